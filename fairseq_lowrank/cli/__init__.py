@@ -1,0 +1,45 @@
+"""The command ``fairseq-lowrank``: one module of this package for each subcommand.
+
+A command module has ``NAME``, ``HELP`` (one line), a docstring shown by ``--help``, ``add_arguments(parser)``
+and ``run(args)``, which returns an exit status or None. It imports torch and fairseq inside ``run``.
+"""
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from fairseq_lowrank import __version__
+
+
+def commands() -> dict:
+    """Every subcommand's module, by its name on the command line."""
+    names = [info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {module.NAME: module for module in sorted(modules, key=lambda module: module.NAME)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status; a ValueError becomes one line and status 2."""
+    parser = argparse.ArgumentParser(
+        prog="fairseq-lowrank",
+        description="Tools for attention and its low-rank bottleneck in fairseq.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in commands().items():
+        module.add_arguments(
+            subparsers.add_parser(
+                name,
+                help=module.HELP,
+                description=module.__doc__,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+        )
+    args = parser.parse_args(argv)
+    try:
+        return commands()[args.command].run(args) or 0
+    except (ValueError, OSError) as error:
+        print(f"fairseq-lowrank {args.command}: error: {error}", file=sys.stderr)
+        return 2

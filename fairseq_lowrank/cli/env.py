@@ -1,0 +1,65 @@
+"""Show what this machine offers: versions, devices, and which fused parts fairseq would use here.
+
+apex is optional. Without it fairseq trains with torch's own Adam and layer norm, and so does everything here.
+"""
+
+import importlib.metadata
+import importlib.util
+import platform
+
+NAME = "env"
+HELP = "show versions, devices and active fused parts"
+
+PACKAGES = ("torch", "numpy", "fairseq", "apex", "sacrebleu", "sentencepiece", "sacremoses", "matplotlib")
+
+
+def add_arguments(parser) -> None:
+    """No arguments."""
+
+
+def run(args) -> None:
+    import fairseq_lowrank
+
+    rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("python", platform.python_version())]
+    rows += [(package, installed_version(package)) for package in PACKAGES]
+    rows += devices() + fused_parts()
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+def installed_version(package: str) -> str:
+    """The version and distribution of an importable package, or "not installed"."""
+    names = importlib.metadata.packages_distributions().get(package)
+    if not names:
+        return "not installed"
+    version = importlib.metadata.version(names[0])
+    return version if names[0].lower() == package else f"{version} ({names[0]})"
+
+
+def devices() -> list[tuple[str, str]]:
+    """CPU threads and every GPU, with its memory and compute capability."""
+    import torch
+
+    rows = [("cpu", f"{platform.machine()}, {torch.get_num_threads()} threads")]
+    if not torch.cuda.is_available():
+        return [*rows, ("gpu", "none")]
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(index)
+        memory = f"{gpu.total_memory / 2**30:.0f} GiB"
+        rows.append((f"gpu {index}", f"{gpu.name}, {memory}, sm_{gpu.major}{gpu.minor}"))
+    return rows
+
+
+def fused_parts() -> list[tuple[str, str]]:
+    """Whether fairseq takes Adam and layer norm from apex or from torch."""
+    if importlib.util.find_spec("fairseq") is None:
+        return []
+    from fairseq.modules import layer_norm
+    from fairseq.optim.fused_adam import get_fused_adam_class
+
+    adam, norm = get_fused_adam_class() is not None, layer_norm.has_fused_layernorm
+    return [
+        ("Adam", "fused (apex)" if adam else "torch"),
+        ("layer norm", "fused (apex)" if norm else "torch"),
+    ]

@@ -1,0 +1,32 @@
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+# Read, not imported: importing the package would import fairseq.
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "fairseq_lowrank/__init__.py").read_text(), re.M)[1]
+README = HERE / "README.md"
+
+setup(
+    name="fairseq-lowrank",
+    version=VERSION,
+    description="A fairseq plugin for attention that breaks, avoids or measures the low-rank bottleneck",
+    long_description=README.read_text() if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="MIT",
+    license_files=["LICENSE"],
+    packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
+    package_data={"fairseq_lowrank": ["**/*.json"]},
+    python_requires=">=3.11",
+    # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
+    install_requires=["torch"],
+    extras_require={
+        "fairseq": ["fairseq-fixed==0.12.3.1"],
+        "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece"],
+        "analysis": ["matplotlib", "tqdm"],
+        "tensorboard": ["tensorboard"],
+    },
+    entry_points={"console_scripts": ["fairseq-lowrank = fairseq_lowrank.cli:main"]},
+    zip_safe=False,
+)
