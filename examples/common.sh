@@ -26,10 +26,16 @@ row() {
 # heads H [DECODER_H]: flags for H attention heads everywhere.
 heads() { echo "--encoder-attention-heads $1 --decoder-attention-heads ${2:-$1}"; }
 
-# say_run COMMAND…: print a command; run it unless this is a dry run.
-say_run() {
-    printf '+ %s\n' "$*" >&2
-    if [ -z "$DRY_RUN" ]; then "$@"; fi
+# logged FILE COMMAND…: print the command and, unless this is a dry run, run it: all it says goes to FILE, its epochs to
+# the terminal too.
+logged() {
+    printf '+ %s\n' "${*:2}" >&2
+    if [ -n "$DRY_RUN" ]; then return; fi
+    "${@:2}" 2>&1 | tee -a "$1" | { grep --line-buffered -E 'epoch [0-9]+ \|' >&2 || true; } || {
+        echo "failed; the end of $1:" >&2
+        tail -n 5 "$1" >&2
+        return 1
+    }
 }
 
 # SMOKE=1 changes data (a slice of Multi30k), sizes and updates, nothing else, and only here.
@@ -66,23 +72,17 @@ selected_rows() {
     done
 }
 
-# train DATA RUN FLAGS…: fairseq-train, logged in RUN/train.log, epochs shown on the terminal, going on where it stopped.
+# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped.
 train() {
-    local data="$1" run="$2"
-    say_run fairseq-train "$data" --user-dir "$ROOT/fairseq_lowrank" --save-dir "$run/checkpoints" "${@:3}" \
-        2>&1 | log_to "$run/train.log" '^\+|epoch [0-9]+ \||Error|error:'
+    logged "$2/train.log" fairseq-train "$1" --user-dir "$ROOT/fairseq_lowrank" --save-dir "$2/checkpoints" "${@:3}"
 }
 
-# log_to FILE PATTERN: keep all of standard input in FILE, show lines with PATTERN.
-log_to() {
-    if [ -n "$DRY_RUN" ]; then cat; else tee -a "$1" | { grep --line-buffered -E "$2" || true; }; fi
-}
-
-# generate DATA RUN: beam search on the test set with the best checkpoint.
+# generate DATA RUN: beam search on the test set with the best checkpoint, into RUN/generate.out.
 generate() {
-    say_run fairseq-generate "$1" --user-dir "$ROOT/fairseq_lowrank" --path "$2/checkpoints/checkpoint_best.pt" \
-        --gen-subset test --beam 5 --max-tokens 4096 --remove-bpe sentencepiece --seed "$SEED" >"$2/generate.part"
-    mv "$2/generate.part" "$2/generate.out"
+    rm -f "$2/generate.out"
+    logged "$2/generate.out" fairseq-generate "$1" --user-dir "$ROOT/fairseq_lowrank" \
+        --path "$2/checkpoints/checkpoint_best.pt" --gen-subset test --beam 5 --max-tokens 4096 \
+        --remove-bpe sentencepiece --seed "$SEED"
 }
 
 translation_rows() {
@@ -100,6 +100,7 @@ translation_row() {
     run="$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$name-seed$SEED"
     if [ -n "$DRY_RUN" ]; then
         train "$data/bin" "$run" $flags
+        generate "$data/bin" "$run"
         return
     fi
     mkdir -p "$run"

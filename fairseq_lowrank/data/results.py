@@ -59,8 +59,8 @@ def read_training_log(path: Path) -> dict:
         if match := re.search(r"num\. shared model params: ([\d,]+)", text):
             parameters = int(match[1].replace(",", ""))
         if match := re.search(r"\| (train|valid) \| epoch (\d+) \| (.*)", text):
-            fields = [field.strip().rsplit(" ", 1) for field in match[3].split("|")]
-            epochs.setdefault(int(match[2]), {})[match[1]] = {f[0]: float(f[1]) for f in fields if len(f) == 2}
+            fields = re.findall(r"(\w+) (-?[\d.]+(?:e[-+]?\d+)?|inf|nan)(?= \||$)", match[3])
+            epochs.setdefault(int(match[2]), {})[match[1]] = {name: float(value) for name, value in fields}
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if parameters is None or not finished:
         raise ValueError(f"{path} holds no finished epoch of fairseq-train")
