@@ -1,8 +1,8 @@
 """Attention that breaks, avoids or measures the low-rank bottleneck, as a plugin for fairseq.
 
 With fairseq installed, importing this package registers its models, criterions and tasks, as fairseq's
-``--user-dir`` expects. Without fairseq, ``fairseq_lowrank.ops`` and ``fairseq_lowrank.attention`` work on torch
-alone. A fairseq that is installed but broken raises its own error here.
+``--user-dir`` expects. Without fairseq, ``fairseq_lowrank.ops`` and ``fairseq_lowrank.attention`` work on
+torch alone. A fairseq that is installed but broken raises its own error here.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Repairs of fairseq for current Python, torch and numpy: all of them here, each with its reason.
 
-Seen with fairseq-fixed 0.12.3.1 (fairseq's main branch) on Python 3.11, torch 2.13 and numpy 2.4. :func:`apply` runs
-once, when the plugin is imported, so a stock fairseq checkpoint too needs ``--user-dir`` to load.
+Seen with fairseq-fixed 0.12.3.1 (fairseq's main branch) on Python 3.11, torch 2.13 and numpy 2.4. :func:`apply`
+runs once, when the plugin is imported, so a stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
 import argparse
@@ -38,8 +38,8 @@ def restore_numpy_names() -> None:
         module.np = proxy
 
 
-# torch.load reads weights only by default since 2.6 and refuses the classes that fairseq checkpoints hold. The usual
-# answer, switching that safety off, lets a checkpoint run any code.
+# torch.load reads weights only by default since 2.6 and refuses the classes that fairseq checkpoints hold. The
+# usual answer, switching that safety off, lets a checkpoint run any code.
 CHECKPOINT_CLASSES = [
     argparse.Namespace,  # the arguments of models without a dataclass
     # numpy arrays in the meters of --eval-bleu, under their name in numpy 2 and in numpy 1

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Set up .venv in the repository: the pinned packages, fairseq compiled against torch, and this package in place.
+#
+#   scripts/setup.sh [--test]        --test: also what the tests need
+#   PYTHON=/path/to/python3.11       which Python to use
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+#                                    a torch without CUDA, many times smaller than PyPI's
+#
+# Running it again takes a second while Python, setup.py and requirements/ are unchanged; after an interruption it goes on.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() {
+    printf 'setup: error: %s\n' "$*" >&2
+    exit 1
+}
+is_python311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+
+case "$*" in
+    "") sets=(runtime) modules=(torch fairseq fairseq_lowrank) ;;
+    --test) sets=(runtime test) modules=(torch fairseq fairseq_lowrank pytest) ;;
+    *) fail "unknown arguments '$*'; usage: scripts/setup.sh [--test]" ;;
+esac
+
+# A .venv that does not start, has another Python or was moved with its folder is made anew.
+if [ -e .venv ] && ! { is_python311 .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null &&
+    head -n 1 .venv/bin/pip | grep -qF "$PWD/.venv/"; }; then
+    say ".venv is broken, of another Python, or was moved: making it anew"
+    rm -rf .venv
+fi
+if [ ! -e .venv ]; then
+    for python in ${PYTHON:-python3.11 python3 python} ""; do
+        if [ -n "$python" ] && is_python311 "$python"; then break; fi
+    done
+    [ -n "$python" ] || fail "Python 3.11 is needed, but ${PYTHON:-none of python3.11, python3 and python} is not it." \
+        "Install it (apt install python3.11-venv python3.11-dev, pyenv install 3.11, conda create -n py311 python=3.11)" \
+        "or say where it is: PYTHON=/path/to/python3.11"
+    say "making .venv with $("$python" -c 'import sys; print(sys.executable)')"
+    "$python" -m venv .venv || {
+        rm -rf .venv
+        fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3.11-venv"
+    }
+fi
+python=.venv/bin/python
+
+stamp() {
+    { "$python" -VV && cat setup.py pyproject.toml requirements/{build,fairseq}.txt "${sets[@]/#/requirements/}"; } | cksum
+}
+has_modules() {
+    "$python" -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))' "$@"
+}
+sets=("${sets[@]/%/.txt}")
+if grep -qsxF "$(stamp)" .venv/setup-stamps && has_modules "${modules[@]}"; then
+    say "up to date"
+    exit 0
+fi
+has_modules fairseq || {
+    "${CXX:-c++}" --version >/dev/null 2>&1 ||
+        fail "fairseq has to be compiled and there is no C++ compiler; on Debian and Ubuntu: apt install g++"
+    "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+        fail "fairseq has to be compiled and Python's headers are missing; on Debian and Ubuntu: apt install python3.11-dev"
+}
+
+# pip takes half a package for a whole one, so a step that was cut short is repeated from its start.
+pip_install() { # NAME ARGUMENT…
+    local again=()
+    [ ! -e ".venv/unfinished-$1" ] || again=(--force-reinstall)
+    touch ".venv/unfinished-$1"
+    "$python" -m pip install --quiet --no-build-isolation "${again[@]}" "${@:2}"
+    rm ".venv/unfinished-$1"
+}
+fairseq_runs() {
+    "$python" -c 'import torch, fairseq.libbleu, fairseq.data.data_utils_fast, fairseq.data.token_block_utils_fast'
+}
+
+say "installing torch (a CPU or a CUDA build, whichever the package index gives) and build tools"
+pip_install build -r requirements/build.txt
+for set in "${sets[@]}"; do
+    say "installing requirements/$set"
+    pip_install "$set" -r "requirements/$set"
+done
+unset CUDA_HOME # fairseq would compile CUDA sources, which the published package lacks
+has_modules fairseq || say "installing fairseq: about 3 minutes of compiling, once"
+pip_install fairseq --no-deps -r requirements/fairseq.txt
+fairseq_runs 2>/dev/null || {
+    say "the fairseq in pip's cache was compiled against another torch or numpy: compiling it again, about 3 minutes"
+    pip_install fairseq --no-deps --force-reinstall --no-cache-dir -r requirements/fairseq.txt
+    fairseq_runs || fail "fairseq was installed but does not run; its own message is above"
+}
+say "installing this package in place"
+pip_install package --no-deps --editable .
+
+stamp >>.venv/setup-stamps
+say "done: source .venv/bin/activate, or use .venv/bin/fairseq-train and .venv/bin/fairseq-lowrank"
