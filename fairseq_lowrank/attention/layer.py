@@ -1,0 +1,469 @@
+"""The attention layer: fairseq's ``MultiheadAttention`` contract over the composition of a spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
+from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.attention.projection import PROJECTIONS, HeadEmbeddings
+from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.ops import BACKENDS, AttentionMask, attention
+from fairseq_lowrank.ops.attention import reference
+
+IncrementalState = dict[str, dict[str, Tensor | None]]
+
+
+class AttentionDropout(nn.Module):
+    """The dropout probability of attention weights; fairseq's ``FairseqDropout`` fits in its place."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.apply_during_inference = False
+
+    def make_generation_fast_(self, name: str = "", retain_dropout: bool = False, **kwargs) -> None:
+        """Keep dropping at inference if asked to (fairseq's ``--retain-dropout``)."""
+        self.apply_during_inference = retain_dropout
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class MultiheadAttention(nn.Module):
+    """Multi-head attention composed from a spec, in fairseq's shapes and with fairseq's forward contract.
+
+    ::
+
+        query ─ q_proj ─┐
+        key ─── k_proj ─┼─ heads (+ head_embeddings) ─ scores ─ mask ─ activation ─ mixing ─ dropout ─ values ─ out_proj
+        value ─ v_proj ─┘
+
+    Args:
+        spec: the choice on every axis.
+        embed_dim: d, size of queries and of the output.
+        num_heads: h.
+        kdim: size of keys, by default d.
+        vdim: size of values, by default d.
+        dropout: probability of dropping an attention weight, or a module with ``p`` and
+            ``apply_during_inference`` such as ``FairseqDropout``.
+        bias: whether the projections add a bias.
+        add_bias_kv: append a learned key and value.
+        add_zero_attn: append a key and value of zeros.
+        self_attention: query, key and value are the same tensor.
+        encoder_decoder_attention: keys and values come from an encoder.
+        backend: see :func:`fairseq_lowrank.ops.attention`.
+        wrap_projection: applied to each projection when it is made, e.g. fairseq's ``quant_noise``.
+
+    Raises:
+        ValueError: sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        dropout: float | nn.Module = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        self_attention: bool = False,
+        encoder_decoder_attention: bool = False,
+        backend: str = "auto",
+        wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
+    ) -> None:
+        super().__init__()
+        if backend not in BACKENDS:
+            raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+        self.spec = spec
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.head_dim = spec.resolve_head_dim(embed_dim, num_heads, self.kdim, self.vdim)
+        self.scaling = self.head_dim**-0.5
+        self.self_attention = self_attention
+        self.encoder_decoder_attention = encoder_decoder_attention
+        self.add_zero_attn = add_zero_attn
+        self.backend = backend
+        self.beam_size = 1
+        self.projection = PROJECTIONS[spec.projection]
+        self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
+
+        query_dim = self.head_dim * (1 if self.projection.shared_query else num_heads)
+        self.num_key_value_heads = 1 if self.projection.shared_key_value else num_heads
+        key_dim = self.head_dim * self.num_key_value_heads
+        # Made, and started below, in fairseq's order: the same seed gives the same weights as fairseq's own module.
+        linear: Callable[..., nn.Module] = lambda *sizes, **options: wrap_projection(
+            nn.Linear(*sizes, **options)
+        )  # noqa: E731
+        self.k_proj = None if self.projection.hidden_keys else linear(self.kdim, key_dim, bias=bias)
+        self.v_proj = None if self.projection.value_is_key else linear(self.vdim, key_dim, bias=bias)
+        self.q_proj = linear(embed_dim, query_dim, bias=bias)
+        self.out_proj = linear(num_heads * self.head_dim, embed_dim, bias=bias)
+        self.bias_k = nn.Parameter(torch.empty(1, 1, key_dim)) if add_bias_kv else None
+        self.bias_v = (
+            nn.Parameter(torch.empty(1, 1, key_dim)) if add_bias_kv and self.v_proj is not None else None
+        )
+        self.reset_parameters()
+
+        combine = self.projection.head_embedding
+        self.head_embeddings = HeadEmbeddings(num_heads, self.head_dim, combine) if combine else None
+        self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
+
+    def reset_parameters(self) -> None:
+        """Fairseq's starts of the projections (mixing and head embeddings start in their own modules)."""
+        gain = 1 / math.sqrt(2) if self.kdim == self.vdim == self.embed_dim else 1.0
+        for projection in (self.k_proj, self.v_proj, self.q_proj):
+            if projection is not None:
+                nn.init.xavier_uniform_(projection.weight, gain=gain)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+        if self.out_proj.bias is not None:
+            nn.init.zeros_(self.out_proj.bias)
+        for appended in (self.bias_k, self.bias_v):
+            if appended is not None:
+                nn.init.xavier_normal_(appended)
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}, num_heads={self.num_heads}, head_dim={self.head_dim}, backend={self.backend}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | str | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from ``query`` to ``key`` and ``value``.
+
+        Args:
+            query: ``[T, B, embed_dim]``.
+            key: ``[S, B, kdim]``; ``None`` where ``static_kv`` finds saved keys.
+            value: ``[S, B, vdim]``.
+            key_padding_mask: ``[B, S]``, true at padding.
+            incremental_state: where keys and values of earlier steps are kept while decoding.
+            need_weights: return the weights the layer used (mixed, before dropout), averaged over heads.
+            static_kv: keys and values do not change between steps: take the saved ones if there are any.
+            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), or :data:`~.masks.CAUSAL`.
+            before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, head_dim]`` instead.
+            need_head_weights: return the weights of each head (implies ``need_weights``).
+
+        Returns:
+            ``[T, B, embed_dim]`` output, and the weights ``[B, T, S]``, with ``need_head_weights`` ``[H, B, T, S]``,
+            or ``None``.
+        """
+        queries, batch, embed_dim = query.shape
+        if embed_dim != self.embed_dim:
+            raise ValueError(
+                f"query of size {embed_dim}: this layer was built with embed_dim={self.embed_dim}"
+            )
+        need_weights = need_weights or need_head_weights
+        k, v, key_padding_mask = self._keys_and_values(
+            key, value, key_padding_mask, incremental_state, static_kv, batch
+        )
+        k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask)
+        q = self._split_heads(self.q_proj(query))
+        beam, rest = divmod(batch, k.size(0))
+        if rest:
+            raise ValueError(
+                f"query holds a batch of {batch}, keys one of {k.size(0)}: expected a multiple of it"
+            )
+        if beam > 1:
+            # The hypotheses of a sentence share its keys: they become further queries of one batch entry.
+            q = q.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
+            if isinstance(attn_mask, Tensor):
+                attn_mask = attn_mask.repeat(beam, 1)
+        mask = attention_mask(attn_mask, key_padding_mask, (k.size(0), self.num_heads, q.size(2), k.size(2)))
+        if before_softmax:
+            return self._scores_and_values(q, k, v, mask)
+        if (
+            mask.causal
+            and mask.key_padding is not None
+            and not need_weights
+            and is_right_padding(mask.key_padding)
+        ):
+            mask = AttentionMask(causal=True)
+
+        heads, weights = self._attend(q, k, v, mask, need_weights)
+        if beam > 1:
+            heads = heads.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
+            weights = (
+                None
+                if weights is None
+                else weights.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
+            )
+        output = self.out_proj(heads.permute(2, 0, 1, 3).reshape(queries, batch, -1))
+        if weights is None:
+            return output, None
+        return output, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Heads ``[B, H, T, D]`` and their weights from ``q [B, H or 1, T, D]`` and unembedded ``k, v [B, G, S, D]``."""
+        dropping = self.training or self.dropout_module.apply_during_inference
+        dropout_p = self.dropout_module.p if dropping else 0.0
+        mixing = None if self.mixing is None else self.mixing.weights()
+        if mixing is None and self.head_embeddings is None:
+            # One query for all heads (SHA) attends once: its heads are copies of each other.
+            mixing_query, score_bias = None, None
+        else:
+            q, mixing_query, score_bias = self._per_head_queries(q, k)
+        # The additive value embedding enters each output as often as its row of weights sums to.
+        additive = self.head_embeddings is not None and self.head_embeddings.combine == "add"
+        sum_rows = additive and bool(dropout_p or mixing is not None or self.add_zero_attn)
+        if sum_rows:
+            v = torch.cat((v, self._embedded_keys(v).expand(v.size(0), -1, -1).unsqueeze(-1)), dim=-1)
+        heads, weights = attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            activation=self.spec.activation,
+            mixing=mixing,
+            mixing_query=mixing_query,
+            score_bias=score_bias,
+            scale=self.scaling,
+            dropout_p=dropout_p,
+            need_weights=need_weights,
+            backend=self.backend,
+        )
+        if self.head_embeddings is not None:
+            row_sums = mask.rows_with_keys(q.size(2), k.size(2))
+            if sum_rows:
+                heads, row_sums = heads[..., :-1], heads[..., -1:]
+            heads = self.head_embeddings.embed_output(heads, row_sums)
+        heads = heads.expand(-1, self.num_heads, -1, -1)
+        return heads, None if weights is None else weights.expand(-1, self.num_heads, -1, -1)
+
+    def _per_head_queries(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries to meet unembedded keys, queries for mixing (both ``[B, H, T, D]``), and a bias of the scores."""
+        if self.head_embeddings is None:
+            q = q.expand(-1, self.num_heads, -1, -1)
+            return q, q, None
+        mixing_query = self.head_embeddings.embed(q, self.head_embeddings.query)
+        q, row_term = self.head_embeddings.fold_key(mixing_query)
+        # Softmax cancels what is added to every score of a row; not so where the zero key lacks it.
+        if row_term is None or (self.spec.activation == "softmax" and not self.add_zero_attn):
+            return q, mixing_query, None
+        row_term = row_term * self.scaling
+        return q, mixing_query, row_term * self._embedded_keys(k) if self.add_zero_attn else row_term
+
+    def _embedded_keys(self, keys: Tensor) -> Tensor:
+        """1 at keys that head embeddings apply to, 0 at the key of zeros: ``[1, S]`` for keys ``[B, G, S, D]``."""
+        embedded = keys.new_ones(1, keys.size(2))
+        if self.add_zero_attn:
+            embedded[:, -1] = 0
+        return embedded
+
+    def _scores_and_values(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask
+    ) -> tuple[Tensor, Tensor]:
+        """Masked scores ``[B*H, T, S]`` and values ``[B*H, S, D]``."""
+        q, _, score_bias = self._per_head_queries(q, k)
+        scores = reference.masked_scores(q, k, mask, self.scaling, score_bias)
+        if self.head_embeddings is not None:
+            embedded = self.head_embeddings.embed(v, self.head_embeddings.value)
+            v = torch.where(self._embedded_keys(v)[..., None].bool(), embedded, v)
+        return scores.flatten(0, 1), v.expand(-1, self.num_heads, -1, -1).flatten(0, 1)
+
+    def _split_heads(self, projected: Tensor) -> Tensor:
+        """``[N, B, heads * head_dim]`` to ``[B, heads, N, head_dim]``."""
+        return projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)
+
+    def _keys_and_values(
+        self,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None,
+        incremental_state: IncrementalState | None,
+        static_kv: bool,
+        batch: int,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values ``[B, G, S, D]`` before any head embedding, and their padding, joined with the saved ones."""
+        saved = self._get_input_buffer(incremental_state)
+        if static_kv and "prev_key" in saved:
+            tensors = [saved[name] for name in ("prev_key", "prev_value") if name in saved]
+            return tensors[0], tensors[-1], saved.get("prev_key_padding_mask")
+        if key is None or value is None:
+            raise ValueError("key and value may be None only with static_kv and saved keys")
+        if self.projection.value_is_key and not _is_same(key, value):
+            raise ValueError(
+                f"projection {self.spec.projection!r} uses the keys as values: value must be key itself"
+            )
+        if self.encoder_decoder_attention and self.beam_size > 1 and key.size(1) == batch:
+            key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
+        tensors = [self._split_heads(key if self.k_proj is None else self.k_proj(key))]
+        if self.v_proj is not None:
+            tensors.append(self._split_heads(self.v_proj(value)))
+        if incremental_state is not None:
+            names = ("prev_key", "prev_value")[: len(tensors)]
+            new_keys = tensors[0].size(2)
+            if "prev_key" in saved:
+                tensors = [
+                    torch.cat((saved[name], tensor), dim=2)
+                    for name, tensor in zip(names, tensors, strict=True)
+                ]
+            key_padding_mask = _join_padding(
+                saved.get("prev_key_padding_mask"), key_padding_mask, tensors[0], new_keys
+            )
+            buffer = dict(zip(names, tensors, strict=True))
+            self._set_input_buffer(incremental_state, {**buffer, "prev_key_padding_mask": key_padding_mask})
+        return tensors[0], tensors[-1], key_padding_mask
+
+    def _append_keys(
+        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | str | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Append the learned key and the key of zeros, which every query sees."""
+        if self.bias_k is None and not self.add_zero_attn:
+            return k, v, key_padding_mask, attn_mask
+        batch, _, keys, _ = k.shape
+        if attn_mask == CAUSAL:
+            attn_mask = torch.ones(keys, keys, dtype=torch.bool, device=k.device).triu(1)
+        if self.bias_k is not None:
+            bias_v = self.bias_k if self.bias_v is None else self.bias_v
+            k = torch.cat((k, self._split_heads(self.bias_k.expand(-1, batch, -1)).to(k.dtype)), dim=2)
+            v = torch.cat((v, self._split_heads(bias_v.expand(-1, batch, -1)).to(v.dtype)), dim=2)
+        if self.add_zero_attn:
+            k, v = (nn.functional.pad(tensor, (0, 0, 0, 1)) for tensor in (k, v))
+        appended = (0, k.size(2) - keys)
+        if key_padding_mask is not None:
+            key_padding_mask = nn.functional.pad(key_padding_mask, appended)
+        if attn_mask is not None:
+            attn_mask = nn.functional.pad(attn_mask, appended)
+        return k, v, key_padding_mask, attn_mask
+
+    # Incremental decoding: fairseq keeps one dictionary for a whole model and asks each module for its entry.
+
+    @property
+    def _state_key(self) -> str:
+        return f"{id(self)}.attn_state"
+
+    def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
+        return {} if incremental_state is None else incremental_state.get(self._state_key, {})
+
+    def _set_input_buffer(
+        self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
+    ) -> IncrementalState:
+        incremental_state[self._state_key] = buffer
+        return incremental_state
+
+    def reorder_incremental_state(
+        self, incremental_state: IncrementalState, new_order: Tensor
+    ) -> IncrementalState:
+        """Follow the beam: entry i of the batch of saved keys and values becomes the old entry ``new_order[i]``.
+
+        Keys of an encoder belong to sentences, not to hypotheses: as in fairseq they stay while no sentence leaves
+        the batch, and are picked by sentence where ``beam_size`` says that they are kept once a sentence.
+        """
+        buffer = self._get_input_buffer(incremental_state)
+        if not buffer:
+            return incremental_state
+        if self.encoder_decoder_attention:
+            if buffer["prev_key"].size(0) * self.beam_size == new_order.size(0):
+                return incremental_state
+            if self.beam_size > 1:
+                new_order = new_order[:: self.beam_size] // self.beam_size
+        self._set_input_buffer(
+            incremental_state,
+            {
+                name: None if saved is None else saved.index_select(0, new_order)
+                for name, saved in buffer.items()
+            },
+        )
+        return incremental_state
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""
+        self.beam_size = beam_size
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Split the joint ``in_proj_weight`` and ``in_proj_bias`` of old fairseq checkpoints."""
+        prefix = f"{name}." if name else ""
+        for kind in ("weight", "bias"):
+            joint = state_dict.pop(f"{prefix}in_proj_{kind}", None)
+            if joint is not None:
+                for projection, part in zip(("q_proj", "k_proj", "v_proj"), joint.chunk(3), strict=True):
+                    state_dict[f"{prefix}{projection}.{kind}"] = part
+
+
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors are the same one, or equal views of the same memory."""
+    return first is second or (
+        first.data_ptr() == second.data_ptr()
+        and first.shape == second.shape
+        and first.stride() == second.stride()
+    )
+
+
+def _join_padding(saved: Tensor | None, new: Tensor | None, keys: Tensor, new_keys: int) -> Tensor | None:
+    """Padding of saved and new keys; where one part has none it is all real. ``new`` may already cover every key."""
+    batch, total = keys.size(0), keys.size(2)
+    if new is not None and new.size(1) == total:
+        return new
+    if saved is None and new is None:
+        return None
+    real = keys.new_zeros((), dtype=torch.bool)
+    saved = real.expand(batch, total - new_keys) if saved is None else saved.bool()
+    new = real.expand(batch, new_keys) if new is None else new.bool()
+    return torch.cat((saved, new), dim=1)
+
+
+def build_attention(
+    preset: str,
+    embed_dim: int,
+    num_heads: int,
+    *,
+    self_attention: bool = False,
+    encoder_decoder_attention: bool = False,
+    kdim: int | None = None,
+    vdim: int | None = None,
+    dropout: float | nn.Module = 0.0,
+    bias: bool = True,
+    add_bias_kv: bool = False,
+    add_zero_attn: bool = False,
+    backend: str = "auto",
+    wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
+    **axes: int | str | None,
+) -> MultiheadAttention:
+    """The attention layer of a preset, with any axis (``head_dim``, ``projection``, ``activation``, ``mixing``) put over it.
+
+    Args:
+        preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
+        axes: axis values that win over the preset's; ``None`` leaves the preset's.
+
+    The other arguments are those of :class:`MultiheadAttention`.
+
+    Raises:
+        ValueError: an unknown preset, axis or value, or sizes that do not fit.
+    """
+    return MultiheadAttention(
+        AttentionSpec.from_preset(preset, **axes),
+        embed_dim,
+        num_heads,
+        kdim=kdim,
+        vdim=vdim,
+        dropout=dropout,
+        bias=bias,
+        add_bias_kv=add_bias_kv,
+        add_zero_attn=add_zero_attn,
+        self_attention=self_attention,
+        encoder_decoder_attention=encoder_decoder_attention,
+        backend=backend,
+        wrap_projection=wrap_projection,
+    )

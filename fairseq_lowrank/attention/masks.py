@@ -1,0 +1,91 @@
+"""From fairseq's masks to :class:`~fairseq_lowrank.ops.AttentionMask`. The one place that recognises a causal mask."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.ops import AttentionMask
+
+CAUSAL = "causal"
+"""Given as ``attn_mask``, says "causal" without a T×T tensor."""
+
+
+def attention_mask(
+    attn_mask: Tensor | str | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
+) -> AttentionMask:
+    """The mask of scores ``[B, H, T, S]`` = ``shape``.
+
+    Args:
+        attn_mask: :data:`CAUSAL`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``: floats are added to the
+            scores, bools hide where True. A float or bool causal tensor is recognised.
+        key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
+
+    Raises:
+        ValueError: a mask of another shape.
+    """
+    batch, heads, queries, keys = shape
+    if key_padding_mask is not None:
+        key_padding_mask = key_padding_mask.to(torch.bool)
+        if key_padding_mask.shape != (batch, keys):
+            raise ValueError(
+                f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [{batch}, {keys}]"
+            )
+    if attn_mask is None:
+        return AttentionMask(False, key_padding_mask)
+    if isinstance(attn_mask, str):
+        if attn_mask != CAUSAL:
+            raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or {CAUSAL!r}")
+        return AttentionMask(True, key_padding_mask)
+    if attn_mask.dim() == 2 and queries == keys and _is_causal(attn_mask):
+        return AttentionMask(True, key_padding_mask)
+    if attn_mask.dtype == torch.uint8:
+        attn_mask = attn_mask.to(torch.bool)
+    if attn_mask.shape == (batch * heads, queries, keys):
+        attn_mask = attn_mask.view(batch, heads, queries, keys)
+    elif attn_mask.dim() not in (2, 4) or attn_mask.shape[-2:] != (queries, keys):
+        raise ValueError(
+            f"attn_mask of shape {list(attn_mask.shape)}: expected [{queries}, {keys}], "
+            f"[{batch * heads}, {queries}, {keys}] or [{batch}, {heads}, {queries}, {keys}]"
+        )
+    return AttentionMask(False, key_padding_mask, attn_mask)
+
+
+def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
+    """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place."""
+    last: tuple[weakref.ref, int, bool] | None = None
+
+    def ask(tensor: Tensor) -> bool:
+        nonlocal last
+        if tensor.is_inference():
+            return question(tensor)
+        if last is None or last[0]() is not tensor or last[1] != tensor._version:
+            last = (weakref.ref(tensor), tensor._version, question(tensor))
+        return last[2]
+
+    return ask
+
+
+@_remember_last
+def _is_causal(mask: Tensor) -> bool:
+    """Whether a square mask hides exactly the keys after each query and adds nothing elsewhere."""
+    length = mask.size(0)
+    if length < 2 or mask.shape != (length, length):
+        return False
+    hides = mask if mask.dtype == torch.bool else mask == float("-inf")
+    if not bool(hides[0, 1]) or bool(hides[-1, 0]):
+        return False
+    future = torch.ones_like(hides, dtype=torch.bool).triu(1)
+    if not torch.equal(hides, future):
+        return False
+    return mask.dtype == torch.bool or not bool(mask.tril().any())
+
+
+@_remember_last
+def is_right_padding(key_padding_mask: Tensor) -> bool:
+    """Whether no row has a visible key after a hidden one. Under causality such padding hides nothing from real queries."""
+    hidden = key_padding_mask.to(torch.bool)
+    return not bool(hidden[:, 0].any()) and not bool((hidden[:, :-1] & ~hidden[:, 1:]).any())

@@ -1,0 +1,98 @@
+"""What an attention layer is made of: the axes, their values, the presets that name papers' methods, the refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.attention.projection import PROJECTIONS
+from fairseq_lowrank.ops.activation import ACTIVATIONS
+
+AXES = {"projection": tuple(PROJECTIONS), "activation": ACTIVATIONS, "mixing": tuple(MIXINGS)}
+"""The named axes and their values; ``head_dim`` is the fourth axis, an integer or ``None`` for embed_dim / num_heads."""
+
+PRESETS: dict[str, dict[str, str]] = {
+    "mha": {},
+    "fixedhead": {},
+    "mixhead-a": {"mixing": "static"},
+    "mixhead-b": {"mixing": "positionwise"},
+    "mixhead-random": {"mixing": "random"},
+    "avghead": {"mixing": "average"},
+    "mhe-add": {"projection": "head-embedding-add"},
+    "mhe-mul": {"projection": "head-embedding-mul"},
+    "sha": {"projection": "single"},
+    "mqa": {"projection": "multi-query"},
+    "skv": {"projection": "shared-kv"},
+    "el": {"projection": "el"},
+}
+"""What each value of ``--attention`` sets; an axis given beside a preset wins over it."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """One choice on every axis. Sizes are checked against it by :meth:`resolve_head_dim`.
+
+    Args:
+        head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
+            is FixedHead (Bhojanapalli et al. 2020, section 3.2).
+        projection: how heads get their queries, keys and values, see :data:`~.projection.PROJECTIONS`.
+        activation: ``softmax`` or ``sigsoftmax``.
+        mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
+
+    Raises:
+        ValueError: an unknown value.
+    """
+
+    head_dim: int | None = None
+    projection: str = "independent"
+    activation: str = "softmax"
+    mixing: str = "none"
+
+    def __post_init__(self) -> None:
+        for axis, choices in AXES.items():
+            if getattr(self, axis) not in choices:
+                raise ValueError(f"{axis}={getattr(self, axis)!r}: expected one of {', '.join(choices)}")
+        if self.head_dim is not None and self.head_dim < 1:
+            raise ValueError(f"head_dim={self.head_dim}: expected a positive integer")
+
+    @classmethod
+    def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
+        """The spec of a preset, with every axis in ``axes`` that is not ``None`` put over it.
+
+        Raises:
+            ValueError: an unknown preset, axis or value, or ``fixedhead`` without a head size.
+        """
+        if preset not in PRESETS:
+            raise ValueError(f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}")
+        unknown = set(axes) - {"head_dim", *AXES}
+        if unknown:
+            raise ValueError(
+                f"unknown attention axis {', '.join(sorted(unknown))}: expected head_dim, {', '.join(AXES)}"
+            )
+        chosen = {axis: value for axis, value in axes.items() if value is not None}
+        if preset == "fixedhead" and "head_dim" not in chosen:
+            raise ValueError(
+                "attention preset 'fixedhead' needs a head size (--head-dim N, head_dim=N): "
+                "the paper sets it to the sequence length"
+            )
+        return replace(cls(**PRESETS[preset]), **chosen)
+
+    def resolve_head_dim(self, embed_dim: int, num_heads: int, kdim: int, vdim: int) -> int:
+        """The head size for these sizes, after checking that the spec can be built with them.
+
+        Raises:
+            ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
+                cannot work with these sizes.
+        """
+        if num_heads < 1:
+            raise ValueError(f"num_heads={num_heads}: expected a positive integer")
+        head_dim = self.head_dim
+        if head_dim is None:
+            if embed_dim % num_heads:
+                raise ValueError(
+                    f"embed_dim={embed_dim} is not divisible by num_heads={num_heads}: "
+                    "change one of them, or give a head size (--head-dim N, head_dim=N)"
+                )
+            head_dim = embed_dim // num_heads
+        PROJECTIONS[self.projection].check(embed_dim, num_heads, head_dim, kdim, vdim)
+        return head_dim

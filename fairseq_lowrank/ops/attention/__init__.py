@@ -1,0 +1,90 @@
+"""One attention operation with one contract, computed by interchangeable backends.
+
+::
+
+    q·kᵀ·scale (+ score_bias) → mask → activation → mixing → dropout → ·v
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fairseq_lowrank.ops.activation import ACTIVATIONS
+from fairseq_lowrank.ops.attention import reference, sdpa
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing
+
+__all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
+
+_BACKENDS = {"reference": reference, "sdpa": sdpa}
+BACKENDS = ("auto", *_BACKENDS)
+# In this order "auto" takes the first backend that can compute what is asked for; the reference can compute anything.
+_PREFERENCE = ("sdpa", "reference")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: AttentionMask | None = None,
+    activation: str = "softmax",
+    mixing: HeadMixing | None = None,
+    mixing_query: Tensor | None = None,
+    score_bias: Tensor | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    need_weights: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Multi-head attention over projected heads, with a choice of activation and of head mixing.
+
+    With P_j = activation(scale · q_j k_jᵀ + score_bias, masked), head i of the output is dropout(P̄_i) v_i, where
+    P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12) and P̄_i = P_i without mixing.
+
+    Args:
+        q: ``[B, H, T, D]`` queries.
+        k: ``[B, G, S, D]`` keys, with G = H, or G = 1 for one key shared by all heads (never expanded by the caller).
+        v: ``[B, G, S, Dv]`` values.
+        mask: which keys each query may see; ``None`` means all. A query that may see none gives zeros.
+        activation: ``softmax`` or ``sigsoftmax``.
+        mixing: weights that mix the heads' probabilities, or ``None``.
+        mixing_query: ``[B, H, T, D]`` queries that position-wise mixing reads (required there, else unused): after
+            any head embedding, before the scale and before anything is folded into ``q``.
+        score_bias: added to the scaled scores, broadcastable to ``[B, H, T, S]``.
+        scale: factor of the scores, by default 1/√D.
+        dropout_p: probability of zeroing a mixed attention weight.
+        need_weights: also return the weights the values were averaged with, after mixing and before dropout.
+        backend: one of :data:`BACKENDS`; ``auto`` takes the fastest that can compute what is asked for.
+
+    Returns:
+        ``[B, H, T, Dv]`` heads in the dtype of ``v``, and the weights ``[B, H, T, S]`` (float32 or better) or ``None``.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
+    """
+    inputs = AttentionInputs(
+        q,
+        k,
+        v,
+        mask or AttentionMask(),
+        activation,
+        mixing,
+        mixing_query,
+        score_bias,
+        scale if scale is not None else q.size(-1) ** -0.5,
+        dropout_p,
+        need_weights,
+    )
+    inputs.check(ACTIVATIONS)
+    if backend == "auto":
+        chosen = next(_BACKENDS[name] for name in _PREFERENCE if _BACKENDS[name].refusal(inputs) is None)
+    elif backend in _BACKENDS:
+        chosen = _BACKENDS[backend]
+        reason = chosen.refusal(inputs)
+        if reason is not None:
+            raise ValueError(
+                f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'"
+            )
+    else:
+        raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
+    return chosen.compute(inputs)

@@ -1,0 +1,133 @@
+"""The types every backend shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which keys each query may see. The three parts combine; each is optional.
+
+    Args:
+        causal: query t sees keys s ≤ t + S − T: the last query sees every key, as in cached decoding.
+        key_padding: ``[B, S]`` bool, True at keys that nobody sees.
+        additive: added to the scores, broadcastable to ``[B, H, T, S]``, −inf where hidden; a bool tensor hides where
+            it is True.
+    """
+
+    causal: bool = False
+    key_padding: Tensor | None = None
+    additive: Tensor | None = None
+
+    def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+        """Where keys are hidden by causality or padding (or a bool mask): bool, broadcastable to ``[B, H, T, S]``."""
+        hidden = None
+        if self.causal:
+            ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+            hidden = ones.triu(1 + num_keys - num_queries)
+        if self.key_padding is not None:
+            padding = self.key_padding[:, None, None, :]
+            hidden = padding if hidden is None else hidden | padding
+        if self.additive is not None and self.additive.dtype == torch.bool:
+            hidden = self.additive if hidden is None else hidden | self.additive
+        return hidden
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The additive mask where it is a float tensor."""
+        return self.additive if self.additive is not None and self.additive.dtype != torch.bool else None
+
+    def rows_with_keys(self, num_queries: int, num_keys: int) -> Tensor | float:
+        """1 where a query sees any key, else 0: the number 1, or broadcastable to ``[B, H, T, 1]``."""
+        if self.additive is not None:
+            hidden, bias = self.hidden(num_queries, num_keys, self.additive.device), self.bias
+            if bias is not None:
+                hidden = bias == float("-inf") if hidden is None else hidden | (bias == float("-inf"))
+            return (~hidden.all(dim=-1, keepdim=True)).float()
+        if self.key_padding is None:
+            return 1.0
+        visible = ~self.key_padding
+        if not self.causal:
+            return visible.any(dim=1)[:, None, None, None].float()
+        seen = visible.cumsum(dim=1)[:, num_keys - num_queries :] > 0
+        return seen[:, None, :, None].float()
+
+    def dense(self, inputs: AttentionInputs) -> Tensor | None:
+        """All parts as one additive float tensor in the dtype of q, broadcastable to ``[B, H, T, S]``."""
+        q = inputs.q
+        hidden, bias = self.hidden(q.size(2), inputs.k.size(2), q.device), self.bias
+        if hidden is None:
+            return None if bias is None else bias.to(q.dtype)
+        base = q.new_zeros(()) if bias is None else bias.to(q.dtype)
+        return torch.where(hidden, float("-inf"), base)
+
+
+class HeadMixing(NamedTuple):
+    """Weights that mix attention probabilities across heads: P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12).
+
+    Args:
+        weight: ``[H, H]``, M itself, or the base B of position-wise mixing.
+        query_weight: ``[D, H]``, W^M: then M_t[j, i] = Σ_d q_{t,j,d} W^M[d, i] + B[j, i] for query t (section 3.1).
+    """
+
+    weight: Tensor
+    query_weight: Tensor | None = None
+
+    def matrices(self, mixing_query: Tensor | None) -> Tensor:
+        """M as ``[H, H]``, or ``[B, T, H, H]`` (indices b, t, j, i) for position-wise mixing of ``[B, H, T, D]``."""
+        if self.query_weight is None:
+            return self.weight
+        return torch.einsum("bjtd,di->btji", mixing_query, self.query_weight) + self.weight
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """The checked arguments of :func:`fairseq_lowrank.ops.attention`, as backends receive them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: AttentionMask
+    activation: str
+    mixing: HeadMixing | None
+    mixing_query: Tensor | None
+    score_bias: Tensor | None
+    scale: float
+    dropout_p: float
+    need_weights: bool
+
+    def check(self, activations: tuple[str, ...]) -> None:
+        q, k, v = self.q, self.k, self.v
+        if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+            raise ValueError(
+                f"q, k, v of shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}: expected [B, H, T, D], [B, G, S, D], [B, G, S, Dv]"
+            )
+        batch, heads, queries, dim = q.shape
+        if k.size(1) not in (1, heads) or k.shape != (batch, k.size(1), k.size(2), dim):
+            raise ValueError(
+                f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [{batch}, 1 or {heads}, S, {dim}]"
+            )
+        if v.shape[:3] != k.shape[:3]:
+            raise ValueError(f"v of shape {list(v.shape)} does not fit k {list(k.shape)}")
+        if self.activation not in activations:
+            raise ValueError(f"activation={self.activation!r}: expected one of {', '.join(activations)}")
+        if not 0.0 <= self.dropout_p < 1.0:
+            raise ValueError(f"dropout_p={self.dropout_p}: expected 0 <= dropout_p < 1")
+        if self.mask.key_padding is not None and (
+            self.mask.key_padding.dtype != torch.bool or self.mask.key_padding.shape != (batch, k.size(2))
+        ):
+            raise ValueError(
+                f"mask.key_padding of shape {list(self.mask.key_padding.shape)} and {self.mask.key_padding.dtype}: expected bool [{batch}, {k.size(2)}]"
+            )
+        if self.mixing is not None:
+            if self.mixing.weight.shape != (heads, heads):
+                raise ValueError(
+                    f"mixing.weight of shape {list(self.mixing.weight.shape)}: expected [{heads}, {heads}]"
+                )
+            if self.mixing.query_weight is not None and self.mixing_query is None:
+                raise ValueError("position-wise mixing (mixing.query_weight) needs mixing_query")
