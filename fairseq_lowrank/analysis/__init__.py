@@ -1,0 +1,1 @@
+"""Instruments that show the bottleneck: spectra, parameter counts, the representation theorem, advice, reports."""
