@@ -1,6 +1,6 @@
 """Repairs of fairseq for current Python, torch and numpy: all of them here, each with its reason.
 
-Seen with fairseq-fixed 0.12.3.1 (fairseq's main branch) on Python 3.11, torch 2.13 and numpy 2.4. :func:`apply`
+Seen with fairseq-fixed 0.12.3.1 (fairseq's main branch) on Python 3.11, torch 2.13, numpy 2.4. :func:`apply`
 runs once, when the plugin is imported, so a stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
@@ -8,17 +8,24 @@ import argparse
 import collections
 import functools
 import pickle
+import re
 import types
 import typing
 
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils, optim, options, trainer
 from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
+from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import meters
-from fairseq.modules import dynamic_crf_layer
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.modules import dynamic_crf_layer, multihead_attention
+from fairseq.optim import composite
+from fairseq.tasks import language_modeling
+
+from fairseq_lowrank.optim import has_overrides, scale_learning_rate, split_groups
 
 
 @functools.cache
@@ -26,7 +33,9 @@ def apply() -> None:
     """Apply every repair, once a process."""
     restore_numpy_names()
     load_checkpoints_safely()
-    keep_bf16_off_tpus()
+    mend_parsed_arguments()
+    evaluate_every_block()
+    honour_parameter_overrides()
 
 
 # numpy 2 dropped names that fairseq still uses. Can go when fairseq stops using them.
@@ -38,7 +47,7 @@ def restore_numpy_names() -> None:
         module.np = proxy
 
 
-# torch.load reads weights only by default since 2.6 and refuses the classes that fairseq checkpoints hold. The
+# Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
 # usual answer, switching that safety off, lets a checkpoint run any code.
 CHECKPOINT_CLASSES = [
     argparse.Namespace,  # the arguments of models without a dataclass
@@ -88,7 +97,7 @@ def load_checkpoints_safely() -> None:
     def load_checkpoint_to_cpu(path, *args, **kwargs):
         try:
             return load(path, *args, **kwargs)
-        except pickle.UnpicklingError as error:
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise ValueError(refusal(path, error)) from error
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
@@ -96,21 +105,20 @@ def load_checkpoints_safely() -> None:
     distributed_utils._broadcast_object_slow = safely(distributed_utils._broadcast_object_slow)
 
 
-def refusal(path: str, error: pickle.UnpicklingError) -> str:
-    """The message for a checkpoint that torch refused to unpickle."""
-    with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(path)
-    if not unsafe:
-        return f"{path} cannot be read as a checkpoint: {error}"
-    return (
-        f"{path} was not loaded: it holds {', '.join(sorted(unsafe))}, which has no place in a fairseq "
-        "checkpoint and could run code while loading. If you trust the file, convert it where it was written."
-    )
+def refusal(path: str, error: Exception) -> str:
+    """The message for a checkpoint that did not load. torch's own advises to switch the safety off."""
+    if unsafe := re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error)):
+        return (
+            f"{path} was not loaded: it holds {unsafe[1]}, which has no place in a fairseq checkpoint and could run "
+            "code while loading. If you trust the file, convert it where it was written."
+        )
+    return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
 
 
-# fairseq's argument parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too.
-def keep_bf16_off_tpus() -> None:
-    """Let ``--bf16`` train wherever torch can; a TPU has to be asked for by ``--tpu``."""
+# fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too. And it accepts
+# what cannot work: see unworkable(). Both are mended where every command parses its arguments.
+def mend_parsed_arguments() -> None:
+    """Keep ``--bf16`` off TPUs unless ``--tpu`` is given, and refuse training that :func:`unworkable` knows of."""
     parse = options.parse_args_and_arch
 
     @functools.wraps(parse)
@@ -118,9 +126,109 @@ def keep_bf16_off_tpus() -> None:
         parsed = parse(parser, input_args=input_args, **kwargs)
         args = parsed[0] if isinstance(parsed, tuple) else parsed
         if getattr(args, "bf16", False):
-            asked = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-            asked.add_argument("--tpu", action="store_true")
-            args.tpu = asked.parse_known_args(input_args)[0].tpu
+            tpu_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+            tpu_parser.add_argument("--tpu", action="store_true")
+            args.tpu = tpu_parser.parse_known_args(input_args)[0].tpu
+        # only training has --max-update
+        if hasattr(args, "max_update") and (reason := unworkable(args) or check_model_arguments(args)):
+            parser.error(reason)
         return parsed
 
     options.parse_args_and_arch = parse_args_and_arch
+
+    # fairseq-hydra-train parses nothing: it comes here with a configuration of several sections
+    init = trainer.Trainer.__init__
+
+    @functools.wraps(init)
+    def __init__(self, cfg, *args, **kwargs):
+        flat = argparse.Namespace()
+        for section in (cfg.common, cfg.distributed_training, cfg.model):
+            vars(flat).update(vars(section) if isinstance(section, argparse.Namespace) else section)
+        if reason := unworkable(flat):
+            raise ValueError(reason)
+        init(self, cfg, *args, **kwargs)
+
+    trainer.Trainer.__init__ = __init__
+
+
+def unworkable(args: argparse.Namespace) -> str | None:
+    """Why training with these arguments would fail obscurely, or not do what they say, on this machine; or None."""
+    if args.cpu or not torch.cuda.is_available():
+        if args.amp:
+            return "--amp needs a GPU: on the CPU fairseq would train in float32 and not say so. --bf16 works on both"
+        if args.fp16 and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16):
+            return "--fp16 on the CPU needs --fp16-no-flatten-grads or --memory-efficient-fp16. --bf16 needs neither"
+    if args.ddp_backend == "fully_sharded" and not fully_sharded_data_parallel.has_FSDP:
+        return "--ddp-backend fully_sharded needs the package fairscale; pytorch_ddp and legacy_ddp need nothing"
+    for side in ("encoder", "decoder"):
+        config = getattr(args, f"{side}_xformers_att_config", None)
+        if config and not multihead_attention._xformers_available:
+            return f"--{side}-xformers-att-config {config!r} needs the package xformers"
+    return None
+
+
+# fairseq-eval-lm leaves out the blocks that are too long for the model, with a warning, and reports the perplexity
+# of the rest: 1.00 when nothing is left.
+def evaluate_every_block() -> None:
+    """Let ``fairseq-eval-lm`` refuse blocks longer than the model accepts instead of leaving them out."""
+    dataloader = language_modeling.LanguageModelingTask.eval_lm_dataloader
+
+    @functools.wraps(dataloader)
+    def eval_lm_dataloader(self, dataset, *args, max_positions=None, **kwargs):
+        longest = max(dataset.sizes, default=0)
+        if max_positions is not None and longest > max_positions:
+            count = sum(size > max_positions for size in dataset.sizes)
+            raise ValueError(
+                f"{count} of {len(dataset)} blocks are longer than the {max_positions} tokens the model accepts (the "
+                f"longest has {longest}) and would be left out of the perplexity. Lower --tokens-per-sample (from "
+                "which --context-window is subtracted) or raise max_target_positions in --model-overrides"
+            )
+        return dataloader(self, dataset, *args, max_positions=max_positions, **kwargs)
+
+    language_modeling.LanguageModelingTask.eval_lm_dataloader = eval_lm_dataloader
+
+
+# fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which wants
+# a full configuration for each group), and flattens half-precision copies into one tensor in which none can differ.
+def honour_parameter_overrides() -> None:
+    """Let every optimizer follow what :mod:`fairseq_lowrank.optim` reads from the parameters."""
+    build, build_half, set_lr = (
+        optim.build_optimizer,
+        optim.FP16Optimizer.build_optimizer,
+        optim.FairseqOptimizer.set_lr,
+    )
+
+    @functools.wraps(build)
+    def build_optimizer(cfg, params, *args, **kwargs):
+        params = list(params)
+        optimizer = build(cfg, params, *args, **kwargs)
+        tensors = [param for param in params if isinstance(param, torch.Tensor)]
+        if has_overrides(tensors) and not isinstance(optimizer, composite.FairseqCompositeOptimizer):
+            split_groups(optimizer.optimizer)
+        return optimizer
+
+    @functools.wraps(build_half)
+    def build_half_precision_optimizer(cls, cfg, params, **kwargs):
+        params = list(params)
+        if has_overrides(params):
+            with omegaconf.open_dict(cfg):
+                cfg.common.fp16_no_flatten_grads = True
+        return build_half.__func__(cls, cfg, params, **kwargs)
+
+    def set_scaled_lr(self, lr):
+        for group in self.param_groups:
+            scale_learning_rate(group, lr)
+
+    optim.build_optimizer = build_optimizer
+    optim.FP16Optimizer.build_optimizer = classmethod(build_half_precision_optimizer)
+    optim.FairseqOptimizer.set_lr = functools.wraps(set_lr)(set_scaled_lr)
+
+
+# A model can refuse its flags only once it is built, with a traceback; users expect argparse's one line.
+def check_model_arguments(args: argparse.Namespace) -> str | None:
+    """Why the model of ``args.arch`` refuses its flags (its ``check_args``), or None."""
+    check = getattr(ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None)), "check_args", None)
+    try:
+        return check(args) if check else None
+    except ValueError as error:
+        return str(error)

@@ -102,17 +102,13 @@ class MultiheadAttention(nn.Module):
         self.num_key_value_heads = 1 if self.projection.shared_key_value else num_heads
         key_dim = self.head_dim * self.num_key_value_heads
         # Made, and started below, in fairseq's order: the same seed gives the same weights as fairseq's own module.
-        linear: Callable[..., nn.Module] = lambda *sizes, **options: wrap_projection(
-            nn.Linear(*sizes, **options)
-        )  # noqa: E731
+        linear: Callable[..., nn.Module] = lambda *sizes, **options: wrap_projection(nn.Linear(*sizes, **options))  # noqa: E731
         self.k_proj = None if self.projection.hidden_keys else linear(self.kdim, key_dim, bias=bias)
         self.v_proj = None if self.projection.value_is_key else linear(self.vdim, key_dim, bias=bias)
         self.q_proj = linear(embed_dim, query_dim, bias=bias)
         self.out_proj = linear(num_heads * self.head_dim, embed_dim, bias=bias)
         self.bias_k = nn.Parameter(torch.empty(1, 1, key_dim)) if add_bias_kv else None
-        self.bias_v = (
-            nn.Parameter(torch.empty(1, 1, key_dim)) if add_bias_kv and self.v_proj is not None else None
-        )
+        self.bias_v = nn.Parameter(torch.empty(1, 1, key_dim)) if add_bias_kv and self.v_proj is not None else None
         self.reset_parameters()
 
         combine = self.projection.head_embedding
@@ -168,9 +164,7 @@ class MultiheadAttention(nn.Module):
         """
         queries, batch, embed_dim = query.shape
         if embed_dim != self.embed_dim:
-            raise ValueError(
-                f"query of size {embed_dim}: this layer was built with embed_dim={self.embed_dim}"
-            )
+            raise ValueError(f"query of size {embed_dim}: this layer was built with embed_dim={self.embed_dim}")
         need_weights = need_weights or need_head_weights
         k, v, key_padding_mask = self._keys_and_values(
             key, value, key_padding_mask, incremental_state, static_kv, batch
@@ -179,9 +173,7 @@ class MultiheadAttention(nn.Module):
         q = self._split_heads(self.q_proj(query))
         beam, rest = divmod(batch, k.size(0))
         if rest:
-            raise ValueError(
-                f"query holds a batch of {batch}, keys one of {k.size(0)}: expected a multiple of it"
-            )
+            raise ValueError(f"query holds a batch of {batch}, keys one of {k.size(0)}: expected a multiple of it")
         if beam > 1:
             # The hypotheses of a sentence share its keys: they become further queries of one batch entry.
             q = q.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
@@ -190,22 +182,13 @@ class MultiheadAttention(nn.Module):
         mask = attention_mask(attn_mask, key_padding_mask, (k.size(0), self.num_heads, q.size(2), k.size(2)))
         if before_softmax:
             return self._scores_and_values(q, k, v, mask)
-        if (
-            mask.causal
-            and mask.key_padding is not None
-            and not need_weights
-            and is_right_padding(mask.key_padding)
-        ):
+        if mask.causal and mask.key_padding is not None and not need_weights and is_right_padding(mask.key_padding):
             mask = AttentionMask(causal=True)
 
         heads, weights = self._attend(q, k, v, mask, need_weights)
         if beam > 1:
             heads = heads.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
-            weights = (
-                None
-                if weights is None
-                else weights.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
-            )
+            weights = None if weights is None else weights.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
         output = self.out_proj(heads.permute(2, 0, 1, 3).reshape(queries, batch, -1))
         if weights is None:
             return output, None
@@ -270,9 +253,7 @@ class MultiheadAttention(nn.Module):
             embedded[:, -1] = 0
         return embedded
 
-    def _scores_and_values(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask
-    ) -> tuple[Tensor, Tensor]:
+    def _scores_and_values(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Masked scores ``[B*H, T, S]`` and values ``[B*H, S, D]``."""
         q, _, score_bias = self._per_head_queries(q, k)
         scores = reference.masked_scores(q, k, mask, self.scaling, score_bias)
@@ -302,9 +283,7 @@ class MultiheadAttention(nn.Module):
         if key is None or value is None:
             raise ValueError("key and value may be None only with static_kv and saved keys")
         if self.projection.value_is_key and not _is_same(key, value):
-            raise ValueError(
-                f"projection {self.spec.projection!r} uses the keys as values: value must be key itself"
-            )
+            raise ValueError(f"projection {self.spec.projection!r} uses the keys as values: value must be key itself")
         if self.encoder_decoder_attention and self.beam_size > 1 and key.size(1) == batch:
             key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
@@ -315,13 +294,8 @@ class MultiheadAttention(nn.Module):
             names = ("prev_key", "prev_value")[: len(tensors)]
             new_keys = tensors[0].size(2)
             if "prev_key" in saved:
-                tensors = [
-                    torch.cat((saved[name], tensor), dim=2)
-                    for name, tensor in zip(names, tensors, strict=True)
-                ]
-            key_padding_mask = _join_padding(
-                saved.get("prev_key_padding_mask"), key_padding_mask, tensors[0], new_keys
-            )
+                tensors = [torch.cat((saved[name], tensor), dim=2) for name, tensor in zip(names, tensors, strict=True)]
+            key_padding_mask = _join_padding(saved.get("prev_key_padding_mask"), key_padding_mask, tensors[0], new_keys)
             buffer = dict(zip(names, tensors, strict=True))
             self._set_input_buffer(incremental_state, {**buffer, "prev_key_padding_mask": key_padding_mask})
         return tensors[0], tensors[-1], key_padding_mask
@@ -363,9 +337,7 @@ class MultiheadAttention(nn.Module):
         incremental_state[self._state_key] = buffer
         return incremental_state
 
-    def reorder_incremental_state(
-        self, incremental_state: IncrementalState, new_order: Tensor
-    ) -> IncrementalState:
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Follow the beam: entry i of the batch of saved keys and values becomes the old entry ``new_order[i]``.
 
         Keys of an encoder belong to sentences, not to hypotheses: as in fairseq they stay while no sentence leaves
@@ -381,10 +353,7 @@ class MultiheadAttention(nn.Module):
                 new_order = new_order[:: self.beam_size] // self.beam_size
         self._set_input_buffer(
             incremental_state,
-            {
-                name: None if saved is None else saved.index_select(0, new_order)
-                for name, saved in buffer.items()
-            },
+            {name: None if saved is None else saved.index_select(0, new_order) for name, saved in buffer.items()},
         )
         return incremental_state
 
@@ -405,9 +374,7 @@ class MultiheadAttention(nn.Module):
 def _is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same one, or equal views of the same memory."""
     return first is second or (
-        first.data_ptr() == second.data_ptr()
-        and first.shape == second.shape
-        and first.stride() == second.stride()
+        first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride()
     )
 
 

@@ -31,9 +31,7 @@ def attention_mask(
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.to(torch.bool)
         if key_padding_mask.shape != (batch, keys):
-            raise ValueError(
-                f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [{batch}, {keys}]"
-            )
+            raise ValueError(f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [{batch}, {keys}]")
     if attn_mask is None:
         return AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):

@@ -23,18 +23,14 @@ class Mixing(nn.Module):
             self.weight = _undecayed(weight)
         else:
             self.register_buffer("weight", weight)
-        self.query_weight = (
-            _undecayed(torch.zeros(query_dim, weight.size(1))) if query_dim is not None else None
-        )
+        self.query_weight = _undecayed(torch.zeros(query_dim, weight.size(1))) if query_dim is not None else None
 
     def weights(self) -> HeadMixing:
         return HeadMixing(self.weight, self.query_weight)
 
     def extra_repr(self) -> str:
         kind = "position-wise" if self.query_weight is not None else "static"
-        return (
-            f"{self.weight.size(0)} heads, {kind}{'' if isinstance(self.weight, nn.Parameter) else ', fixed'}"
-        )
+        return f"{self.weight.size(0)} heads, {kind}{'' if isinstance(self.weight, nn.Parameter) else ', fixed'}"
 
 
 def _undecayed(weight: Tensor) -> nn.Parameter:
@@ -54,12 +50,8 @@ def _random(num_heads: int) -> Tensor:
 MIXINGS = {
     "none": lambda num_heads, head_dim: None,
     "static": lambda num_heads, head_dim: Mixing(torch.eye(num_heads), learnable=True),
-    "positionwise": lambda num_heads, head_dim: Mixing(
-        torch.eye(num_heads), learnable=True, query_dim=head_dim
-    ),
+    "positionwise": lambda num_heads, head_dim: Mixing(torch.eye(num_heads), learnable=True, query_dim=head_dim),
     "random": lambda num_heads, head_dim: Mixing(_random(num_heads), learnable=False),
-    "average": lambda num_heads, head_dim: Mixing(
-        torch.full((num_heads, num_heads), 1 / num_heads), learnable=False
-    ),
+    "average": lambda num_heads, head_dim: Mixing(torch.full((num_heads, num_heads), 1 / num_heads), learnable=False),
 }
 """Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis."""

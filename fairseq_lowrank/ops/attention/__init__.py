@@ -82,9 +82,7 @@ def attention(
         chosen = _BACKENDS[backend]
         reason = chosen.refusal(inputs)
         if reason is not None:
-            raise ValueError(
-                f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'"
-            )
+            raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
     else:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
     return chosen.compute(inputs)

@@ -25,9 +25,7 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
     return heads, weights if inputs.need_weights else None
 
 
-def masked_scores(
-    q: Tensor, k: Tensor, mask: AttentionMask, scale: float, score_bias: Tensor | None
-) -> Tensor:
+def masked_scores(q: Tensor, k: Tensor, mask: AttentionMask, scale: float, score_bias: Tensor | None) -> Tensor:
     """scale · q kᵀ + score_bias + masks, ``[B, H, T, S]``, in float32 or better."""
     scores = at_least_float32(torch.matmul(q * scale, k.transpose(-1, -2)))
     for bias in (score_bias, mask.bias):

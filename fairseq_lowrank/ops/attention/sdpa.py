@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,8 +47,4 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
 
 
 def _other_parts(inputs: AttentionInputs) -> bool:
-    return (
-        inputs.mask.key_padding is not None
-        or inputs.mask.additive is not None
-        or inputs.score_bias is not None
-    )
+    return inputs.mask.key_padding is not None or inputs.mask.additive is not None or inputs.score_bias is not None

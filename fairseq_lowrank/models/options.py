@@ -1,0 +1,169 @@
+"""The attention flags, declared once for every ``lowrank_*`` model, and what they resolve to."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.ops import BACKENDS
+
+SITES = ("encoder", "decoder", "cross")
+
+
+def _choices(values: tuple[str, ...] | dict) -> dict:
+    return {"choices": tuple(values), "metavar": "NAME"}
+
+
+# One entry a flag: its name in the configuration, its type, what argparse needs, and its help.
+FLAGS: dict[str, tuple[type, dict, str]] = {
+    "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: mha)"),
+    "head_dim": (
+        int,
+        {"metavar": "N"},
+        "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
+        "the FixedHead paper sets it to the sequence length",
+    ),
+    "attention_projection": (
+        str,
+        _choices(AXES["projection"]),
+        f"over the preset: how heads get queries, keys and values: {', '.join(AXES['projection'])}",
+    ),
+    "attention_activation": (
+        str,
+        _choices(AXES["activation"]),
+        f"over the preset: what turns scores into probabilities: {', '.join(AXES['activation'])}",
+    ),
+    "head_mixing": (
+        str,
+        _choices(AXES["mixing"]),
+        f"over the preset: how the heads' probabilities are mixed: {', '.join(AXES['mixing'])}",
+    ),
+    "no_attention_bias": (bool, {}, "attention projections add no bias"),
+    "attention_backend": (
+        str,
+        _choices(BACKENDS),
+        f"how attention is computed: {', '.join(BACKENDS)} (default: auto, the fastest that can)",
+    ),
+    "attention_sites": (
+        str,
+        {"metavar": "SITES"},
+        f"comma list of {', '.join(SITES)}: where the flags above apply; other attention is plain mha (default: all)",
+    ),
+    "mixing_lr_scale": (
+        float,
+        {"metavar": "X"},
+        "factor of the learning rate of the head mixing parameters (default: 1)",
+    ),
+}
+
+
+def add_attention_args(parser: argparse.ArgumentParser) -> None:
+    """Declare the attention flags, without defaults: architectures and :class:`AttentionOptions` have those."""
+    group = parser.add_argument_group("attention")
+    for name, (kind, details, text) in FLAGS.items():
+        options = {"action": "store_true"} if kind is bool else {"type": kind, **details}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
+
+
+def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
+    """A plain namespace: fairseq drops the fields that it does not know from a ``DictConfig``."""
+    if isinstance(args, DictConfig):
+        return argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
+    return args
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The attention flags of a model, resolved and checked; it builds every attention layer of the model.
+
+    Args:
+        spec: the composition at the chosen sites.
+        sites: where it applies, of ``encoder``, ``decoder``, ``cross``; elsewhere attention is plain ``mha``.
+        bias: whether projections add a bias (at every site).
+        backend: how attention is computed (at every site).
+        mixing_lr_scale: factor of the learning rate of the mixing parameters.
+    """
+
+    spec: AttentionSpec = field(default_factory=AttentionSpec)
+    sites: frozenset[str] = frozenset(SITES)
+    bias: bool = True
+    backend: str = "auto"
+    mixing_lr_scale: float = 1.0
+
+    @classmethod
+    def from_args(cls, args: object) -> AttentionOptions:
+        """Read the flags from any configuration object; an absent flag has its default.
+
+        Raises:
+            ValueError: a flag whose value is refused, named with what would be accepted.
+        """
+        flags = {name: getattr(args, name, None) for name in FLAGS}
+        sites = frozenset(SITES)
+        if flags["attention_sites"] is not None:
+            sites = frozenset(site.strip() for site in flags["attention_sites"].split(",") if site.strip())
+            if not sites or sites - set(SITES):
+                raise ValueError(
+                    f"--attention-sites {flags['attention_sites']!r}: expected a comma list of {', '.join(SITES)}"
+                )
+        backend = flags["attention_backend"] or "auto"
+        if backend not in BACKENDS:
+            raise ValueError(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+        scale = 1.0 if flags["mixing_lr_scale"] is None else float(flags["mixing_lr_scale"])
+        if not scale >= 0:
+            raise ValueError(f"--mixing-lr-scale {scale}: expected a number >= 0")
+        spec = AttentionSpec.from_preset(
+            flags["attention"] or "mha",
+            head_dim=flags["head_dim"],
+            projection=flags["attention_projection"],
+            activation=flags["attention_activation"],
+            mixing=flags["head_mixing"],
+        )
+        return cls(spec, sites, not flags["no_attention_bias"], backend, scale)
+
+    def spec_at(self, site: str) -> AttentionSpec:
+        """The composition at a site."""
+        return self.spec if site in self.sites else AttentionSpec()
+
+    def check(self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None) -> None:
+        """Refuse what :meth:`build` would refuse.
+
+        Raises:
+            ValueError: sizes that do not fit the composition at this site.
+        """
+        kdim = embed_dim if kdim is None else kdim
+        try:
+            self.spec_at(site).resolve_head_dim(embed_dim, num_heads, kdim, kdim)
+        except ValueError as error:
+            raise ValueError(f"{site} attention: {error}") from error
+
+    def build(
+        self,
+        site: str,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        dropout: float,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+        **sizes: object,
+    ) -> MultiheadAttention:
+        """The attention layer of a site, with fairseq's dropout and quantisation noise."""
+        layer = MultiheadAttention(
+            self.spec_at(site),
+            embed_dim,
+            num_heads,
+            dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),
+            bias=self.bias,
+            backend=self.backend,
+            wrap_projection=lambda projection: quant_noise(projection, q_noise, qn_block_size),
+            **sizes,
+        )
+        if layer.mixing is not None:
+            for parameter in layer.mixing.parameters():
+                parameter.optim_overrides["optimizer"]["lr_scale"] = self.mixing_lr_scale
+        return layer
