@@ -40,9 +40,13 @@ def apply() -> None:
 
 # numpy 2 dropped names that fairseq still uses. Can go when fairseq stops using them.
 def restore_numpy_names() -> None:
-    """Give ``np.int``, ``np.float`` and ``np.compat.long`` back to the fairseq modules that use them."""
+    """Give the old names back to the fairseq modules that use them, and leave numpy itself alone."""
+
+    def percentile(*args, interpolation, **kwargs):
+        return numpy.percentile(*args, method=interpolation, **kwargs)
+
     proxy = types.ModuleType("numpy")
-    vars(proxy).update(vars(numpy), int=int, float=float, compat=types.SimpleNamespace(long=int))
+    vars(proxy).update(vars(numpy), int=int, float=float, compat=types.SimpleNamespace(long=int), percentile=percentile)
     for module in (data_utils, language_pair_dataset, token_block_dataset, dynamic_crf_layer):
         module.np = proxy
 

@@ -45,14 +45,14 @@ if [ ! -e .venv ]; then
 fi
 python=.venv/bin/python
 
-stamp() {
-    { "$python" -VV && cat setup.py pyproject.toml requirements/{build,fairseq}.txt "${sets[@]/#/requirements/}"; } | cksum
+stamp() { # SET…
+    { "$python" -VV && cat setup.py pyproject.toml requirements/{build,fairseq}.txt "${@/#/requirements/}"; } | cksum
 }
 has_modules() {
-    "$python" -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))' "$@"
+    "$python" -P -c 'import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, sys.argv[1:])))' "$@"
 }
 sets=("${sets[@]/%/.txt}")
-if grep -qsxF "$(stamp)" .venv/setup-stamps && has_modules "${modules[@]}"; then
+if grep -qsxF "$(stamp "${sets[@]}")" .venv/setup-stamps && has_modules "${modules[@]}"; then
     say "up to date"
     exit 0
 fi
@@ -92,5 +92,5 @@ fairseq_runs 2>/dev/null || {
 say "installing this package in place"
 pip_install package --no-deps --editable .
 
-stamp >>.venv/setup-stamps
+{ stamp runtime.txt && stamp "${sets[@]}"; } >.venv/setup-stamps
 say "done: source .venv/bin/activate, or use .venv/bin/fairseq-train and .venv/bin/fairseq-lowrank"

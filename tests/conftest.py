@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -43,3 +44,68 @@ def corpus():
         return pytest.skip(message)
 
     return find
+
+
+@pytest.fixture
+def fairseq_command(monkeypatch, capsys, caplog):
+    """``fairseq_command("train", DATA, …)``: run ``fairseq-train DATA …`` in this process; returns what it said.
+
+    The same code as the installed command from its argument parsing on, without the seconds that importing takes.
+    """
+    import fairseq_cli.eval_lm
+    import fairseq_cli.generate
+    import fairseq_cli.interactive
+    import fairseq_cli.preprocess
+    import fairseq_cli.train
+    import fairseq_cli.validate
+    from fairseq import checkpoint_utils
+
+    def run(name: str, *args) -> str:
+        # fairseq keeps the best score on this function: it must not travel from one training to the next
+        vars(checkpoint_utils.save_checkpoint).pop("best", None)
+        monkeypatch.setattr("sys.argv", [f"fairseq-{name}", *map(str, args)])
+        caplog.clear()
+        capsys.readouterr()
+        with caplog.at_level("INFO"):
+            getattr(fairseq_cli, name.replace("-", "_")).cli_main()
+        return "\n".join([capsys.readouterr().out, *caplog.messages])
+
+    return run
+
+
+def _write_corpus(folder: Path) -> None:
+    """Parallel text that a small model learns quickly: the target is the source in capitals, reversed."""
+    words, random = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op"], Random(1)
+    for split, size in {"train": 240, "valid": 24, "test": 12}.items():
+        sources = [random.choices(words, k=random.randint(3, 9)) for _ in range(size)]
+        targets = [[word.upper() for word in reversed(source)] for source in sources]
+        for language, sentences in {"de": sources, "en": targets}.items():
+            text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
+            (folder / f"{split}.{language}").write_text(text)
+
+
+def _preprocess(*args) -> None:
+    from fairseq import options
+    from fairseq_cli import preprocess
+
+    preprocess.main(options.get_preprocessing_parser().parse_args([str(arg) for arg in args]))
+
+
+@pytest.fixture(scope="session")
+def translation_data(tmp_path_factory):
+    """A fairseq data folder (de-en): 240, 24 and 12 sentence pairs of 3 to 9 words."""
+    folder = tmp_path_factory.mktemp("translation")
+    _write_corpus(folder)
+    prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
+    _preprocess("-s", "de", "-t", "en", *prefixes, "--destdir", folder / "data-bin")
+    return folder / "data-bin"
+
+
+@pytest.fixture(scope="session")
+def language_model_data(tmp_path_factory):
+    """A fairseq data folder for language models: 240, 24 and 12 lines of 3 to 9 words."""
+    folder = tmp_path_factory.mktemp("language_model")
+    _write_corpus(folder)
+    prefixes = [f"--{split}pref={folder / split}.de" for split in ("train", "valid", "test")]
+    _preprocess("--only-source", *prefixes, "--destdir", folder / "data-bin")
+    return folder / "data-bin"

@@ -1,0 +1,185 @@
+"""fairseq works on this Python, torch and numpy, and loads checkpoints safely."""
+
+import argparse
+import os
+import pickle
+
+import numpy as np
+import omegaconf
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import checkpoint_utils, options
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.logging.meters import AverageMeter
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.trainer import Trainer
+
+import fairseq_lowrank  # noqa: F401
+
+TINY_TRANSFORMER = [
+    *("--arch", "transformer", "--optimizer", "adam", "--lr", "0.01", "--cpu", "--max-tokens", "500", "--seed", "3"),
+    *("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16", "--decoder-embed-dim", "16"),
+    *("--encoder-ffn-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--encoder-attention-heads", "2"),
+    *("--decoder-attention-heads", "2", "--max-update", "4", "--no-progress-bar", "--num-workers", "0"),
+    *("--no-epoch-checkpoints", "--log-interval", "1"),
+]
+TINY_LANGUAGE_MODEL = [
+    *("--task", "language_modeling", "--arch", "transformer_lm", "--optimizer", "adam", "--lr", "0.01", "--cpu"),
+    *("--decoder-layers", "1", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
+    *("--decoder-attention-heads", "2", "--max-tokens", "500", "--max-update", "4", "--num-workers", "0"),
+    *("--no-epoch-checkpoints", "--no-progress-bar", "--tokens-per-sample", "16", "--max-target-positions", "16"),
+]
+
+
+class RunsCode:
+    """Pickled, it calls a function when it is loaded without care."""
+
+    def __init__(self, function, path):
+        self.call = function, (path,)
+
+    def __reduce__(self):
+        return self.call
+
+
+def save(tmp_path, legacy=False, **extra_state):
+    """The path of a small checkpoint; legacy: in the file format of torch before 1.6."""
+    path = tmp_path / "checkpoint.pt"
+    state = {
+        "args": argparse.Namespace(arch="transformer", task="translation"),
+        "model": {"w": torch.ones(2)},
+        "optimizer_history": [{"optimizer_name": "Adam", "lr_scheduler_state": {}, "num_updates": 1}],
+        "extra_state": {"train_iterator": {"epoch": 1}, **extra_state},
+    }
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(("function", "name"), [(os.mkdir, "posix.mkdir"), (os.makedirs, "os.makedirs")])
+def test_a_checkpoint_holding_another_class_is_refused_by_name_and_runs_nothing(tmp_path, legacy, function, name):
+    target = tmp_path / "made_by_the_checkpoint"
+    path = save(tmp_path, legacy, trap=RunsCode(function, target))
+    with pytest.raises(ValueError, match=f"was not loaded: it holds {name}, which has no place"):
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("size", [0, 300])
+def test_a_truncated_checkpoint_is_named(tmp_path, size):
+    path = save(tmp_path)
+    os.truncate(path, size)
+    with pytest.raises(ValueError, match=f"{path} cannot be read as a checkpoint"):
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+
+
+def test_fairseq_alone_may_load_the_allowed_classes(tmp_path):
+    path = save(tmp_path)
+    assert checkpoint_utils.load_checkpoint_to_cpu(path)["args"].arch == "transformer"
+    with pytest.raises(pickle.UnpicklingError, match=r"argparse\.Namespace"):
+        torch.load(path)
+
+
+def test_old_checkpoints_with_meters_configurations_and_numpy_arrays_load(tmp_path):
+    meter = AverageMeter()
+    meter.update(3.0, 2)
+    config = omegaconf.OmegaConf.create({"lr": [0.1], "task": {"data": "x"}})
+    counts = np.array([1, 2, 3, 4])
+    path = save(tmp_path, meters={"loss": meter}, config=config, counts=counts, halves=counts / 2)
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)["extra_state"]
+    assert state["meters"]["loss"].avg == 3.0
+    assert state["config"].task.data == "x"
+    assert state["counts"].tolist() == [1, 2, 3, 4]
+    assert state["halves"].tolist() == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_meters_and_arrays_load_under_the_names_of_older_fairseq_and_numpy(tmp_path):
+    path = save(tmp_path, legacy=True, meters={"loss": AverageMeter()}, array=np.array([1.5, 2.5]))
+    written = path.read_bytes()
+    old = written.replace(b"cfairseq.logging.meters\n", b"cfairseq.meters\n")
+    old = old.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+    assert len(old) == len(written) - len(".logging") - 1
+    path.write_bytes(old)
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)["extra_state"]
+    assert isinstance(state["meters"]["loss"], AverageMeter)
+    assert state["array"].tolist() == [1.5, 2.5]
+
+
+def test_bf16_trains_on_the_cpu_in_bfloat16(fairseq_command, translation_data, tmp_path):
+    fairseq_command("train", translation_data, *TINY_TRANSFORMER, "--bf16", "--save-dir", tmp_path)
+    state = checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "checkpoint_last.pt")
+    assert state["cfg"].common.bf16
+    assert not state["cfg"].common.tpu
+    # fairseq saves in float32 what it trained in half precision
+    assert all(torch.equal(parameter, parameter.bfloat16().float()) for parameter in state["model"].values())
+
+
+def test_bf16_asks_for_a_tpu_only_with_the_flag_for_one():
+    def tpu(*flags):
+        return options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", "transformer", *flags]).tpu
+
+    assert not tpu("--bf16")
+    assert tpu("--bf16", "--tpu")
+
+
+@pytest.mark.parametrize("extra", ["--fp16-no-flatten-grads", "--memory-efficient-fp16"])
+def test_fp16_trains_on_the_cpu_in_the_ways_that_its_refusal_names(fairseq_command, translation_data, tmp_path, extra):
+    flags = ["--fp16", extra, "--fp16-init-scale", "4", "--save-dir", tmp_path]
+    output = fairseq_command("train", translation_data, *TINY_TRANSFORMER, *flags)
+    assert "done training" in output
+    state = checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "checkpoint_last.pt")
+    assert all(torch.equal(parameter, parameter.half().float()) for parameter in state["model"].values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--amp"], "--amp needs a GPU"),
+        (["--fp16"], "--fp16 on the CPU needs --fp16-no-flatten-grads or --memory-efficient-fp16"),
+        (["--ddp-backend", "fully_sharded"], "needs the package fairscale"),
+        (["--encoder-xformers-att-config", "{}"], "--encoder-xformers-att-config '{}' needs the package xformers"),
+    ],
+)
+def test_training_that_cannot_work_here_is_refused_in_one_line(fairseq_command, capsys, flags, message):
+    with pytest.raises(SystemExit) as exit:
+        fairseq_command("train", "data", "--arch", "transformer", "--cpu", *flags)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_trainer_built_from_a_configuration_refuses_the_same():
+    cfg = omegaconf.OmegaConf.structured(FairseqConfig)
+    cfg.common.cpu, cfg.common.amp, cfg.model = True, True, {}
+    with pytest.raises(ValueError, match="--amp needs a GPU"):
+        Trainer(cfg, None, None, None)
+
+
+def test_language_models_of_single_sentences_train_and_score(fairseq_command, language_model_data, tmp_path):
+    train = [*TINY_LANGUAGE_MODEL, "--save-dir", tmp_path, "--sample-break-mode", "eos"]
+    assert "done training" in fairseq_command("train", language_model_data, *train)
+    model = TransformerLanguageModel.from_pretrained(tmp_path, "checkpoint_last.pt", str(language_model_data))
+    assert model.score("ab cd ef")["positional_scores"].shape == (3,)
+
+
+def test_translation_in_buckets_of_length_trains(fairseq_command, translation_data, tmp_path):
+    flags = ["--num-batch-buckets", "2", "--save-dir", tmp_path]
+    assert "done training" in fairseq_command("train", translation_data, *TINY_TRANSFORMER, *flags)
+
+
+def test_numpy_itself_is_left_alone():
+    assert not hasattr(np, "int")
+    assert not hasattr(np, "compat")
+
+
+def test_eval_lm_refuses_blocks_that_the_model_cannot_take(fairseq_command, language_model_data, tmp_path):
+    fairseq_command("train", language_model_data, *TINY_LANGUAGE_MODEL, "--save-dir", tmp_path)
+    evaluate = [language_model_data, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--gen-subset", "valid"]
+    assert "Perplexity" in fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16")
+    with pytest.raises(
+        ValueError, match=r"blocks are longer than the 16 tokens the model accepts \(the longest has 44\)"
+    ):
+        fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "64", "--context-window", "20")
+    longer = ["--tokens-per-sample", "64", "--model-overrides", "{'max_target_positions': 64}"]
+    assert "Perplexity" in fairseq_command("eval-lm", *evaluate, *longer)
