@@ -1,64 +1,40 @@
 """Prepare the papers' corpora for fairseq: `python -m fairseq_lowrank.data.corpora CORPUS --help`.
 
-A preparation is a chain of files, each written whole or not at all, so a second call goes on where the first stopped.
+A preparation is a chain of files, each written whole or not at all, so that calling it again goes on where it stopped
+and does nothing once it is done:
+
+    raw/   what the publisher's files say, a sentence a line        tok/   tokenised, cleaned
+    bpe/   cut into sub-words                                       bin/   fairseq's binary form
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import html
 import os
+import re
 import shutil
 import subprocess
 import sys
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
 from pathlib import Path
 
+from fairseq_lowrank.data.fetch import gather, make
 from fairseq_lowrank.data.text import (
+    BytePieces,
     MosesTokenizer,
-    encode_sentencepiece,
+    SentencePiece,
+    SubwordNMT,
+    clean_pairs,
+    join_lines,
+    map_lines,
     read_lines,
-    say,
-    train_sentencepiece,
     whole_file,
     write_lines,
 )
 
-MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
-MULTI30K_SHA256 = {
-    "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
-    "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
-    "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
-    "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
-    "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
-    "test_2016_flickr.en.gz": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
-}
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def download(url: str, path: Path, expected: str) -> None:
-    """Fetch `url` into `path`; a file whose SHA-256 is not `expected` is thrown away and refused."""
-    say(f"downloading {url}")
-    with whole_file(path, "wb") as file:
-        with urllib.request.urlopen(url) as response:
-            shutil.copyfileobj(response, file)
-        file.flush()
-        if (found := sha256(Path(file.name))) != expected:
-            raise ValueError(f"{url} has SHA-256 {found}, expected {expected}: not kept")
-
-
-def make(target: Path, recipe: Callable[..., None], *arguments) -> Path:
-    """Run `recipe(*arguments)`, which writes `target`, unless `target` is there already."""
-    if not target.exists():
-        say(f"making {target}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        recipe(*arguments)
-    return target
+# --- steps that every corpus shares ---
 
 
 def preprocess(folder: Path, *flags: str) -> None:
@@ -72,62 +48,321 @@ def preprocess(folder: Path, *flags: str) -> None:
     os.replace(part, folder)
 
 
-def tokenise(source: Path, target: Path, language: str) -> None:
-    write_lines(target, map(MosesTokenizer(language), read_lines(source)))
+def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] | None, *flags: str) -> Path:
+    """fairseq-preprocess over `folder`/{train,valid,test}: parallel text of two languages, or language modelling."""
+    task = [f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if languages else ["--only-source"]
+    suffix = "" if languages else ".txt"
+    prefixes = [f"--{split}pref={folder / split}{suffix}" for split in ("train", "valid", "test")]
+    target = args.output / "bin"
+    return make(target, preprocess, target, *task, *prefixes, f"--workers={args.workers}", *flags)
+
+
+def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str]) -> Path:
+    """Learn sub-words of `kind` on tok/train.* and cut every tok/NAME into bpe/NAME."""
+    names = list(names)
+    tokenised, pieces, model = args.output / "tok", args.output / "bpe", args.output / "bpe.model"
+    training = [tokenised / name for name in names if name.startswith("train.")]
+    make(model, kind.train, training, model, size)
+    for name in names:
+        if not (pieces / name).exists():
+            make(pieces / name, map_lines, kind(model), tokenised / name, pieces / name, args.workers)
+    return pieces
+
+
+def tokenise(args: argparse.Namespace, source: Path, name: str, language: str, **options) -> Path:
+    """Write tok/`name`: `source` tokenised as MosesTokenizer does with `options`."""
+    target = args.output / "tok" / name
+    if target.exists():
+        return target
+    return make(target, map_lines, MosesTokenizer(language, **options), source, target, args.workers)
+
+
+def read_pairs(first: Path, second: Path) -> Iterator[tuple[str, str]]:
+    """The lines of two files that belong together."""
+    for one, other in zip_longest(read_lines(first), read_lines(second)):
+        if one is None or other is None:
+            raise ValueError(f"{first} and {second} do not have equally many lines")
+        yield one, other
+
+
+def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> None:
+    """Write both sides of `pairs`; `first` appears last, so that its presence means that both are there."""
+    with whole_file(first) as one, whole_file(second) as other:
+        for pair in pairs:
+            one.write(f"{pair[0]}\n")
+            other.write(f"{pair[1]}\n")
+
+
+def join_sentences(args: argparse.Namespace, base: Path, languages: tuple[str, str]) -> Path:
+    """The corpus prepared in `base` with every --join consecutive sentences as one, and the same dictionaries."""
+    names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in languages]
+    for source in [base / stage / name for stage in ("tok", "bpe") for name in names] + sorted(
+        (base / "raw").glob("test.*")
+    ):
+        target = args.output / source.parent.name / source.name
+        make(target, write_lines, target, join_lines(read_lines(source), args.join))
+    dictionaries = [base / "bin" / f"dict.{language}.txt" for language in languages]
+    flags = [f"--srcdict={dictionaries[0]}", f"--tgtdict={dictionaries[1]}"]
+    return binarise(args, args.output / "bpe", languages, *flags)
+
+
+# --- Multi30k ---
+
+MULTI30K_URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
+MULTI30K = {
+    "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
+    "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
+    "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
+    "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
+    "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
+    "test_2016_flickr.en.gz": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
+}
 
 
 def multi30k(args: argparse.Namespace) -> Path:
-    """German-English image captions (Elliott et al., 2016), task 1: lower-cased, tokenised, joint BPE."""
-    source = args.data
-    missing = [name for name in MULTI30K_SHA256 if not (source / name).is_file()]
-    if missing and args.download:
-        source = args.output / "raw"
-        for name in MULTI30K_SHA256:
-            make(source / name, download, MULTI30K_URL + name, source / name, MULTI30K_SHA256[name])
-    elif missing:
-        raise ValueError(
-            f"{source} lacks {', '.join(missing)}. Give the folder with --data, or fetch the files from "
-            f"{MULTI30K_URL} with --download"
+    """Multi30k task 1 (Elliott et al., 2016), German to English: lower-cased, tokenised, joint BPE and dictionary."""
+    files = gather(args, MULTI30K, {MULTI30K_URL + name: checksum for name, checksum in MULTI30K.items()})
+    names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
+    for name, file in zip(names, files, strict=True):
+        tokenise(args, file, name, name[-2:], lowercase=True, normalise=True, escape=False)
+    pieces = segment(args, SentencePiece, args.pieces, names)
+    return binarise(args, pieces, ("de", "en"), "--joined-dictionary")
+
+
+# --- IWSLT'14 ---
+
+IWSLT14_URLS = {"http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz": None}
+# In the order in which fairseq's script concatenates them.
+IWSLT14_TEST = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
+
+
+def campaign_segments(path: Path) -> Iterator[str]:
+    """The sentences of an evaluation campaign's XML file."""
+    for line in read_lines(path):
+        if match := re.search(r'<seg id="\d+">\s*(.*?)\s*</seg>', line):
+            yield html.unescape(match[1]).replace("’", "'")
+
+
+def campaign_training(path: Path) -> Iterator[str]:
+    """The sentences of a campaign's train.tags file: titles and descriptions too, other tagged lines not."""
+    for line in read_lines(path):
+        if not re.search("<(url|talkid|keywords)>", line):
+            yield re.sub("</?(title|description)>", "", line).strip()
+
+
+def iwslt14_test(args: argparse.Namespace) -> None:
+    names = [f"IWSLT1[46].{part}.de-en.{language}.xml" for language in ("de", "en") for part in IWSLT14_TEST]
+    files = gather(args, names, IWSLT14_URLS)
+    count = len(IWSLT14_TEST)
+    for language, parts in (("de", files[:count]), ("en", files[count:])):
+        raw = args.output / "raw" / f"test.{language}"
+        make(raw, write_lines, raw, chain.from_iterable(map(campaign_segments, parts)))
+        tokenise(args, raw, f"test.{language}", language, lowercase=True)
+
+
+def iwslt14_training(args: argparse.Namespace) -> None:
+    """tok/train and tok/valid: tokenised, 1 to 175 tokens, length ratio at most 1.5, each 23rd pair for validation."""
+    names = [f"train.tags.de-en.{language}" for language in ("de", "en")]
+    files = gather(args, names, IWSLT14_URLS, "; the evaluation XML alone is enough for the test set, with --test-only")
+    tokenised = []
+    for file, language in zip(files, ("de", "en"), strict=True):
+        raw = args.output / "raw" / f"train.{language}"
+        make(raw, write_lines, raw, campaign_training(file))
+        tokenised.append(tokenise(args, raw, f"all.{language}", language, lowercase=True))
+    for split in ("train", "valid"):
+        first, second = (args.output / "tok" / f"{split}.{language}" for language in ("de", "en"))
+        pairs = enumerate(clean_pairs(read_pairs(*tokenised), longest=175, ratio=1.5), start=1)
+        chosen = (pair for number, pair in pairs if (number % 23 == 0) == (split == "valid"))
+        make(first, write_pairs, first, second, chosen)
+
+
+def iwslt14(args: argparse.Namespace) -> Path:
+    """IWSLT'14 German to English as fairseq's users know it: lower-cased, Moses-tokenised, 10k joint BPE.
+
+    With separate dictionaries, fairseq's default, they have the 8,848 and 6,632 types of the Mixhead paper. The test
+    set is dev2010, TEDX dev2012, tst2010, tst2011 and tst2012 concatenated.
+    """
+    iwslt14_test(args)
+    if args.test_only:
+        return args.output / "tok"
+    iwslt14_training(args)
+    names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
+    pieces = segment(args, SubwordNMT, args.operations, names)
+    return binarise(args, pieces, ("de", "en"), *(["--joined-dictionary"] if args.joined_dictionary else []))
+
+
+# --- WMT'14 ---
+
+WMT14_URLS = {
+    "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz": None,
+    "http://www.statmt.org/wmt13/training-parallel-commoncrawl.tgz": None,
+    "http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz": None,
+    "http://data.statmt.org/wmt17/translation-task/dev.tgz": None,
+    "http://statmt.org/wmt14/test-full.tgz": None,
+}
+WMT14_TRAINING = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en")
+
+
+def wmt14(args: argparse.Namespace) -> Path:
+    """WMT'14 English to German: Europarl, Common Crawl and News Commentary v9; newstest2013 and newstest2014.
+
+    Normalised, tokenised with hyphens split, 1 to 250 tokens, length ratio at most 1.5, joint BPE and dictionary.
+    """
+    languages = ("en", "de")
+    training = [f"{part}.{language}" for language in languages for part in WMT14_TRAINING]
+    evaluation = [
+        f"newstest{name}-{kind}.{language}.sgm"
+        for name, kinds in (("2013", ("src", "ref")), ("2014-deen", ("src", "ref")))
+        for kind, language in zip(kinds, languages, strict=True)
+    ]
+    files = gather(args, training + evaluation, WMT14_URLS)
+    tokenised = []
+    options = {"normalise": True, "aggressive": True}
+    for index, language in enumerate(languages):
+        raw = args.output / "raw" / f"train.{language}"
+        parts = files[index * len(WMT14_TRAINING) :][: len(WMT14_TRAINING)]
+        make(raw, write_lines, raw, chain.from_iterable(map(read_lines, parts)))
+        tokenised.append(tokenise(args, raw, f"all.{language}", language, **options))
+    first, second = (args.output / "tok" / f"train.{language}" for language in languages)
+    make(first, write_pairs, first, second, clean_pairs(read_pairs(*tokenised), longest=250, ratio=1.5))
+    names = [f"{split}.{language}" for split in ("valid", "test") for language in languages]
+    for name, file in zip(names, files[len(training) :], strict=True):
+        raw = args.output / "raw" / name
+        make(raw, write_lines, raw, campaign_segments(file))
+        tokenise(args, raw, name, name[-2:], **options)
+    names += [f"train.{language}" for language in languages]
+    pieces = segment(args, SubwordNMT, args.operations, names)
+    return binarise(args, pieces, languages, "--joined-dictionary")
+
+
+# --- language modelling ---
+
+WIKITEXT_URL = "https://wikitext.smerity.com/wikitext-{}-v1.zip"
+WIKITEXT_SHA256 = {
+    "2": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    "103": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    "2-raw": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+    "103-raw": "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+}
+LM1B_URL = "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
+LM1B_SHA256 = "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
+
+
+def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *flags: str) -> Path:
+    """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
+    for split, parts in files.items():
+        target = args.output / "tok" / f"{split}.txt"
+        make(target, write_lines, target, chain.from_iterable(map(read_lines, parts)))
+    if args.pieces is None:
+        return binarise(args, args.output / "tok", None, *flags)
+    return binarise(args, segment(args, BytePieces, args.pieces, [f"{split}.txt" for split in files]), None)
+
+
+def wikitext(args: argparse.Namespace) -> Path:
+    """WikiText-2 or -103 (Merity et al., 2017): word tokens as published; the raw edition where --pieces is given."""
+    edition = args.size if args.pieces is None else f"{args.size}-raw"
+    ending = "tokens" if args.pieces is None else "raw"
+    splits = ("train", "valid", "test")
+    names = [f"wiki.{split}.{ending}|{split}.txt" for split in splits]
+    files = gather(args, names, {WIKITEXT_URL.format(edition): WIKITEXT_SHA256[edition]})
+    return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
+
+
+def lm1b(args: argparse.Namespace) -> Path:
+    """One Billion Word benchmark (Chelba et al., 2014): words seen three times or more, or sub-words with --pieces.
+
+    The first held-out part is the test set, as is usual since Jozefowicz et al. (2016), the second is for validation.
+    """
+    training = [f"news.en-{number:05}-of-00100" for number in range(1, 100)]
+    heldout = [f"news.en.heldout-{number:05}-of-00050" for number in (1, 0)]
+    files = gather(args, training + heldout, {LM1B_URL: LM1B_SHA256})
+    return language_model(args, {"train": files[:-2], "valid": files[-2:-1], "test": files[-1:]}, "--thresholdsrc=3")
+
+
+def brown(args: argparse.Namespace) -> Path:
+    """The Brown corpus, split by document, a sentence a line: cased words, or sub-words with --pieces."""
+    splits = ("train", "valid", "test")
+    files = gather(args, [f"{split}.txt" for split in splits], {})
+    return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
+
+
+# --- command line ---
+
+CORPORA = {"multi30k": multi30k, "iwslt14": iwslt14, "wmt14": wmt14, "wikitext": wikitext, "lm1b": lm1b, "brown": brown}
+LANGUAGES = {"multi30k": ("de", "en"), "iwslt14": ("de", "en"), "wmt14": ("en", "de")}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="prepare", description=__doc__.splitlines()[0])
+    subparsers = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
+    for name, function in CORPORA.items():
+        description = function.__doc__.splitlines()[0]
+        one = subparsers.add_parser(
+            name, help=description, description=function.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-    tokenised, pieces = args.output / "tok", args.output / "bpe"
-    splits = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    for split, name in splits.items():
-        for language in ("de", "en"):
-            target = tokenised / f"{split}.{language}"
-            make(target, tokenise, source / f"{name}.{language}.gz", target, language)
-    model = args.output / "bpe.model"
-    training = [tokenised / "train.de", tokenised / "train.en"]
-    make(model, train_sentencepiece, training, model, args.pieces)
-    for split in splits:
-        for language in ("de", "en"):
-            name = f"{split}.{language}"
-            make(pieces / name, encode_sentencepiece, model, tokenised / name, pieces / name)
-    prefixes = [f"--{'train' if split == 'train' else split}pref={pieces / split}" for split in splits]
-    flags = ["--source-lang=de", "--target-lang=en", "--joined-dictionary", "--workers=1", *prefixes]
-    return make(args.output / "bin", preprocess, args.output / "bin", *flags)
+        one.add_argument("--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{name})")
+        one.add_argument("--output", type=Path, help="where to write (default: $LOWRANK_WORK/data/NAME)")
+        one.add_argument("--download", action="store_true", help="fetch what --data lacks from the publisher")
+        one.add_argument(
+            "--sha256",
+            action="append",
+            default=[],
+            metavar="HASH",
+            help="a downloaded file to accept, beside known ones",
+        )
+        one.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
+        if name in ("multi30k", "iwslt14"):
+            one.add_argument(
+                "--join", type=int, metavar="N", help="also make the corpus of N sentences in a row as one"
+            )
+        if name == "multi30k":
+            one.add_argument("--pieces", type=int, default=6000, help="size of the joint BPE (default: %(default)s)")
+        if name in ("iwslt14", "wmt14"):
+            operations = {"iwslt14": 10000, "wmt14": 40000}[name]
+            one.add_argument(
+                "--operations", type=int, default=operations, help="joint BPE merges (default: %(default)s)"
+            )
+        if name == "iwslt14":
+            one.add_argument("--joined-dictionary", action="store_true", help="one dictionary for both languages")
+            one.add_argument("--test-only", action="store_true", help="only the test set, tokenised, from its XML")
+        if name == "wikitext":
+            one.add_argument("--size", choices=("2", "103"), default="103", help="which one (default: %(default)s)")
+        if name in ("wikitext", "lm1b", "brown"):
+            one.add_argument("--pieces", type=int, metavar="V", help="cut into V sub-words instead of words")
+    return parser
 
 
-CORPORA = {"multi30k": multi30k}
+def locate(args: argparse.Namespace) -> None:
+    """Fill in the default folders of `args`, whose names tell apart the forms of a corpus."""
+    name = args.corpus
+    if name == "wikitext":
+        name += f"-{args.size}" + ("" if args.pieces is None else "-raw")
+    data = Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
+    work = Path(os.environ.get("LOWRANK_WORK") or Path.home() / ".cache" / "fairseq_lowrank")
+    # The test set of IWSLT'14 is also part of later campaigns' development data, which often stand alone.
+    folder = "ted-de-en" if name == "iwslt14" and not (data / name).exists() else name
+    args.data = args.data or data / folder
+    if args.corpus not in LANGUAGES and args.pieces is not None:
+        name = args.corpus + (f"-{args.size}" if args.corpus == "wikitext" else "") + f"-bpe{args.pieces}"
+    args.output = args.output or work / "data" / (
+        name + ("-joined" if getattr(args, "joined_dictionary", False) else "")
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
-    work = Path(os.environ.get("LOWRANK_WORK") or Path.home() / ".cache" / "fairseq_lowrank")
-    data = Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
-    parser = argparse.ArgumentParser(prog="prepare", description=__doc__.splitlines()[0])
-    subparsers = parser.add_subparsers(dest="corpus", required=True)
-
-    one = subparsers.add_parser("multi30k", help=multi30k.__doc__, description=multi30k.__doc__)
-    one.add_argument("--pieces", type=int, default=6000, help="joint BPE pieces (default: %(default)s)")
-    one.add_argument("--download", action="store_true", help="fetch the corpus when --data lacks it")
-    one.add_argument("--data", type=Path, default=data / "multi30k", help="folder with the raw .gz files (%(default)s)")
-    one.add_argument("--output", type=Path, default=work / "data" / "multi30k", help="where to write (%(default)s)")
-
+    parser = build_parser()
     args = parser.parse_args(argv)
+    locate(args)
     try:
-        print(CORPORA[args.corpus](args))
+        done = args.output / "bin"
+        made = done if done.exists() else CORPORA[args.corpus](args)
+        if getattr(args, "join", None):
+            base, args.output = args.output, args.output.with_name(f"{args.output.name}-x{args.join}")
+            made = join_sentences(args, base, LANGUAGES[args.corpus])
     except (ValueError, OSError) as error:
         print(f"{parser.prog} {args.corpus}: error: {error}", file=sys.stderr)
         return 2
+    print(made)
     return 0
 
 

@@ -17,10 +17,8 @@ from pathlib import Path
 
 from fairseq_lowrank.data.text import read_lines, write_lines
 
-FIELDS = (
-    "paper table row architecture flags seed updates parameters metric value split tokens_per_second versions "
-    "smoke date"
-).split()
+FIELDS = ["paper", "table", "row", "architecture", "flags", "seed", "updates", "parameters", "metric", "value"]
+FIELDS += ["split", "tokens_per_second", "versions", "smoke", "date"]
 
 
 def read_results(path: Path) -> list[dict]:

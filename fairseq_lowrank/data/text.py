@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from multiprocessing import Pool
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar
 
 
 def say(message: str) -> None:
@@ -29,15 +31,12 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
         part.unlink(missing_ok=True)
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a UTF-8 file for reading, gzip or plain by its name."""
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8")
-
-
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file without their ends; only a newline ends a line (never U+2028 and its like)."""
-    with open_text(path) as file:
-        return [line.rstrip("\r\n") for line in file]
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like)."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line.rstrip("\r\n")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -45,41 +44,129 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-class MosesTokenizer:
-    """Moses tokenisation (sacremoses) of lower-cased text; special characters are kept, not written as `&apos;`."""
+def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
+    """Write `function(line)` for each line of `source`, with several processes where `workers` > 1."""
+    if workers == 1:
+        write_lines(target, map(function, read_lines(source)))
+    else:
+        with Pool(workers) as pool:
+            write_lines(target, pool.imap(function, read_lines(source), chunksize=2000))
 
-    def __init__(self, language: str, lowercase: bool = True):
+
+class MosesTokenizer:
+    """Moses tokenisation of a line by sacremoses.
+
+    Args:
+        language: which rules for abbreviations.
+        lowercase: lower-case the result.
+        normalise: unify punctuation and drop control characters first, as WMT's scripts do.
+        aggressive: split at hyphens (`@-@`), as WMT's scripts do.
+        escape: write `&apos;` for `'` and so on, as the Perl tokeniser does unless told otherwise.
+    """
+
+    def __init__(self, language: str, *, lowercase=False, normalise=False, aggressive=False, escape=True):
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
-        self.normalise = MosesPunctNormalizer(language).normalize
-        self.tokenize = MosesTokenizer(language).tokenize
+        self.normaliser = MosesPunctNormalizer(language) if normalise else None
+        self.tokenizer = MosesTokenizer(language)
+        self.options = {"aggressive_dash_splits": aggressive, "escape": escape, "return_str": True}
         self.lowercase = lowercase
 
     def __call__(self, line: str) -> str:
-        line = self.tokenize(self.normalise(line.strip()), return_str=True, escape=False)
+        if self.normaliser:
+            line = self.normaliser.normalize(line)
+            line = "".join(character for character in line if unicodedata.category(character)[0] != "C")
+        line = self.tokenizer.tokenize(line.strip(), **self.options)
         return line.lower() if self.lowercase else line
 
 
-def train_sentencepiece(inputs: Iterable[Path], model: Path, vocab_size: int) -> None:
-    """Learn joint byte-pair encoding over `inputs` (tokenised text, left as it is) with sentencepiece."""
-    import sentencepiece
+class SentencePiece:
+    """Byte-pair encoding learnt by sentencepiece on text that is left as it is; `▁` stands where a word starts."""
 
-    with whole_file(model, "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            input=",".join(str(path) for path in inputs),
-            model_writer=file,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            num_threads=1,
-            minloglevel=2,
-        )
+    options: ClassVar = {}
+
+    @staticmethod
+    def spell(line: str) -> str:
+        """The form in which sentencepiece sees a line."""
+        return line
+
+    @classmethod
+    def train(cls, inputs: Iterable[Path], model: Path, size: int) -> None:
+        """Learn a vocabulary of `size` pieces over `inputs`, or over 5 million of their lines."""
+        import sentencepiece
+
+        with whole_file(model, "wb") as file:
+            try:
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=(cls.spell(line) for path in inputs for line in read_lines(path)),
+                    model_writer=file,
+                    model_type="bpe",
+                    vocab_size=size,
+                    character_coverage=1.0,
+                    normalization_rule_name="identity",
+                    input_sentence_size=5_000_000,
+                    shuffle_input_sentence=False,
+                    minloglevel=2,
+                    **cls.options,
+                )
+            except RuntimeError as error:
+                raise ValueError(f"cannot learn {size} pieces from this text: {error}") from error
+
+    def __init__(self, model: Path):
+        import sentencepiece
+
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+    def __call__(self, line: str) -> str:
+        return " ".join(self.processor.encode(self.spell(line), out_type=str))
 
 
-def encode_sentencepiece(model: Path, source: Path, target: Path) -> None:
-    """Write `source` cut into the model's pieces, separated by spaces."""
-    import sentencepiece
+class BytePieces(SentencePiece):
+    """The same over UTF-8 bytes, so that nothing is unknown: from 257 pieces (single bytes) upwards.
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    write_lines(target, (" ".join(processor.encode(line, out_type=str)) for line in read_lines(source)))
+    Printable ASCII stands for itself and byte b for character 256 + b otherwise.
+    """
+
+    characters: ClassVar = {byte: chr(byte if 0x20 <= byte < 0x7F else 0x100 + byte) for byte in range(256)}
+    options: ClassVar = {"required_chars": "".join(characters.values()).replace(" ", ""), "bos_id": -1, "eos_id": -1}
+
+    @classmethod
+    def spell(cls, line: str) -> str:
+        return line.encode().decode("latin-1").translate(cls.characters)
+
+
+class SubwordNMT:
+    """Byte-pair encoding by subword-nmt, as in fairseq's own scripts; pieces inside a word end in `@@`."""
+
+    @staticmethod
+    def train(inputs: Iterable[Path], codes: Path, size: int) -> None:
+        """Learn `size` merge operations over all of `inputs`."""
+        from subword_nmt.learn_bpe import learn_bpe
+
+        lines = (line for path in inputs for line in read_lines(path))
+        with whole_file(codes) as file:
+            learn_bpe(lines, file, size)
+
+    def __init__(self, codes: Path):
+        from subword_nmt.apply_bpe import BPE
+
+        with open(codes, encoding="utf-8") as file:
+            self.bpe = BPE(file)
+
+    def __call__(self, line: str) -> str:
+        return self.bpe.process_line(line)
+
+
+def clean_pairs(pairs: Iterable[tuple[str, str]], longest: int, ratio: float) -> Iterator[tuple[str, str]]:
+    """The pairs with 1 to `longest` tokens a side, their lengths at most `ratio` apart (clean-corpus-n.perl)."""
+    for pair in pairs:
+        shorter, longer = sorted(len(side.split()) for side in pair)
+        if shorter >= 1 and longer <= longest and longer <= ratio * shorter:
+            yield pair
+
+
+def join_lines(lines: Iterable[str], count: int) -> Iterator[str]:
+    """Each `count` consecutive lines as one; what is left at the end is one too."""
+    lines = iter(lines)
+    for line in lines:
+        yield " ".join([line, *(following for _, following in zip(range(count - 1), lines, strict=False))])

@@ -1,0 +1,98 @@
+"""Finding a corpus's published files, in a local folder or by download with a checked SHA-256."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import tarfile
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fairseq_lowrank.data.text import say, whole_file
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download(url: str, path: Path, accepted: Iterable[str]) -> None:
+    """Fetch `url` into `path`, whose SHA-256 must be among `accepted`.
+
+    Raises:
+        ValueError: it is not. The message says what it is, so that someone who has checked it another way can accept
+            it; the file stays as `path` + ".unverified" and is not fetched again.
+    """
+    unverified = path.with_name(path.name + ".unverified")
+    if not unverified.exists():
+        say(f"downloading {url}")
+        with whole_file(unverified, "wb") as file, urllib.request.urlopen(url) as response:
+            shutil.copyfileobj(response, file)
+    if (found := sha256(unverified)) not in accepted:
+        raise ValueError(
+            f"{url} has SHA-256 {found}, which is not a checksum known here. If you trust the file, say so with "
+            f"--sha256 {found}; if not, remove {unverified}"
+        )
+    os.replace(unverified, path)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .zip or .tgz so that `folder` appears only when it is complete; nothing is written outside it."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(part)
+    else:
+        with tarfile.open(archive) as file:
+            file.extractall(part, filter="data")
+    os.replace(part, folder)
+
+
+def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Path:
+    """Run `recipe(*arguments, **options)`, which writes `target`, unless `target` is there already."""
+    if not target.exists():
+        say(f"making {target}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        recipe(*arguments, **options)
+    return target
+
+
+def find(folders: Iterable[Path], names: str) -> Path | None:
+    """The first file anywhere in `folders` that matches one of the patterns `names` (a|b|c), plain or gzipped."""
+    for folder in folders:
+        for name in names.split("|"):
+            for pattern in (name, f"{name}.gz"):
+                if matches := sorted(path for path in folder.rglob(pattern) if path.is_file()):
+                    return matches[0]
+    return None
+
+
+def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str | None], note: str = "") -> list[Path]:
+    """The files matching `names`, from --data or, with --download, from `urls`.
+
+    `urls` gives each address its SHA-256, or None where it is not known; archives are unpacked.
+
+    Raises:
+        ValueError: files are missing; the message names them and says where they come from.
+    """
+    names, fetched = list(names), args.output / "download"
+    folders = [args.data, fetched]
+    if args.download and any(find(folders, name) is None for name in names):
+        for url, checksum in urls.items():
+            file = fetched / url.rsplit("/", 1)[-1]
+            make(file, download, url, file, {*args.sha256, checksum})
+            if file.suffix in (".zip", ".tgz") or ".tar." in file.name:
+                unpacked = file.with_name(file.name + ".d")
+                make(unpacked, unpack, file, unpacked)
+    found = {name: find(folders, name) for name in names}
+    if missing := [name.replace("|", " or ") for name, path in found.items() if path is None]:
+        raise ValueError(
+            f"{args.data} lacks {', '.join(missing)}. Say where they are with --data FOLDER, or fetch them with "
+            f"--download from {', '.join(urls)}{note}"
+        )
+    return list(found.values())
