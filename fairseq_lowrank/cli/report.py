@@ -1,0 +1,62 @@
+"""Show results of runs beside the values that the papers publish.
+
+Reads the JSON lines that the recipes write, and prints one Markdown table for every table of a paper that has results:
+our value beside the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
+better, and, for every run at another scale than the paper's (a smoke run, other sizes, other updates), in what it
+differs. Tables are never mixed: the Mixhead paper calls its tables 7 to 10 comparable only within themselves.
+
+  fairseq-lowrank report results/
+  fairseq-lowrank report results/ --paper mixhead --table table4
+  fairseq-lowrank report results/ --output report/           report.md, report.html and the learning curves
+
+PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
+the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both: MHE poster.
+"""
+
+from pathlib import Path
+
+from fairseq_lowrank.cli import _output
+
+NAME = "report"
+HELP = "print results beside the papers' values, with learning curves"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("results", type=Path, nargs="+", help="a folder of .jsonl files, or such files")
+    parser.add_argument("--paper", help="only this paper (mixhead, mhe, fixedhead, …)")
+    parser.add_argument("--table", help="only this table (table4, wmt14, …), shown even where nothing was run yet")
+    parser.add_argument(
+        "--logs", type=Path, nargs="+", default=[], metavar="PATH", help="logs of fairseq-train to draw curves from"
+    )
+    _output.add_output_arguments(parser, "report.md, report.html, the curves as .png and .pdf, report.json and .csv")
+
+
+def run(args) -> None:
+    from fairseq_lowrank.analysis import report
+
+    tables = report.build(report.load_results(args.results), report.load_papers(), paper=args.paper, table=args.table)
+    curves = report.with_logs(tables, args.logs)
+    if not tables and not curves:
+        raise ValueError(f"no results in {', '.join(map(str, args.results))}")
+    figures = {f"curves-{name}": report.draw(plot, name) for name, plot in curves.items()} if args.output else {}
+    names = {name: f"curves-{name}.png" for name in curves} if args.output else {}
+    text = report.as_markdown(tables, names)
+    _output.show(args, tables, text)
+    rows = [{"paper": table["paper"], "table": table["table"], **score} for table in tables for score in flat(table)]
+    _output.write(args, NAME, tables, rows, figures)
+    if args.output:
+        (args.output / "report.md").write_text(text, encoding="utf-8")
+        pages = {name.removeprefix("curves-"): figure for name, figure in figures.items()}
+        (args.output / "report.html").write_text(report.as_html(tables, pages), encoding="utf-8")
+
+
+def flat(table: dict):
+    """One flat row for each of our scores in a table."""
+    for row in table["rows"]:
+        for score in row["ours"]["scores"] if row["ours"] else []:
+            yield {
+                "row": row["row"],
+                **{key: score.get(key) for key in ("split", "metric", "mean", "spread", "prr", "peop")},
+                "parameters": row["ours"]["parameters"],
+                "other_scale": "; ".join(row["ours"]["other_scale"]),
+            }

@@ -1,0 +1,250 @@
+import json
+
+import pytest
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.analysis import report
+
+PAPERS = report.load_papers()
+ARCHITECTURE = "lowrank_transformer_iwslt_de_en"
+
+
+def line(row, value, *, paper="mixhead", table="table4", metric="sacrebleu", split="test", **changes):
+    return {
+        "paper": paper,
+        "table": table,
+        "row": row,
+        "architecture": ARCHITECTURE,
+        "flags": "",
+        "seed": 1,
+        "updates": 1000,
+        "parameters": 40_000_000,
+        "metric": metric,
+        "value": value,
+        "split": split,
+        "tokens_per_second": 3000,
+        "versions": {},
+        "smoke": False,
+        "date": "2026-01-01",
+        **changes,
+    }
+
+
+def rows_of(table):
+    return {row["row"]: row for row in table["rows"]}
+
+
+def only(lines, **chosen):
+    (table,) = report.build(lines, PAPERS, **chosen)
+    return rows_of(table)
+
+
+ENCODER = {"sha": 8_847_360, "mhe-add": 8_875_008, "mhe-mul": 8_875_008, "mqa": 15_335_424, "mha": 28_311_552}
+
+
+@pytest.mark.parametrize(
+    "preset, task, expected",
+    [("mhe-mul", "squad1.1", 13.19), ("mhe-mul", "squad2.0", 22.25), ("mqa", "squad1.1", 0.07)],
+)
+def test_peop_of_the_posters_scores_is_the_posters_peop(preset, task, expected):
+    published = rows_of(PAPERS["mhe"]["tables"]["encoder"])
+    score, sha = (published[row]["values"][task]["valid"] for row in (preset, "sha"))
+    assert (
+        round(report.peop(score, sha, ENCODER[preset], ENCODER["sha"]), 2)
+        == expected
+        == published[preset]["peop"][task]
+    )
+
+
+def test_every_peop_of_the_poster_follows_from_scores_within_their_rounding():
+    published = rows_of(PAPERS["mhe"]["tables"]["encoder"])
+    for preset in ("mhe-add", "mhe-mul"):
+        for task, printed in published[preset]["peop"].items():
+            score, sha = (published[row]["values"][task]["valid"] for row in (preset, "sha"))
+            low, high = (
+                report.peop(score + change, sha - change, ENCODER[preset], ENCODER["sha"]) for change in (-0.05, 0.05)
+            )
+            assert low - 0.01 <= printed <= high + 0.01, (preset, task)
+
+
+@pytest.mark.parametrize("table", ["encoder", "wmt14"])
+def test_every_prr_of_the_poster_follows_from_its_scores_within_their_rounding(table):
+    published = rows_of(PAPERS["mhe"]["tables"][table])
+    checked = 0
+    for name, row in published.items():
+        rest, _ = report.split_row(name)
+        baseline = published[f"{rest}-mha".strip("-")]
+        for metric, printed in row.get("prr", {}).items():
+            (split,) = row["values"][metric]
+            score, mha = row["values"][metric][split], baseline["values"][metric][split]
+            assert abs(report.prr(score, mha) - printed) < 100 * 0.1 / mha + 0.05, (name, metric)
+            checked += 1
+    assert checked == {"encoder": 28, "wmt14": 7}[table]
+
+
+def test_prr_and_peop_refuse_scores_they_are_not_made_for():
+    with pytest.raises(ValueError, match="positive MHA score"):
+        report.prr(3.0, 0.0)
+    with pytest.raises(ValueError, match="differs from SHA"):
+        report.peop(80.0, 79.0, 5, 5)
+
+
+def test_values_read_from_the_papers_agree_with_their_text():
+    table4 = rows_of(PAPERS["mixhead"]["tables"]["table4"])
+    test = {name: row["values"]["bleu"]["test"] for name, row in table4.items()}
+    # section 4.2.4: the gap narrows from 0.92/0.51 to 0.02/0.25
+    for heads, gaps in (("h4", (0.92, 0.51)), ("h32", (0.02, 0.25))):
+        found = [test[f"{heads}-mha"] - test[f"{heads}-mixhead-{kind}"] for kind in "ab"]
+        assert found == pytest.approx(gaps)
+    for table, best in (("table1", 19.47), ("table2", 61.88), ("table3", 29.51), ("table7", 20.18), ("table10", 19.22)):
+        rows = PAPERS["mixhead"]["tables"][table]["rows"]
+        assert min(row["values"]["perplexity"]["test"] for row in rows) == best
+
+
+def test_extra_parameters_in_the_papers_follow_from_their_sizes():
+    checked = 0
+    for table in PAPERS["mixhead"]["tables"].values():
+        for row in table["rows"]:
+            if extra := row.get("extra_parameters"):
+                size = row["settings"]
+                layers, heads, head_dim = (
+                    size[key] for key in ("decoder-layers", "decoder-attention-heads", "head-dim")
+                )
+                per_layer = heads * heads + (head_dim * heads if "mixhead-b" in row["row"] else 0)
+                assert extra == layers * per_layer, row["row"]
+                checked += 1
+    assert checked == 28
+
+
+def test_a_row_stands_beside_the_papers_value_whichever_way_its_name_is_ordered():
+    rows = only([line("mixhead-a-h64", 31.0, table="4")])
+    assert rows["h64-mixhead-a"]["ours"]["scores"][0]["mean"] == 31.0
+    assert rows["h64-mixhead-a"]["published"]["values"]["bleu"]["test"] == 31.32
+    assert rows["h64-mha"]["ours"] is None
+
+
+def test_seeds_give_mean_and_spread_and_a_repeated_run_counts_once():
+    rows = only([line("h4-mha", 10.0), line("h4-mha", 34.0), line("h4-mha", 36.0, seed=2)])
+    (score,) = rows["h4-mha"]["ours"]["scores"]
+    assert score["mean"] == 35.0
+    assert score["spread"] == pytest.approx(2**0.5)
+    assert rows["h4-mha"]["ours"]["seeds"] == [1, 2]
+
+
+def test_runs_at_another_scale_say_in_what_they_differ():
+    flags = "--encoder-attention-heads 4 --encoder-layers 6 --encoder-layers 2 --share-all-embeddings"
+    marks = only([line("h4-mha", 20.0, flags=flags, smoke=True)])["h4-mha"]["ours"]["other_scale"]
+    assert marks == ["smoke run", "encoder-layers 2 (paper 6)"]
+    sizes = only([line("vanilla-mha", 30.0, table="table1", metric="perplexity", parameters=9_000_000)])
+    assert sizes["vanilla-mha"]["ours"]["other_scale"] == [
+        f"{ARCHITECTURE} (paper: lowrank_transformer_lm_wiki103_vanilla)",
+        "9.00M parameters (paper 156M)",
+    ]
+    updates = only([line("base-mha", 24.0, paper="mhe", table="wmt14", flags="--encoder-layers=6")])
+    assert updates["base-mha"]["ours"]["other_scale"] == ["max-update 1000 (paper 100000)"]
+
+
+def test_a_run_at_the_papers_scale_carries_no_mark():
+    flags = "--encoder-attention-heads 4 --encoder-layers 6 --decoder-ffn-embed-dim=1024"
+    assert only([line("h4-mha", 34.0, flags=flags)])["h4-mha"]["ours"]["other_scale"] == []
+
+
+def test_a_smoke_run_gives_way_to_a_real_one():
+    rows = only([line("h4-mha", 34.0), line("h4-mha", 1.0, smoke=True, seed=3)])
+    assert rows["h4-mha"]["ours"]["scores"][0]["mean"] == 34.0
+
+
+def test_ratios_compare_rows_that_differ_in_the_preset_alone():
+    lines = [line("h4-mha", 40.0), line("h4-mixhead-a", 38.0), line("h32-mixhead-a", 30.0)]
+    rows = only(lines)
+    assert rows["h4-mixhead-a"]["ours"]["scores"][0]["prr"] == pytest.approx(95.0)
+    assert "prr" not in rows["h32-mixhead-a"]["ours"]["scores"][0]
+    smoke = only([line("h4-mha", 40.0), line("h4-mixhead-a", 2.0, smoke=True)])
+    assert "prr" not in smoke["h4-mixhead-a"]["ours"]["scores"][0]
+
+
+def test_perplexity_has_no_retention_ratio():
+    rows = only([line(row, 20.0, table="table7", metric="perplexity") for row in ("mha", "mixhead-a")])
+    assert "prr" not in rows["mixhead-a"]["ours"]["scores"][0]
+
+
+def test_peop_is_reported_where_single_head_attention_was_run_too():
+    rows = only(
+        [
+            line(
+                row,
+                value,
+                paper="mhe",
+                table="encoder",
+                metric="squad1.1",
+                split="valid",
+                attention_parameters=ENCODER[row],
+            )
+            for row, value in (("sha", 82.5), ("mhe-mul", 85.9))
+        ]
+    )
+    assert rows["mhe-mul"]["ours"]["scores"][0]["peop"] == pytest.approx(13.19, abs=0.005)
+
+
+def test_tables_that_the_paper_calls_incomparable_stay_apart():
+    lines = [line("mha", 22.0, table="table7", metric="perplexity"), line("h8-mha", 23.0, table=8, metric="perplexity")]
+    tables = report.build(lines, PAPERS)
+    assert [table["table"] for table in tables] == ["table7", "table8"]
+    assert all("comparable only within itself" in " ".join(table["notes"]) for table in tables)
+    assert [sum(row["ours"] is not None for row in table["rows"]) for table in tables] == [1, 1]
+    curves = [{"updates": 1, "train_loss": 2.0, "valid_loss": 2.0}]
+    plots = report.with_logs(report.build([{**line, "curve": curves} for line in lines], PAPERS), [])
+    assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table7": 1, "mixhead-table8": 1}
+
+
+def test_markdown_and_html_show_hostile_names_as_text():
+    lines = [line("<script>alert(1)</script>|x", 3.0, paper="own", table="<b>")]
+    tables = report.build(lines, PAPERS)
+    markdown, html = report.as_markdown(tables, {}), report.as_html(tables, {})
+    assert "<script>" not in markdown and "<script>" not in html and "<b>" not in html
+    assert "&lt;script&gt;" in html
+    row = next(text for text in markdown.splitlines() if "alert" in text)
+    header = next(text for text in markdown.splitlines() if text.startswith("|"))
+    assert row.replace("\\|", "").count("|") == header.count("|")
+
+
+def test_the_command_writes_markdown_html_and_curves(tmp_path, capsys):
+    results = tmp_path / "results"
+    results.mkdir()
+    curve = [{"updates": 10 * step, "train_loss": 9.0 - step, "valid_loss": 9.2 - step} for step in range(1, 4)]
+    lines = [line("h4-mha", 34.1, tokenised_bleu=34.6, curve=curve), line("h4-mixhead-a", 33.0)]
+    (results / "mixhead.jsonl").write_text("".join(json.dumps(text) + "\n" for text in lines))
+    output = tmp_path / "report"
+    assert cli.main(["report", str(results), "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "34.10" in printed and "34.60" in printed and "34.76" in printed
+    assert (output / "report.md").read_text() == printed.removesuffix("\n")
+    html = (output / "report.html").read_text()
+    assert "34.10" in html and "data:image/png;base64," in html
+    assert (output / "curves-mixhead-table4.pdf").read_bytes().startswith(b"%PDF")
+    assert len(json.loads((output / "report.json").read_text())) == 1
+
+
+def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text("")
+    assert cli.main(["report", str(tmp_path), "--paper", "mixhead", "--table", "10"]) == 0
+    assert "Fixhead" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content, arguments, message",
+    [
+        (None, [], "does not exist"),
+        ("", [], "no results in"),
+        ("", ["--table", "table99"], "no results and no published values for table99; known: mixhead table1"),
+        ("{", [], "line 1: not JSON"),
+        ('{"paper": "mixhead"}', [], "line 1: lacks table"),
+    ],
+)
+def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
+    file = tmp_path / "results.jsonl"
+    if content is not None:
+        file.write_text(content)
+    assert cli.main(["report", str(file), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
