@@ -17,14 +17,14 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
-    package_data={"fairseq_lowrank": ["**/*.json"]},
+    package_data={"fairseq_lowrank": ["**/*.json", "**/*.html"]},
     python_requires=">=3.11",
     # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
     install_requires=["torch"],
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece"],
-        "analysis": ["matplotlib", "tqdm"],
+        "analysis": ["jinja2", "matplotlib", "tqdm"],
         "tensorboard": ["tensorboard"],
     },
     entry_points={"console_scripts": ["fairseq-lowrank = fairseq_lowrank.cli:main"]},
