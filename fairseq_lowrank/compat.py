@@ -20,7 +20,7 @@ from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
 from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import meters
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.modules import dynamic_crf_layer, multihead_attention
 from fairseq.optim import composite
 from fairseq.tasks import language_modeling
@@ -231,8 +231,13 @@ def honour_parameter_overrides() -> None:
 # A model can refuse its flags only once it is built, with a traceback; users expect argparse's one line.
 def check_model_arguments(args: argparse.Namespace) -> str | None:
     """Why the model of ``args.arch`` refuses its flags (its ``check_args``), or None."""
-    check = getattr(ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None)), "check_args", None)
+    arch = getattr(args, "arch", None)
+    check = getattr(ARCH_MODEL_REGISTRY.get(arch), "check_args", None)
+    if check is None:
+        return None
+    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[arch])
     try:
-        return check(args) if check else None
+        check(args if config is None else config.from_namespace(args))
     except ValueError as error:
         return str(error)
+    return None

@@ -1,3 +1,3 @@
 """The registered models: fairseq's own, with attention built from one set of flags."""
 
-from fairseq_lowrank.models import transformer  # noqa: F401
+from fairseq_lowrank.models import language_model, transformer  # noqa: F401

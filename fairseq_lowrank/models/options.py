@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
+from typing import Optional
 
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
@@ -70,6 +71,16 @@ def add_attention_args(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
 
 
+def dataclass_fields() -> list[tuple[str, type, object]]:
+    """The attention flags as fields ``(name, type, field)`` for a model that is configured by a dataclass."""
+    return [
+        (name, bool, field(default=False, metadata={"help": text}))
+        if kind is bool
+        else (name, Optional[kind], field(default=None, metadata={"help": text}))  # noqa: UP045 (fairseq reads no unions)
+        for name, (kind, _, text) in FLAGS.items()
+    ]
+
+
 def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
     """A plain namespace: fairseq drops the fields that it does not know from a ``DictConfig``."""
     if isinstance(args, DictConfig):
@@ -129,17 +140,23 @@ class AttentionOptions:
         """The composition at a site."""
         return self.spec if site in self.sites else AttentionSpec()
 
-    def check(self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None) -> None:
-        """Refuse what :meth:`build` would refuse.
+    def check(
+        self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None, scale_heads: bool = False
+    ) -> None:
+        """Refuse what :meth:`build`, or fairseq's layer around it, would refuse.
 
         Raises:
             ValueError: sizes that do not fit the composition at this site.
         """
         kdim = embed_dim if kdim is None else kdim
         try:
-            self.spec_at(site).resolve_head_dim(embed_dim, num_heads, kdim, kdim)
+            head_dim = self.spec_at(site).resolve_head_dim(embed_dim, num_heads, kdim, kdim)
         except ValueError as error:
             raise ValueError(f"{site} attention: {error}") from error
+        if scale_heads and num_heads * head_dim != embed_dim:
+            raise ValueError(
+                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {head_dim} != {embed_dim}"
+            )
 
     def build(
         self,

@@ -42,10 +42,6 @@ class LowrankDecoderLayer(TransformerDecoderLayerBase):
         super().__init__(cfg, *args, **kwargs)
         # fairseq computes cross-attention weights in every layer at validation unless told that nobody reads them.
         self.need_attn = False
-        if self.c_attn is not None and self.nh * self.head_dim != self.embed_dim:
-            raise ValueError(
-                f"--scale-heads needs heads * head size = embedding size: {self.nh} * {self.head_dim} != {self.embed_dim}"
-            )
 
     def build_self_attention(
         self, embed_dim: int, cfg, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -159,7 +155,10 @@ class LowrankTransformerModel(TransformerModel):
 
     @classmethod
     def build_model(cls, args, task) -> LowrankTransformerModel:
-        model = super().build_model(as_namespace(args), task)
+        args = as_namespace(args)
+        base_architecture(args)
+        cls.check_args(args)
+        model = super().build_model(args, task)
         model.decoder.need_alignment = bool(getattr(task.cfg, "load_alignments", False))
         return model
 
