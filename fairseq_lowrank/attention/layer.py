@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
+from fairseq_lowrank.attention.masks import as_tensor, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS, HeadEmbeddings
 from fairseq_lowrank.attention.spec import AttentionSpec
@@ -169,26 +169,27 @@ class MultiheadAttention(nn.Module):
         k, v, key_padding_mask = self._keys_and_values(
             key, value, key_padding_mask, incremental_state, static_kv, batch
         )
-        k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask)
+        k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask, queries)
         q = self._split_heads(self.q_proj(query))
         beam, rest = divmod(batch, k.size(0))
-        if rest:
-            raise ValueError(f"query holds a batch of {batch}, keys one of {k.size(0)}: expected a multiple of it")
+        if rest or beam not in (1, self.beam_size):
+            raise ValueError(f"query holds a batch of {batch}, keys one of {k.size(0)} with beam_size={self.beam_size}")
         if beam > 1:
             # The hypotheses of a sentence share its keys: they become further queries of one batch entry.
             q = q.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
-            if isinstance(attn_mask, Tensor):
-                attn_mask = attn_mask.repeat(beam, 1)
+            if attn_mask is not None:
+                attn_mask = as_tensor(attn_mask, queries, k.size(2), k.device).repeat(beam, 1)
         mask = attention_mask(attn_mask, key_padding_mask, (k.size(0), self.num_heads, q.size(2), k.size(2)))
         if before_softmax:
-            return self._scores_and_values(q, k, v, mask)
-        if mask.causal and mask.key_padding is not None and not need_weights and is_right_padding(mask.key_padding):
-            mask = AttentionMask(causal=True)
+            scores, v = self._scores_and_values(q, k, v, mask)
+            return _split_beams(scores, beam).flatten(0, 1), v.flatten(0, 1)
+        if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
+            # Queries at real positions see none of the padding to their right.
+            mask = AttentionMask(True, None if is_right_padding(mask.key_padding) else mask.key_padding)
 
         heads, weights = self._attend(q, k, v, mask, need_weights)
-        if beam > 1:
-            heads = heads.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
-            weights = None if weights is None else weights.unflatten(2, (beam, queries)).transpose(1, 2).flatten(0, 1)
+        heads = _split_beams(heads, beam)
+        weights = None if weights is None else _split_beams(weights, beam)
         output = self.out_proj(heads.permute(2, 0, 1, 3).reshape(queries, batch, -1))
         if weights is None:
             return output, None
@@ -201,13 +202,15 @@ class MultiheadAttention(nn.Module):
         dropping = self.training or self.dropout_module.apply_during_inference
         dropout_p = self.dropout_module.p if dropping else 0.0
         mixing = None if self.mixing is None else self.mixing.weights()
-        if mixing is None and self.head_embeddings is None:
-            # One query for all heads (SHA) attends once: its heads are copies of each other.
-            mixing_query, score_bias = None, None
-        else:
-            q, mixing_query, score_bias = self._per_head_queries(q, k)
-        # The additive value embedding enters each output as often as its row of weights sums to.
         additive = self.head_embeddings is not None and self.head_embeddings.combine == "add"
+        mixing_query = None
+        # One query for all heads (SHA) attends once, its heads being copies of each other, unless something tells them apart.
+        if mixing is not None or self.head_embeddings is not None or mask.differs_by_head:
+            q, mixing_query = self._per_head_queries(q)
+        # Softmax cancels what is added to every score of a row; not so where the key of zeros lacks it.
+        needs_key_scores = additive and (self.spec.activation != "softmax" or self.add_zero_attn)
+        score_bias = self._key_embedding_scores(mixing_query, k) if needs_key_scores else None
+        # The additive value embedding enters each output as often as its row of weights sums to.
         sum_rows = additive and bool(dropout_p or mixing is not None or self.add_zero_attn)
         if sum_rows:
             v = torch.cat((v, self._embedded_keys(v).expand(v.size(0), -1, -1).unsqueeze(-1)), dim=-1)
@@ -226,25 +229,27 @@ class MultiheadAttention(nn.Module):
             backend=self.backend,
         )
         if self.head_embeddings is not None:
-            row_sums = mask.rows_with_keys(q.size(2), k.size(2))
+            row_sums = True
             if sum_rows:
                 heads, row_sums = heads[..., :-1], heads[..., -1:]
+            elif additive:
+                row_sums = mask.rows_with_keys(q.size(2), k.size(2), q.device)
             heads = self.head_embeddings.embed_output(heads, row_sums)
         heads = heads.expand(-1, self.num_heads, -1, -1)
         return heads, None if weights is None else weights.expand(-1, self.num_heads, -1, -1)
 
-    def _per_head_queries(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries to meet unembedded keys, queries for mixing (both ``[B, H, T, D]``), and a bias of the scores."""
+    def _per_head_queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries that meet unembedded keys, and the heads' own queries, which mixing reads: ``[B, H, T, D]``."""
         if self.head_embeddings is None:
             q = q.expand(-1, self.num_heads, -1, -1)
-            return q, q, None
-        mixing_query = self.head_embeddings.embed(q, self.head_embeddings.query)
-        q, row_term = self.head_embeddings.fold_key(mixing_query)
-        # Softmax cancels what is added to every score of a row; not so where the zero key lacks it.
-        if row_term is None or (self.spec.activation == "softmax" and not self.add_zero_attn):
-            return q, mixing_query, None
-        row_term = row_term * self.scaling
-        return q, mixing_query, row_term * self._embedded_keys(k) if self.add_zero_attn else row_term
+            return q, q
+        embedded = self.head_embeddings.embed(q, self.head_embeddings.query)
+        return self.head_embeddings.fold_key(embedded), embedded
+
+    def _key_embedding_scores(self, embedded_query: Tensor, k: Tensor) -> Tensor:
+        """What additive key embeddings add to the scores, broadcastable to ``[B, H, T, S]``."""
+        scores = self.head_embeddings.key_scores(embedded_query) * self.scaling
+        return scores * self._embedded_keys(k) if self.add_zero_attn else scores
 
     def _embedded_keys(self, keys: Tensor) -> Tensor:
         """1 at keys that head embeddings apply to, 0 at the key of zeros: ``[1, S]`` for keys ``[B, G, S, D]``."""
@@ -254,13 +259,16 @@ class MultiheadAttention(nn.Module):
         return embedded
 
     def _scores_and_values(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
-        """Masked scores ``[B*H, T, S]`` and values ``[B*H, S, D]``."""
-        q, _, score_bias = self._per_head_queries(q, k)
+        """Masked scores ``[B, H, T, S]`` and values ``[B, H, S, D]``, embeddings and all."""
+        q, embedded_query = self._per_head_queries(q)
+        score_bias = None
+        if self.head_embeddings is not None and self.head_embeddings.combine == "add":
+            score_bias = self._key_embedding_scores(embedded_query, k)
         scores = reference.masked_scores(q, k, mask, self.scaling, score_bias)
         if self.head_embeddings is not None:
             embedded = self.head_embeddings.embed(v, self.head_embeddings.value)
             v = torch.where(self._embedded_keys(v)[..., None].bool(), embedded, v)
-        return scores.flatten(0, 1), v.expand(-1, self.num_heads, -1, -1).flatten(0, 1)
+        return scores, v.expand(-1, self.num_heads, -1, -1)
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         """``[N, B, heads * head_dim]`` to ``[B, heads, N, head_dim]``."""
@@ -301,14 +309,14 @@ class MultiheadAttention(nn.Module):
         return tensors[0], tensors[-1], key_padding_mask
 
     def _append_keys(
-        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | str | None
+        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | str | None, queries: int
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Append the learned key and the key of zeros, which every query sees."""
         if self.bias_k is None and not self.add_zero_attn:
             return k, v, key_padding_mask, attn_mask
         batch, _, keys, _ = k.shape
-        if attn_mask == CAUSAL:
-            attn_mask = torch.ones(keys, keys, dtype=torch.bool, device=k.device).triu(1)
+        if attn_mask is not None:
+            attn_mask = as_tensor(attn_mask, queries, keys, k.device)
         if self.bias_k is not None:
             bias_v = self.bias_k if self.bias_v is None else self.bias_v
             k = torch.cat((k, self._split_heads(self.bias_k.expand(-1, batch, -1)).to(k.dtype)), dim=2)
@@ -369,6 +377,11 @@ class MultiheadAttention(nn.Module):
             if joint is not None:
                 for projection, part in zip(("q_proj", "k_proj", "v_proj"), joint.chunk(3), strict=True):
                     state_dict[f"{prefix}{projection}.{kind}"] = part
+
+
+def _split_beams(tensor: Tensor, beam: int) -> Tensor:
+    """``[B, H, beam*T, N]`` to ``[B*beam, H, T, N]``."""
+    return tensor if beam == 1 else tensor.unflatten(2, (beam, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:

@@ -35,8 +35,7 @@ def attention_mask(
     if attn_mask is None:
         return AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):
-        if attn_mask != CAUSAL:
-            raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or {CAUSAL!r}")
+        _check_marker(attn_mask)
         return AttentionMask(True, key_padding_mask)
     if attn_mask.dim() == 2 and queries == keys and _is_causal(attn_mask):
         return AttentionMask(True, key_padding_mask)
@@ -52,6 +51,19 @@ def attention_mask(
     return AttentionMask(False, key_padding_mask, attn_mask)
 
 
+def as_tensor(attn_mask: Tensor | str, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """``attn_mask``, with :data:`CAUSAL` as a bool tensor ``[T, S]``."""
+    if isinstance(attn_mask, str):
+        _check_marker(attn_mask)
+        return AttentionMask(causal=True).hidden(num_queries, num_keys, device)
+    return attn_mask
+
+
+def _check_marker(attn_mask: str) -> None:
+    if attn_mask != CAUSAL:
+        raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or {CAUSAL!r}")
+
+
 def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
     """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place."""
     last: tuple[weakref.ref, int, bool] | None = None
@@ -60,9 +72,10 @@ def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], boo
         nonlocal last
         if tensor.is_inference():
             return question(tensor)
-        if last is None or last[0]() is not tensor or last[1] != tensor._version:
-            last = (weakref.ref(tensor), tensor._version, question(tensor))
-        return last[2]
+        known = last
+        if known is None or known[0]() is not tensor or known[1] != tensor._version:
+            last = known = (weakref.ref(tensor), tensor._version, question(tensor))
+        return known[2]
 
     return ask
 

@@ -94,28 +94,25 @@ class HeadEmbeddings(nn.Module):
         embedding = embedding[:, None, :]
         return shared + embedding if self.combine == "add" else shared * (1 + embedding)
 
-    def fold_key(self, q: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Queries that meet the *unembedded* shared key, and what the key embedding adds to all scores of a row.
+    def fold_key(self, q: Tensor) -> Tensor:
+        """Embedded queries ``[B, H, T, D]``, changed so that they meet the *unembedded* shared key.
 
-        ``mul``: q·(k ⊙ (1 + e)) = (q ⊙ (1 + e))·k, adding nothing. ``add``: q·(k + e) = q·k + q·e.
-
-        Args:
-            q: ``[B, H, T, D]`` embedded queries.
-
-        Returns:
-            ``[B, H, T, D]`` queries, and ``[B, H, T, 1]`` row terms (before the scale) or ``None``.
+        ``mul``: q·(k ⊙ (1 + e)) = (q ⊙ (1 + e))·k. ``add``: q·(k + e) = q·k + q·e, whose second term is
+        :meth:`key_scores`.
         """
-        embedding = self.key[:, None, :]
-        if self.combine == "mul":
-            return q * (1 + embedding), None
-        return q, (q * embedding).sum(dim=-1, keepdim=True)
+        return q if self.combine == "add" else q * (1 + self.key[:, None, :])
 
-    def embed_output(self, heads: Tensor, row_sums: Tensor | float) -> Tensor:
+    def key_scores(self, q: Tensor) -> Tensor:
+        """q·e, what additive key embeddings add to all scores of a row: ``[B, H, T, 1]`` of ``q: [B, H, T, D]``."""
+        return (q * self.key[:, None, :]).sum(dim=-1, keepdim=True)
+
+    def embed_output(self, heads: Tensor, row_sums: Tensor | bool) -> Tensor:
         """What the heads would be with embedded values.
 
         Args:
             heads: ``[B, H, T, D]`` weighted sums of the unembedded shared values.
-            row_sums: ``[B, H, T, 1]`` sums of the weights of each row (used by ``add``).
+            row_sums: sums of the weights of each row, broadcastable to ``[B, H, T, 1]`` (used by ``add``); as bool
+                where they are 1 or 0.
         """
         if self.combine == "mul":
             return heads * (1 + self.value[:, None, :])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -42,20 +43,26 @@ class AttentionMask:
         """The additive mask where it is a float tensor."""
         return self.additive if self.additive is not None and self.additive.dtype != torch.bool else None
 
-    def rows_with_keys(self, num_queries: int, num_keys: int) -> Tensor | float:
-        """1 where a query sees any key, else 0: the number 1, or broadcastable to ``[B, H, T, 1]``."""
+    @property
+    def differs_by_head(self) -> bool:
+        """Whether the heads may see different keys."""
+        return self.additive is not None and self.additive.dim() > 2 and self.additive.size(-3) > 1
+
+    def rows_with_keys(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
+        """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
-            hidden, bias = self.hidden(num_queries, num_keys, self.additive.device), self.bias
+            hidden, bias = self.hidden(num_queries, num_keys, device), self.bias
             if bias is not None:
                 hidden = bias == float("-inf") if hidden is None else hidden | (bias == float("-inf"))
-            return (~hidden.all(dim=-1, keepdim=True)).float()
-        if self.key_padding is None:
-            return 1.0
-        visible = ~self.key_padding
+            return ~hidden.all(dim=-1, keepdim=True)
+        if self.key_padding is None and not (self.causal and num_queries > num_keys):
+            return True
+        visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
         if not self.causal:
-            return visible.any(dim=1)[:, None, None, None].float()
-        seen = visible.cumsum(dim=1)[:, num_keys - num_queries :] > 0
-        return seen[:, None, :, None].float()
+            return visible.any(dim=1)[:, None, None, None]
+        # The number of visible keys up to that of each query, which lies before the first where T > S.
+        seen = F.pad(visible.cumsum(dim=1), (num_queries, 0))[:, -num_queries:]
+        return (seen > 0)[:, None, :, None]
 
     def dense(self, inputs: AttentionInputs) -> Tensor | None:
         """All parts as one additive float tensor in the dtype of q, broadcastable to ``[B, H, T, S]``."""
@@ -102,13 +109,20 @@ class AttentionInputs:
     need_weights: bool
 
     def check(self, activations: tuple[str, ...]) -> None:
+        """Refuse what no backend can compute.
+
+        Raises:
+            ValueError: shapes that do not fit together, or values out of range.
+        """
         q, k, v = self.q, self.k, self.v
         if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
             raise ValueError(
-                f"q, k, v of shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}: expected [B, H, T, D], [B, G, S, D], [B, G, S, Dv]"
+                f"q, k, v of shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}: "
+                "expected [B, H, T, D], [B, G, S, D], [B, G, S, Dv]"
             )
         batch, heads, queries, dim = q.shape
-        if k.size(1) not in (1, heads) or k.shape != (batch, k.size(1), k.size(2), dim):
+        keys = k.size(2)
+        if k.size(1) not in (1, heads) or k.shape != (batch, k.size(1), keys, dim):
             raise ValueError(
                 f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [{batch}, 1 or {heads}, S, {dim}]"
             )
@@ -118,16 +132,34 @@ class AttentionInputs:
             raise ValueError(f"activation={self.activation!r}: expected one of {', '.join(activations)}")
         if not 0.0 <= self.dropout_p < 1.0:
             raise ValueError(f"dropout_p={self.dropout_p}: expected 0 <= dropout_p < 1")
-        if self.mask.key_padding is not None and (
-            self.mask.key_padding.dtype != torch.bool or self.mask.key_padding.shape != (batch, k.size(2))
-        ):
+        padding = self.mask.key_padding
+        if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
             raise ValueError(
-                f"mask.key_padding of shape {list(self.mask.key_padding.shape)} and {self.mask.key_padding.dtype}: expected bool [{batch}, {k.size(2)}]"
+                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [{batch}, {keys}]"
             )
+        scores = (batch, heads, queries, keys)
+        for name, tensor in (("mask.additive", self.mask.additive), ("score_bias", self.score_bias)):
+            if tensor is not None and not _broadcasts(tensor, scores):
+                raise ValueError(f"{name} of shape {list(tensor.shape)} does not broadcast to scores {list(scores)}")
         if self.mixing is not None:
-            if self.mixing.weight.shape != (heads, heads):
-                raise ValueError(
-                    f"mixing.weight of shape {list(self.mixing.weight.shape)}: expected [{heads}, {heads}]"
-                )
-            if self.mixing.query_weight is not None and self.mixing_query is None:
-                raise ValueError("position-wise mixing (mixing.query_weight) needs mixing_query")
+            self._check_mixing(self.mixing)
+
+    def _check_mixing(self, mixing: HeadMixing) -> None:
+        _, heads, _, dim = self.q.shape
+        if mixing.weight.shape != (heads, heads):
+            raise ValueError(f"mixing.weight of shape {list(mixing.weight.shape)}: expected [{heads}, {heads}]")
+        if mixing.query_weight is None:
+            return
+        if mixing.query_weight.shape != (dim, heads):
+            shape = list(mixing.query_weight.shape)
+            raise ValueError(f"mixing.query_weight of shape {shape}: expected [{dim}, {heads}]")
+        if self.mixing_query is None or self.mixing_query.shape != self.q.shape:
+            given = None if self.mixing_query is None else list(self.mixing_query.shape)
+            raise ValueError(
+                f"position-wise mixing (mixing.query_weight) needs mixing_query {list(self.q.shape)}: got {given}"
+            )
+
+
+def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return tensor.dim() <= len(shape) and all(size in (1, wanted) for size, wanted in pairs)

@@ -33,7 +33,7 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
         bias = inputs.score_bias.to(q.dtype)
         dense = bias if dense is None else dense + bias
     if dense is not None:
-        dense = dense.expand(q.size(0), q.size(1), q.size(2), k.size(2)) if dense.dim() < 4 else dense
+        dense = dense.expand(*q.shape[:3], k.size(2))
     heads = F.scaled_dot_product_attention(
         q,
         k.expand(-1, q.size(1), -1, -1),
