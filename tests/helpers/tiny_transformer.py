@@ -1,0 +1,61 @@
+"""Tiny translation models, built from command-line flags as fairseq-train builds them, without data."""
+
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+import fairseq_lowrank  # noqa: F401
+
+WORDS = 20
+SIZES = [
+    *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
+    *("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
+    *("--encoder-attention-heads", "4", "--decoder-attention-heads", "4"),
+]
+
+
+def preset_flags(preset):
+    """The flags that ask for a preset (with head size 6, not 16 / 4, for the one that needs a head size)."""
+    return ["--attention", preset, *(["--head-dim", "6"] if preset == "fixedhead" else [])]
+
+
+def arguments(arch, *flags):
+    """The parsed arguments of ``fairseq-train data --arch ARCH FLAGS``."""
+    return options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", arch, *map(str, flags)])
+
+
+def make_task():
+    dictionary = Dictionary()
+    for word in range(WORDS):
+        dictionary.add_symbol(f"word{word}")
+    return TranslationTask(TranslationConfig(), dictionary, dictionary)
+
+
+def build(arch, *flags, task=None):
+    """An untrained model of seed 1, ready for inference; pass TINY or the like for sizes."""
+    torch.manual_seed(1)
+    task = task or make_task()
+    return task.build_model(arguments(arch, *flags)).eval()
+
+
+def shake(model):
+    """Move every parameter away from its start, so that no term is hidden by a zero or an identity."""
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def sentences(dictionary, *lengths, left_pad):
+    """Random sentences ``[B, T]`` of so many words and a final </s>, padded; the same words for the same lengths."""
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.full((len(lengths), max(lengths) + 1), dictionary.pad())
+    for row, length in zip(rows, lengths, strict=True):
+        words = torch.randint(dictionary.nspecial, len(dictionary), (length,), generator=generator)
+        sentence = torch.cat((words, torch.tensor([dictionary.eos()])))
+        if left_pad:
+            row[-len(sentence) :] = sentence
+        else:
+            row[: len(sentence)] = sentence
+    return rows
