@@ -7,10 +7,12 @@ runs once, when the plugin is imported, so a stock fairseq checkpoint too needs 
 import argparse
 import collections
 import functools
+import os
 import pickle
 import re
 import types
 import typing
+import warnings
 
 import numpy
 import omegaconf
@@ -35,6 +37,8 @@ def apply() -> None:
     load_checkpoints_safely()
     mend_parsed_arguments()
     evaluate_every_block()
+    join_torchrun()
+    quieten_hydra()
     honour_parameter_overrides()
 
 
@@ -86,27 +90,23 @@ CHECKPOINT_CLASSES = [
 
 def load_checkpoints_safely() -> None:
     """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else."""
-
-    def safely(function):
-        @functools.wraps(function)
-        def wrapper(*args, **kwargs):
-            with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-                return function(*args, **kwargs)
-
-        return wrapper
-
-    load = safely(checkpoint_utils.load_checkpoint_to_cpu)
+    load, broadcast = checkpoint_utils.load_checkpoint_to_cpu, distributed_utils._broadcast_object_slow
 
     @functools.wraps(load)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
         try:
-            return load(path, *args, **kwargs)
+            with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+                return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise ValueError(refusal(path, error)) from error
 
+    @functools.wraps(broadcast)
+    def _broadcast_object_slow(*args, **kwargs):
+        with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+            return broadcast(*args, **kwargs)
+
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-    # workers that resume get the checkpoint's contents from the first one, as a pickle too
-    distributed_utils._broadcast_object_slow = safely(distributed_utils._broadcast_object_slow)
+    distributed_utils._broadcast_object_slow = _broadcast_object_slow
 
 
 def refusal(path: str, error: Exception) -> str:
@@ -241,3 +241,34 @@ def check_model_arguments(args: argparse.Namespace) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+# Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the
+# same folder when --distributed-world-size is 1, its default with fewer than two GPUs.
+def join_torchrun() -> None:
+    """Let the processes that torchrun starts be the workers of one training, on GPUs or on the CPU."""
+    call_main = distributed_utils.call_main
+
+    @functools.wraps(call_main)
+    def joined(cfg, main, **kwargs):
+        distributed = cfg.distributed_training
+        if "TORCHELASTIC_RUN_ID" in os.environ and distributed.distributed_init_method is None:
+            distributed.distributed_init_method = "env://"
+            distributed.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            distributed.distributed_rank = int(os.environ["RANK"])
+            distributed.distributed_no_spawn = True
+            distributed.device_id = int(os.environ["LOCAL_RANK"])
+            if cfg.common.cpu or not torch.cuda.is_available():
+                cfg.common.cpu = True
+                distributed.device_id = 0
+                distributed.distributed_backend = "gloo"
+                distributed.ddp_backend = "legacy_ddp"  # pytorch_ddp is given device ids, which the CPU has not
+        return call_main(cfg, main, **kwargs)
+
+    distributed_utils.call_main = joined
+
+
+def quieten_hydra() -> None:
+    """Silence hydra's five warnings, at every command, about the files and calls of fairseq's own configuration."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
+    warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")

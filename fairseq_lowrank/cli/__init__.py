@@ -2,6 +2,7 @@
 
 A command module has ``NAME``, ``HELP`` (one line), a docstring shown by ``--help``, ``add_arguments(parser)``
 and ``run(args)``, which returns an exit status or None. It imports torch and fairseq inside ``run``.
+With ``TAKES_FLAGS = True`` the flags that it does not declare, say fairseq's, arrive as ``args.flags``.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def commands() -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; a ValueError becomes one line and status 2."""
+    """Run one subcommand and return its exit status; a user's error becomes one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="fairseq-lowrank",
         description="Tools for attention and its low-rank bottleneck in fairseq.",
@@ -37,9 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
         )
-    args = parser.parse_args(argv)
+    args, flags = parser.parse_known_args(argv)
+    if getattr(commands()[args.command], "TAKES_FLAGS", False):
+        args.flags = flags
+    elif flags:
+        parser.error(f"unrecognized arguments: {' '.join(flags)}")
     try:
         return commands()[args.command].run(args) or 0
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"fairseq-lowrank {args.command}: error: {error}", file=sys.stderr)
         return 2

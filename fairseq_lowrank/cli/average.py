@@ -1,0 +1,99 @@
+"""Average the parameters of several checkpoints of one model, usually the last few of a training.
+
+    fairseq-lowrank average checkpoints/checkpoint{8,9,10}.pt --output checkpoints/average.pt
+
+The mean is taken in float32 and stored in the parameters' own type. Everything else comes from the first checkpoint,
+without the state of its optimizer: the result is for generating, evaluating and fine-tuning, not for resuming.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+NAME = "average"
+HELP = "average the parameters of several checkpoints"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="checkpoints of one model")
+    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the averaged checkpoint")
+
+
+def run(args) -> None:
+    import torch
+
+    output = Path(args.output)
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {output}: there is no folder {output.parent}")
+    state = average(args.checkpoints)
+    unfinished = output.with_name(f"{output.name}.tmp{os.getpid()}")
+    try:
+        torch.save(state, unfinished)
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    print(f"{output}: the mean of {len(args.checkpoints)} checkpoints, {len(state['model'])} tensors")
+
+
+def average(paths: Sequence[str]) -> dict:
+    """A checkpoint whose parameters are the mean over the checkpoints at ``paths``.
+
+    Raises:
+        ValueError: a checkpoint does not load safely, or it and the first are of different models: in their
+            configuration, in the names, shapes or types of their parameters, or in integers, which have no mean.
+    """
+    import torch
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+    from omegaconf import OmegaConf
+    from tqdm import tqdm
+
+    for index, path in enumerate(tqdm(paths, desc="averaging", unit="checkpoint", disable=None)):
+        state = load_checkpoint_to_cpu(path)
+        if index == 0:
+            result, kind = state, model_kind(state)
+            total = {name: tensor.to(mean_type(tensor)) for name, tensor in state["model"].items()}
+            continue
+        other = model_kind(state)
+        for name in [*kind, *(name for name in other if name not in kind)]:
+            if kind.get(name, "missing") != other.get(name, "missing"):
+                raise ValueError(
+                    f"{paths[0]} and {path} are of different models: {name} is {kind.get(name, 'missing')} "
+                    f"in the first and {other.get(name, 'missing')} in the second"
+                )
+        for name, tensor in state["model"].items():
+            if tensor.is_floating_point():
+                total[name] += tensor
+            elif not torch.equal(total[name], tensor):
+                raise ValueError(f"{paths[0]} and {path} differ in {name}, whose integers have no mean")
+
+    for name, tensor in result["model"].items():
+        if tensor.is_floating_point():
+            result["model"][name] = (total[name] / len(paths)).to(tensor.dtype)
+    result["args"] = None  # its contents are in the configuration
+    result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=True, enum_to_str=True)
+    result.pop("last_optimizer_state", None)
+    return result
+
+
+def mean_type(tensor):
+    """The type to sum in: float32, or float64 for float64; an integer's own."""
+    import torch
+
+    return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+
+
+def model_kind(state: dict) -> dict:
+    """What checkpoints to be averaged must share: the model's own configuration, and its parameters' shapes and types.
+
+    A model without a dataclass keeps every argument of the training in its configuration. Its own are those that no
+    other section (optimization, dataset …) has.
+    """
+    from omegaconf import OmegaConf
+
+    sections = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    model = sections.pop("model")
+    model = vars(model) if isinstance(model, argparse.Namespace) else model
+    foreign = {"model", *sections}.union(*(section for section in sections.values() if isinstance(section, dict)))
+    own = {name: value for name, value in model.items() if name not in foreign}
+    return own | {name: f"{tensor.dtype} {list(tensor.shape)}" for name, tensor in state["model"].items()}

@@ -1,0 +1,83 @@
+"""Train with several workers: one process for each GPU, or several on the CPU, on one machine or on many.
+
+    fairseq-lowrank launch --workers 8 -- fairseq-train DATA --arch lowrank_transformer …
+
+It starts torchrun, which starts the workers; the updates are those of one process with --update-freq N times as
+large for N workers. Without a GPU, or with --cpu after the dashes, the workers share the CPU and talk over gloo.
+This command adds --user-dir where it is missing and is otherwise the same as
+
+    torchrun --standalone --nproc-per-node 8 -m fairseq_cli.train DATA --user-dir … --arch lowrank_transformer …
+
+On several machines, run it once on each; the first one's name and a free port bring them together:
+
+    fairseq-lowrank launch --workers 8 --nodes 2 --rendezvous node1:29500 -- fairseq-train DATA …
+
+Under Slurm, in a script for sbatch with --nodes 2 --ntasks-per-node 1 --gpus-per-node 8:
+
+    first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    srun fairseq-lowrank launch --workers 8 --nodes "$SLURM_NNODES" --rendezvous "$first:29500" -- fairseq-train DATA …
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+NAME = "launch"
+HELP = "train with several workers, on GPUs, on the CPU or on several machines"
+
+MODULES = {"fairseq-train": "fairseq_cli.train", "fairseq-validate": "fairseq_cli.validate"}
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--workers", type=int, metavar="N", help="workers on this machine (default: its GPUs)")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: %(default)s)")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="with --nodes: the first machine and a free port")
+    parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
+    parser.add_argument("fairseq_command", nargs=argparse.REMAINDER, metavar="-- fairseq-train …")
+
+
+def run(args) -> None:
+    command = torchrun(args)
+    print(shlex.join(command), flush=True)
+    if not args.dry_run:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers(args))))
+        os.execv(command[0], command)
+
+
+def workers(args) -> int:
+    """How many workers to start on this machine: as asked, or one for each GPU."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if args.workers is None:
+        if gpus == 0:
+            raise ValueError("--workers is needed on a machine without a GPU, for instance --workers 2")
+        return gpus
+    if args.workers < 1:
+        raise ValueError(f"--workers {args.workers}: at least 1")
+    if args.workers > gpus > 0 and "--cpu" not in args.fairseq_command:
+        raise ValueError(f"--workers {args.workers}, but this machine has {gpus} GPUs; --cpu at the end trains without")
+    return args.workers
+
+
+def torchrun(args) -> list[str]:
+    """The torchrun command for these arguments."""
+    name, *rest = [part for part in args.fairseq_command if part != "--"] or [""]
+    if Path(name).name not in MODULES:
+        raise ValueError(f"after -- comes one of {', '.join(MODULES)} and its arguments, not {name or 'nothing'}")
+    if args.nodes < 1:
+        raise ValueError(f"--nodes {args.nodes}: at least 1")
+    if (args.nodes > 1) != bool(args.rendezvous):
+        raise ValueError("--nodes above 1 and --rendezvous HOST:PORT go together")
+    if args.rendezvous:
+        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", "fairseq-lowrank"]
+    else:
+        meeting = ["--standalone"]
+    if not any(part.partition("=")[0] == "--user-dir" for part in rest):
+        rest += ["--user-dir", str(Path(__file__).resolve().parent.parent)]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", str(args.nodes)),
+        *("--nproc-per-node", str(workers(args)), *meeting, "-m", MODULES[Path(name).name], *rest),
+    ]
