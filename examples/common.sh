@@ -1,30 +1,99 @@
-# Sourced by every recipe. A recipe says which paper and table it runs, its common flags and its rows; this does the rest:
+# Sourced by every recipe. A recipe names its paper and table, sets the flags that all rows share, and lists its rows:
 #
 #   source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
-#   PAPER=mixhead TABLE=4 SPLIT=test_2016_flickr CORPUS=multi30k
-#   COMMON=(--max-tokens 4096 …)                 fairseq-train flags of every row
-#   row mha --arch lowrank_transformer_iwslt_de_en --attention mha
-#   translation_rows
+#   PAPER=mixhead TABLE=table4 CORPUS=iwslt14
+#   COMMON=(--max-tokens 4096 …)                               flags of fairseq-train
+#   row h4-mha --arch lowrank_transformer_iwslt_de_en --attention mha
+#   translation_rows                                           or language_model_rows
 #
-# From outside: ROWS="mha mixhead-a" (a selection), SEED=1, THREADS=2, SMOKE=1 (first and last row, small and short, in
-# minutes), DRY_RUN=1 (print the commands only), RESULTS=file.jsonl, EXTRA="--fp16 …" (more fairseq-train flags),
-# LOWRANK_DATA (published corpora), LOWRANK_WORK (prepared corpora, checkpoints, logs; outside the repository).
+# From outside:
+#   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
+#   DRY_RUN=1                    print the commands only         THREADS=2
+#   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
+#   EXTRA="--fp16 …"             more flags of fairseq-train      WORKERS=4    processes that prepare the corpus
+#   GPUS=8                       batches are split over them (default: all GPUs here, which fairseq-train uses)
+#   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl)
+#   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
+#
 # A row whose line is in RESULTS is skipped; one that was interrupted goes on from its last checkpoint.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 SEED="${SEED:-1}" SMOKE="${SMOKE:-}" DRY_RUN="${DRY_RUN:-}" EXTRA="${EXTRA:-}"
 export OMP_NUM_THREADS="${THREADS:-$(nproc)}"
+USER_DIR="$ROOT/fairseq_lowrank"
+LOGGING=(--no-progress-bar --log-format simple --log-interval 50)
 ROW_NAMES=()
 declare -A ROW_FLAGS ROW_CORPUS
 
-# row NAME FLAGS…: declare a row; it is trained on the CORPUS set at this moment.
+# ---- what recipes call
+
+# row NAME FLAGS…: declare a row, trained on the CORPUS that is set now.
 row() {
     ROW_NAMES+=("$1")
     ROW_CORPUS["$1"]="$CORPUS"
     ROW_FLAGS["$1"]="${*:2}"
 }
 
-# heads H [DECODER_H]: flags for H attention heads everywhere.
-heads() { echo "--encoder-attention-heads $1 --decoder-attention-heads ${2:-$1}"; }
+# heads N: N attention heads in encoder and decoder.
+heads() { echo "--encoder-attention-heads $1 --decoder-attention-heads $1"; }
+
+# layers N, width N: N layers, or embeddings of size N, in encoder and decoder.
+layers() { echo "--encoder-layers $1 --decoder-layers $1"; }
+width() { echo "--encoder-embed-dim $1 --decoder-embed-dim $1"; }
+ffn() { echo "--encoder-ffn-embed-dim $1 --decoder-ffn-embed-dim $1"; }
+
+# lm_width N: a language model of width N throughout.
+lm_width() { echo "--decoder-embed-dim $1 --decoder-input-dim $1 --decoder-output-dim $1"; }
+
+# batch N TOTAL: N tokens at a time on each GPU, and as many such steps that an update sees TOTAL tokens.
+batch() {
+    local gpus="${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c . || true)}"
+    local updates=$(($2 / ($1 * (gpus > 0 ? gpus : 1))))
+    echo "--max-tokens $1 --update-freq $((updates > 0 ? updates : 1))"
+}
+
+# translation_rows: run the rows and score them on the test set with beam search (GENERATE: flags of fairseq-generate,
+# default --beam 5), and on the validation set too where VALID is set.
+translation_rows() { run_rows translation; }
+
+# language_model_rows: run the rows and score them with fairseq-eval-lm.
+language_model_rows() { run_rows language_model; }
+
+# report OPTIONS…: the results of this paper beside the published values.
+report() { command_line report "$(results_file)" --paper "$PAPER" "$@"; }
+
+# command_line COMMAND OPTIONS…: print a command of fairseq-lowrank and run it, unless this is a dry run.
+command_line() {
+    printf '+ fairseq-lowrank %s\n' "$*" >&2
+    if [ -z "$DRY_RUN" ]; then python -m fairseq_lowrank.cli "$@"; fi
+}
+
+# ---- what a smoke run changes: the corpus, sizes and lengths; nothing else does, anywhere
+
+smoke_translation() { # FLAGS…
+    local wide=$((8 * $(last_value --encoder-attention-heads 4 "$@")))
+    echo "$(layers 1) $(width $wide) $(ffn 64) --max-tokens 1024 --update-freq 1 --max-update 20 --warmup-updates 5"
+}
+
+smoke_language_model() { # FLAGS…
+    local wide=$((8 * $(last_value --decoder-attention-heads 8 "$@")))
+    echo "--decoder-layers 1 $(lm_width $wide) --decoder-ffn-embed-dim 64 --tokens-per-sample 32 --max-tokens 512" \
+        "--update-freq 1 --max-update 10 --warmup-updates 2"
+    case " $* " in *" lowrank_transformer_lm_wiki103 "* | *_lm_gbw* | *--adaptive-input*)
+        echo "--adaptive-input-cutoff 2000,10000 --adaptive-softmax-cutoff 2000,10000" ;;
+    esac
+    case " $* " in *--embed-rank*) echo "--embed-rank 4" ;; esac
+}
+
+smoke_corpus() { # KIND CORPUS
+    case "$1 $2" in
+        "translation "*-x*) echo "multi30k-x${2##*-x}" ;;
+        translation*) echo multi30k ;;
+        *-bpe*) echo "brown-bpe${2##*-bpe}" ;;
+        *) echo brown ;;
+    esac
+}
+
+# ---- the parts of a run
 
 # logged FILE COMMAND…: print the command and, unless this is a dry run, run it: all it says goes to FILE, its epochs to
 # the terminal too.
@@ -38,33 +107,62 @@ logged() {
     }
 }
 
-# SMOKE=1 changes data (a slice of Multi30k), sizes and updates, nothing else, and only here.
-smoke_translation() { # HEADS
-    local width=$(($1 * 4 > 32 ? $1 * 4 : 32))
-    echo "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim $width --decoder-embed-dim $width" \
-        "--encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 --max-update 20 --warmup-updates 5 --max-tokens 1024"
+# prepare CORPUS: the preparation script for a name such as iwslt14, multi30k-x10, wikitext-103 or brown-bpe500.
+prepare() {
+    local name="$1" flags=(--workers "${WORKERS:-1}")
+    if [[ "$name" =~ ^(.+)-x([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--join "${BASH_REMATCH[2]}"); fi
+    if [[ "$name" =~ ^(.+)-bpe([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--pieces "${BASH_REMATCH[2]}"); fi
+    if [[ "$name" =~ ^(wikitext)-([0-9]+)$ ]]; then name=wikitext flags+=(--size "${BASH_REMATCH[2]}"); fi
+    printf '+ %s\n' "scripts/prepare_$name.sh ${flags[*]}" >&2
+    if [ -z "$DRY_RUN" ]; then "$ROOT/scripts/prepare_$name.sh" "${flags[@]}" >/dev/null; fi
 }
 
-results_file() {
-    if [ -n "${RESULTS:-}" ]; then echo "$RESULTS"
-    elif [ -n "$SMOKE" ]; then echo "$LOWRANK_WORK/smoke/results/$PAPER.jsonl"
-    else echo "$ROOT/results/$PAPER.jsonl"; fi
+# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped.
+train() {
+    logged "$2/train.log" fairseq-train "$1" --user-dir "$USER_DIR" --save-dir "$2/checkpoints" "${@:3}"
+}
+
+# generate DATA RUN SPLIT: beam search with the best checkpoint, into RUN/generate-SPLIT.out.
+generate() {
+    local pieces=subword_nmt
+    case "$1" in */multi30k*) pieces=sentencepiece ;; esac
+    rm -f "$2/generate-$3.out"
+    logged "$2/generate-$3.out" fairseq-generate "$1" --user-dir "$USER_DIR" --gen-subset "$3" --seed "$SEED" \
+        --path "$2/checkpoints/checkpoint_best.pt" --remove-bpe "$pieces" --max-tokens 4096 ${GENERATE:---beam 5}
+}
+
+# evaluate DATA RUN SPLIT FLAGS…: perplexity of the best checkpoint, into RUN/evaluate-SPLIT.out.
+evaluate() {
+    rm -f "$2/evaluate-$3.out"
+    logged "$2/evaluate-$3.out" fairseq-eval-lm "$1" --user-dir "$USER_DIR" --gen-subset "$3" "${@:4}" \
+        --path "$2/checkpoints/checkpoint_best.pt"
 }
 
 results() { python -m fairseq_lowrank.data.results "$@"; }
 
-# selected_rows: the rows to run, after ROWS, SMOKE and what is finished already.
+results_file() {
+    if [ -n "${RESULTS:-}" ]; then
+        echo "$RESULTS"
+    elif [ -n "$SMOKE" ]; then
+        echo "$LOWRANK_WORK/smoke/results/$PAPER.jsonl"
+    else
+        echo "$ROOT/results/$PAPER.jsonl"
+    fi
+}
+
+# selected_rows: the rows to run: all, ROWS, or the outermost for SMOKE, less those whose line is there.
 selected_rows() {
-    local names=("${ROW_NAMES[@]}") finished name
-    if [ -n "$SMOKE" ]; then names=("${names[0]}" "${names[-1]}"); fi
+    local names=("${ROW_NAMES[@]}") finished="" name
+    if [ -n "$SMOKE" ]; then names=("${ROW_NAMES[0]}" "${ROW_NAMES[-1]}"); fi
     if [ -n "${ROWS:-}" ]; then read -ra names <<<"$ROWS"; fi
-    finished=" $(results finished --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --seed "$SEED" | tr '\n' ' ') "
+    if [ -z "$DRY_RUN" ]; then
+        finished="$(results finished --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --seed "$SEED")"
+    fi
     for name in "${names[@]}"; do
         if [ -z "${ROW_FLAGS[$name]:-}" ]; then
             echo "no row '$name' here; rows: ${ROW_NAMES[*]}" >&2
             return 2
-        fi
-        if [[ -z "$DRY_RUN" && "$finished" == *" $name "* ]]; then
+        elif grep -qxF -e "$name" <<<"$finished"; then
             echo "$name (seed $SEED): done already, see $(results_file)" >&2
         else
             echo "$name"
@@ -72,56 +170,66 @@ selected_rows() {
     done
 }
 
-# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped.
-train() {
-    logged "$2/train.log" fairseq-train "$1" --user-dir "$ROOT/fairseq_lowrank" --save-dir "$2/checkpoints" "${@:3}"
-}
-
-# generate DATA RUN: beam search on the test set with the best checkpoint, into RUN/generate.out.
-generate() {
-    rm -f "$2/generate.out"
-    logged "$2/generate.out" fairseq-generate "$1" --user-dir "$ROOT/fairseq_lowrank" \
-        --path "$2/checkpoints/checkpoint_best.pt" --gen-subset test --beam 5 --max-tokens 4096 \
-        --remove-bpe sentencepiece --seed "$SEED"
-}
-
-translation_rows() {
-    local name selected
-    selected="$(selected_rows)"
-    for name in $selected; do translation_row "$name"; done
-}
-
-translation_row() {
-    local name="$1" corpus="${ROW_CORPUS[$1]}" flags data run
-    flags="${ROW_FLAGS[$name]} ${COMMON[*]} --seed $SEED $EXTRA"
-    if [ -n "$SMOKE" ]; then flags+=" $(smoke_translation "$(last_value --encoder-attention-heads $flags)")" corpus=multi30k; fi
-    flags="$(xargs <<<"$flags")"
-    data="$LOWRANK_WORK/data/$corpus"
-    run="$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$name-seed$SEED"
-    if [ -n "$DRY_RUN" ]; then
-        train "$data/bin" "$run" $flags
-        generate "$data/bin" "$run"
-        return
-    fi
-    mkdir -p "$run"
-    (
-        flock -n 9 || { echo "$name (seed $SEED): another process is at it" >&2; exit 0; }
-        "$ROOT/scripts/prepare_$corpus.sh" >/dev/null
-        train "$data/bin" "$run" $flags
-        generate "$data/bin" "$run"
-        results bleu --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --row "$name" --seed "$SEED" \
-            --flags "$flags" --log "$run/train.log" --generated "$run/generate.out" --references "$data/tok/test.en" \
-            --split "$SPLIT" ${SMOKE:+--smoke}
-    ) 9>"$run/lock"
-}
-
-# last_value FLAG FLAGS…: the value that counts where a flag is given several times.
+# last_value FLAG DEFAULT FLAGS…: the value of a flag; where it is given several times, the last.
 last_value() {
-    local flag="$1" value=4
-    shift
-    while [ $# -gt 0 ]; do
+    local flag="$1" value="$2"
+    shift 2
+    while [ $# -gt 1 ]; do
         if [ "$1" = "$flag" ]; then value="$2"; fi
         shift
     done
     echo "$value"
+}
+
+run_rows() { # KIND
+    local name selected
+    selected="$(selected_rows)"
+    for name in $selected; do run_row "$1" "$name"; done
+}
+
+run_row() { # KIND NAME
+    local kind="$1" name="$2" corpus="${ROW_CORPUS[$2]}" flags data run
+    read -ra flags <<<"${ROW_FLAGS[$name]} ${COMMON[*]} --seed $SEED ${LOGGING[*]} $EXTRA"
+    if [ -n "$SMOKE" ]; then
+        corpus="$(smoke_corpus "$kind" "$corpus")"
+        flags+=($("smoke_$kind" "${flags[@]}"))
+    fi
+    data="$LOWRANK_WORK/data/$corpus"
+    run="$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$name-seed$SEED"
+    if [ -z "$DRY_RUN" ]; then mkdir -p "$run"; else run_parts "$@"; return; fi
+    (
+        flock -n 9 || { echo "$name (seed $SEED): another process is at it" >&2; exit 0; }
+        run_parts "$@"
+    ) 9>"$run/lock"
+}
+
+run_parts() { # KIND NAME; the rest is run_row's
+    prepare "$corpus"
+    train "$data/bin" "$run" "${flags[@]}"
+    "score_$kind"
+}
+
+score_translation() {
+    local target options=() split
+    target="$(last_value --target-lang en "${flags[@]}")"
+    for split in ${VALID:+valid} test; do generate "$data/bin" "$run" "$split"; done
+    if [ -n "${VALID:-}" ]; then options+=(--valid "$run/generate-valid.out" --valid-references "$data/tok/valid.$target"); fi
+    # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
+    if [ -f "$data/raw/test.$target" ]; then options+=(--raw-references "$data/raw/test.$target" --language "$target"); fi
+    record bleu --generated "$run/generate-test.out" --references "$data/tok/test.$target" "${options[@]}"
+}
+
+# The context window is fairseq's 400 of 512 in proportion, unless CONTEXT sets it.
+score_language_model() {
+    local length
+    length="$(last_value --tokens-per-sample 512 "${flags[@]}")"
+    evaluate "$data/bin" "$run" test --tokens-per-sample "$length" --context-window "${CONTEXT:-$((length * 25 / 32))}" \
+        --max-tokens "$((length > 2048 ? length : 2048))"
+    record perplexity --evaluated "$run/evaluate-test.out"
+}
+
+record() { # METRIC OPTIONS…
+    if [ -n "$DRY_RUN" ]; then return; fi
+    results "$1" --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --row "$name" --seed "$SEED" \
+        --flags "${flags[*]}" --log "$run/train.log" --checkpoint "$run/checkpoints/checkpoint_best.pt" --split "${SPLIT:-test}" "${@:2}" ${SMOKE:+--smoke}
 }

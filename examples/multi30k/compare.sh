@@ -6,12 +6,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 PAPER=multi30k TABLE=compare SPLIT=test_2016_flickr CORPUS=multi30k
 COMMON=(
     --source-lang de --target-lang en --share-all-embeddings
-    --encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 256 --decoder-embed-dim 256
-    --encoder-ffn-embed-dim 512 --decoder-ffn-embed-dim 512 --dropout 0.2
+    $(layers 3) $(width 256) $(ffn 512) --dropout 0.2
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas 0.9,0.98 --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 400
     --max-tokens 4096 --max-epoch 12 --no-epoch-checkpoints
-    --no-progress-bar --log-format simple --log-interval 50
 )
 OURS="--arch lowrank_transformer_iwslt_de_en"
 row stock --arch transformer_iwslt_de_en $(heads 4)

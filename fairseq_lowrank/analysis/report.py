@@ -150,6 +150,9 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     for (_, _, split), line in latest.items():
         for metric, value in scores_of(line).items():
             values.setdefault((metric, split), []).append(value)
+        for metric in ("perplexity", "tokenised_bleu"):
+            if line.get(f"valid_{metric}") is not None:
+                values.setdefault((metric, "valid"), []).append(line[f"valid_{metric}"])
     speeds = [line["tokens_per_second"] for line in latest.values() if line["tokens_per_second"]]
     last = list(latest.values())[-1]
     return {

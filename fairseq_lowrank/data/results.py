@@ -50,7 +50,7 @@ def read_training_log(path: Path) -> dict:
 
     Returns `parameters`, `updates`, `tokens_per_second` (target tokens over the time spent in training steps, so
     validation and saving do not count) and `epochs`, one dict for each finished epoch with `updates`,
-    `train_loss` and `valid_loss` (both in base 2), in order.
+    `train_loss`, `valid_loss` (both in base 2) and `valid_perplexity`, in order.
     """
     parameters, epochs = None, {}
     for text in read_lines(path):
@@ -69,7 +69,8 @@ def read_training_log(path: Path) -> dict:
         tokens += train["wpb"] * (updates - before)
         seconds += train["train_wall"]
         before = updates
-        curve.append({"updates": updates, "train_loss": train["loss"], "valid_loss": valid.get("loss")})
+        point = {"updates": updates, "train_loss": train["loss"], "valid_loss": valid.get("loss")}
+        curve.append(point | {"valid_perplexity": valid.get("ppl")})
     return {
         "parameters": parameters,
         "updates": before,
@@ -89,23 +90,31 @@ def read_hypotheses(path: Path) -> list[str]:
     return [found[index] for index in range(len(found))]
 
 
-def bleu(hypotheses: list[str], references: list[str]) -> dict:
-    """BLEU of tokenised text: sacrebleu as it stands (`value`, with its signature), and on the tokens as they are.
+def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = None, language: str = "en") -> dict:
+    """BLEU of tokenised hypotheses, by sacrebleu (`value`, with its signature) and on the tokens as they are.
 
-    sacrebleu's own 13a tokenisation, its default, runs over the tokenised text; `tokenised_bleu` takes the tokens
-    as given (`tokenize=none`), which is what multi-bleu.perl and most papers of the time report.
+    sacrebleu tokenises by itself (13a, its default). It is given detokenised hypotheses and the publisher's text
+    where that is known (`raw`), without case where the hypotheses have none, and else both sides tokenised.
+    `tokenised_bleu` takes the tokens as they are, as multi-bleu.perl and most papers of the time did.
     """
     from sacrebleu.metrics import BLEU
+    from sacremoses import MosesDetokenizer
 
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    # Both sides are tokenised on purpose, so sacrebleu's warning about that (force) says nothing new.
-    standard, tokens = BLEU(force=True), BLEU(tokenize="none", force=True)
-    value = standard.corpus_score(hypotheses, [references])
+    given, lowercase = hypotheses, False
+    if raw is not None:
+        detokenise = MosesDetokenizer(language).detokenize
+        given = [detokenise(line.split()) for line in hypotheses]
+        lowercase = not any(line != line.lower() for line in hypotheses)
+    for text in (references, raw):
+        if text is not None and len(text) != len(hypotheses):
+            raise ValueError(f"{len(hypotheses)} hypotheses for {len(text)} references")
+    # Where both sides are tokenised, that is on purpose: force keeps sacrebleu from warning of it.
+    standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
     return {
         "metric": "sacrebleu",
-        "value": round(value.score, 2),
+        "value": round(standard.corpus_score(given, [raw or references]).score, 2),
         "signature": str(standard.get_signature()),
+        "text": "tokenised" if raw is None else "detokenised",
         "tokenised_bleu": round(tokens.corpus_score(hypotheses, [references]).score, 2),
         "tokenised_signature": str(tokens.get_signature()),
     }
@@ -132,15 +141,31 @@ def versions() -> dict:
     return found
 
 
+def attention_parameters(checkpoint: Path) -> int:
+    """Attention parameters in a checkpoint, output projections included, without biases."""
+    import torch
+
+    model = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
+    attention = re.compile(r"\b(self_attn|encoder_attn)\.(\w_proj|out_proj|head_embeddings|mixing)\.(?!bias)")
+    return sum(tensor.numel() for name, tensor in model.items() if attention.search(name))
+
+
 def record(args: argparse.Namespace) -> None:
+    """Append the line of a finished run."""
+    run = read_training_log(args.log)
+    curve = run.pop("epochs")
     if args.command == "bleu":
         hypotheses = read_hypotheses(args.generated)
-        score = bleu(hypotheses, read_lines(args.references))
+        raw = list(read_lines(args.raw_references)) if args.raw_references else None
+        score = bleu(hypotheses, list(read_lines(args.references)), raw, args.language)
+        if args.valid:
+            valid = bleu(read_hypotheses(args.valid), list(read_lines(args.valid_references)))
+            score |= {"valid_tokenised_bleu": valid["tokenised_bleu"]}
         write_lines(args.generated.with_suffix(".txt"), hypotheses)
     else:
         score = read_perplexity(args.evaluated)
-    run = read_training_log(args.log)
-    curve = run.pop("epochs")
+        found = [point["valid_perplexity"] for point in curve if point["valid_perplexity"] is not None]
+        score |= {"valid_perplexity": min(found, default=None)}
     flags = args.flags.split()
     line = {
         "paper": args.paper,
@@ -157,6 +182,8 @@ def record(args: argparse.Namespace) -> None:
         "date": datetime.date.today().isoformat(),
         "curve": curve,
     }
+    if args.checkpoint:
+        line["attention_parameters"] = attention_parameters(args.checkpoint)
     append_result(args.file, line)
     print(f"{args.row}: {line['metric']} {line['value']} ({run['parameters']:,} parameters)")
 
@@ -174,10 +201,15 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--flags", required=True, help="fairseq-train's flags, in one string")
     run.add_argument("--log", type=Path, required=True, help="what fairseq-train printed")
     run.add_argument("--split", required=True, help="what the score was measured on")
+    run.add_argument("--checkpoint", type=Path, help="whose attention parameters are counted")
     run.add_argument("--smoke", action="store_true", help="a trial at another scale")
     one = subparsers.add_parser("bleu", parents=[run], help="score a translation run and append its line")
     one.add_argument("--generated", type=Path, required=True, help="what fairseq-generate printed")
     one.add_argument("--references", type=Path, required=True, help="tokenised references, in corpus order")
+    one.add_argument("--raw-references", type=Path, help="the publisher's references, for detokenised hypotheses")
+    one.add_argument("--language", default="en", help="of the hypotheses, for detokenising (%(default)s)")
+    one.add_argument("--valid", type=Path, help="what fairseq-generate printed for the validation set")
+    one.add_argument("--valid-references", type=Path, help="its tokenised references")
     one = subparsers.add_parser("perplexity", parents=[run], help="append the line of a language model run")
     one.add_argument("--evaluated", type=Path, required=True, help="what fairseq-eval-lm printed")
     subparsers.add_parser("finished", parents=[common], help="print the rows that have a line, one a line")

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The Brown corpus, word by word: every way of attention in one small language model (4 layers, d 256, n 256, adaptive
+# input, tied), equally many updates for all, and once more with 32 heads of size 8, where the low-rank bottleneck bites.
+# About 20 minutes a row on 2 cores. Settings from outside: see ../common.sh.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+PAPER=brown TABLE=compare CORPUS=brown CONTEXT=128
+COMMON=(
+    --arch lowrank_transformer_lm --task language_modeling --sample-break-mode none --tokens-per-sample 256
+    --decoder-layers 4 $(lm_width 256) --decoder-ffn-embed-dim 1024 --dropout 0.3
+    --adaptive-input --adaptive-input-cutoff 5000,20000 --tie-adaptive-weights --tie-adaptive-proj
+    --criterion adaptive_loss --adaptive-softmax-cutoff 5000,20000
+    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25 --weight-decay 0.01
+    --lr 1e-3 --lr-scheduler cosine --warmup-updates 200 --warmup-init-lr 1e-07
+    --max-tokens 2048 --max-update 3000 --no-epoch-checkpoints
+)
+row mha --attention mha --decoder-attention-heads 4
+row sigsoftmax --attention mha --attention-activation sigsoftmax --decoder-attention-heads 4
+for attention in mixhead-a mixhead-b mhe-mul; do
+    row $attention --attention $attention --decoder-attention-heads 4
+done
+row fixedhead --attention fixedhead --head-dim 128 --decoder-attention-heads 4
+for attention in mha mixhead-a mixhead-b; do
+    row $attention-h32 --attention $attention --decoder-attention-heads 32
+done
+language_model_rows

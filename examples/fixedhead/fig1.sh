@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Fixed multi-head attention paper, figure 1 (§4.2): LM1B in 32k sub-words, n 256, 6 layers. Baseline: embedding sizes 256
+# to 512, head size d/h. Fixed head size: d 256, head size 32, 4 to 70 heads.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=fixedhead TABLE=fig1 CORPUS=lm1b-bpe32000
+for d in 256 320 384 448 512; do
+    for h in 4 8 16 32; do
+        row d$d-h$h-mha --arch lowrank_transformer_lm_lm1b_small --attention mha --decoder-attention-heads $h \
+            --head-dim $((d / h)) $(lm_width $d) --decoder-ffn-embed-dim $((4 * d))
+    done
+done
+for h in 4 8 16 24 32 48 64 70; do
+    row h$h-fixedhead --arch lowrank_transformer_lm_lm1b_small --attention fixedhead --decoder-attention-heads $h
+done
+COMMON=("${LM1B_SMALL[@]}")
+language_model_rows

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Mixhead paper, table 1: WikiText-103 with the vanilla Transformer and Baevski and Auli's, n 512, with and without
+# Mixhead and sigsoftmax. For settings from outside see ../common.sh.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=mixhead TABLE=table1 CORPUS=wikitext-103
+
+# model NAME FLAGS…: the six rows of a model.
+model() {
+    local attention
+    for attention in mha mixhead-a mixhead-b; do
+        row "$1-$attention" "${@:2}" --attention $attention
+        row "$1-$attention-sigsoftmax" "${@:2}" --attention $attention --attention-activation sigsoftmax
+    done
+}
+model vanilla --arch lowrank_transformer_lm_wiki103_vanilla "${VANILLA_LM[@]}"
+model baevski --arch lowrank_transformer_lm_wiki103 "${BAEVSKI[@]}"
+COMMON=(--tokens-per-sample 512)
+language_model_rows

@@ -1,0 +1,47 @@
+# Training settings that several recipes share, each with its source. Sourced after common.sh.
+
+# IWSLT'14: fairseq's recipe for it (examples/translation/README.md). The Mixhead paper (§4.2.3) gives the sizes and says
+# no more; fairseq's recipe sets no end, 50 epochs is ours.
+IWSLT14=(
+    --source-lang de --target-lang en --share-decoder-input-output-embed
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --dropout 0.3 --weight-decay 0.0001
+    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.0
+    --lr 5e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000 $(batch 4096 4096)
+    --max-epoch 50 --no-epoch-checkpoints
+)
+
+# WMT'14: fairseq's recipe for Vaswani et al. (2017) (examples/scaling_nmt/README.md, the lr of its base model);
+# 25,000 tokens an update, as in that paper.
+WMT14=(
+    --source-lang en --target-lang de --share-all-embeddings
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.0
+    --lr 0.0007 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 3584 25088)
+    --save-interval-updates 5000 --keep-interval-updates 5 --no-epoch-checkpoints
+)
+
+# Vanilla Transformer language model: fairseq's recipe (examples/language_model/README.md), 32,768 tokens an update.
+VANILLA_LM=(
+    --task language_modeling --sample-break-mode none
+    --dropout 0.1 --optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --clip-norm 0.0
+    --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 2048 32768)
+    --max-update 50000 --no-epoch-checkpoints
+)
+
+# Baevski and Auli (2019) as published in fairseq (examples/language_model/README.adaptive_inputs.md): 8 GPUs × 3,072
+# tokens × 3. The Mixhead paper (§4.1.2) halves the effective batch, so it is 36,864 tokens here.
+BAEVSKI=(
+    --task language_modeling --sample-break-mode none --criterion adaptive_loss
+    --optimizer nag --lr 1.0 --min-lr 0.0001 --lr-scheduler cosine --t-mult 2 --lr-period-updates 270000 --lr-shrink 0.75
+    --warmup-updates 16000 --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --clip-norm 0.1 $(batch 3072 36864)
+    --max-update 286000 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
+)
+
+# The fixed multi-head attention paper's language model (§4.1): n 256, Adam, tensor2tensor. The rest is fairseq's recipe
+# for a vanilla Transformer and 300,000 updates: the text at hand gives no more.
+LM1B_SMALL=("${VANILLA_LM[@]}" --tokens-per-sample 256 --max-update 300000)
+
+# The vocabulary bottleneck paper's language models (§5): 1M updates, untied. Its training text, Wikipedia, BookCorpus and
+# OpenWebText, is not published as one: raw WikiText-103 takes its place. The rest is fairseq's recipe for a vanilla
+# Transformer, since the text at hand has no appendix.
+VOCABULARY_LM=(--arch lowrank_transformer_lm "${VANILLA_LM[@]}" --tokens-per-sample 512 --max-update 1000000)

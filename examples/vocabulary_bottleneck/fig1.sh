@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Vocabulary bottleneck paper, figure 1 (§5.2.1): depth 24 against 48, 5M to 110M parameters, with vocabularies of 257
+# (bytes), 500 and 2,000 pieces. The smaller the vocabulary, the earlier the deeper model wins. Losses compare within a
+# vocabulary only.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=vocabulary_bottleneck TABLE=fig1
+for vocabulary in 257 500 2000; do
+    CORPUS=wikitext-103-bpe$vocabulary
+    # Widths at equal size: 12·L·d² is 5M, 12M, 24M, 48M, 73M and 107M.
+    for d in 136 200 288 408 504 608; do
+        row v$vocabulary-l24-d$d --decoder-layers 24 $(lm_width $d) --decoder-ffn-embed-dim $((4 * d))
+    done
+    for d in 96 144 200 288 360 432; do
+        row v$vocabulary-l48-d$d --decoder-layers 48 $(lm_width $d) --decoder-ffn-embed-dim $((4 * d))
+    done
+done
+COMMON=("${VOCABULARY_LM[@]}" --decoder-attention-heads 8)
+language_model_rows

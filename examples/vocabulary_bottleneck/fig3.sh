@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Vocabulary bottleneck paper, figure 3 (§5.2.2): as figure 1 with 2,000 pieces, but the input embedding has rank 500.
+# Models no wider than that are figure 1's own.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=vocabulary_bottleneck TABLE=fig3 CORPUS=wikitext-103-bpe2000
+
+# size DEPTH WIDTH
+size() {
+    row l$1-d$2 --decoder-layers $1 $(lm_width $2) --decoder-ffn-embed-dim $((4 * $2)) \
+        $([ "$2" -le 500 ] || echo --embed-rank 500)
+}
+for d in 288 408 504 608; do size 24 $d; done
+for d in 200 288 360 432; do size 48 $d; done
+COMMON=("${VOCABULARY_LM[@]}" --decoder-attention-heads 8)
+language_model_rows
