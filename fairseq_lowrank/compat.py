@@ -10,6 +10,7 @@ import functools
 import os
 import pickle
 import re
+import sys
 import types
 import typing
 import warnings
@@ -17,7 +18,7 @@ import warnings
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, optim, options, trainer
+from fairseq import checkpoint_utils, models, optim, options, trainer
 from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
 from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.distributed import utils as distributed_utils
@@ -35,7 +36,9 @@ def apply() -> None:
     """Apply every repair, once a process."""
     restore_numpy_names()
     load_checkpoints_safely()
+    explain_unfit_checkpoints()
     mend_parsed_arguments()
+    show_every_flag_in_help()
     evaluate_every_block()
     join_torchrun()
     quieten_hydra()
@@ -88,6 +91,10 @@ CHECKPOINT_CLASSES = [
 ]
 
 
+class CheckpointRefused(ValueError):
+    """A checkpoint is unsafe, unreadable or another model's: no fault of the program, so commands print one line."""
+
+
 def load_checkpoints_safely() -> None:
     """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else."""
     load, broadcast = checkpoint_utils.load_checkpoint_to_cpu, distributed_utils._broadcast_object_slow
@@ -98,7 +105,7 @@ def load_checkpoints_safely() -> None:
             with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
                 return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise ValueError(refusal(path, error)) from error
+            raise CheckpointRefused(refusal(path, error)) from error
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
@@ -117,6 +124,54 @@ def refusal(path: str, error: Exception) -> str:
             "code while loading. If you trust the file, convert it where it was written."
         )
     return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
+
+
+# torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
+def explain_unfit_checkpoints() -> None:
+    """Say in one line how a checkpoint differs from the model, and end commands with the line of a refused checkpoint."""
+    load, show = models.BaseFairseqModel.load_state_dict, sys.excepthook
+
+    @functools.wraps(load)
+    def load_state_dict(self, *args, **kwargs):
+        try:
+            return load(self, *args, **kwargs)
+        except RuntimeError as error:
+            if difference := differences(str(error)):
+                raise CheckpointRefused(difference) from error
+            raise
+
+    def excepthook(kind, error, traceback):
+        cause, message = error, ""
+        while cause is not None and not isinstance(cause, CheckpointRefused):
+            cause, message = cause.__cause__ or cause.__context__, f"{cause} "
+        if cause is None:
+            show(kind, error, traceback)
+        else:
+            print(f"{os.path.basename(sys.argv[0])}: error: {message}{cause}", file=sys.stderr)
+
+    models.BaseFairseqModel.load_state_dict = load_state_dict
+    sys.excepthook = excepthook
+
+
+def differences(message: str) -> str | None:
+    """What torch's ``message`` about a state that does not fit a model comes down to, or None if it is about other things."""
+
+    def count(names: list[str]) -> str:
+        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+    found = []
+    for kind, owner in ("Unexpected", "checkpoint"), ("Missing", "model"):
+        if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", message):
+            names = re.findall(r'"([^"]+)"', listed[1])
+            found.append(f"only the {owner} has {count(names)}")
+    shapes = re.findall(r"size mismatch for (\S+): .*?Size\((.*?)\) from checkpoint.*?Size\((.*?)\)", message)
+    if shapes:
+        name, theirs, ours = shapes[0]
+        more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
+        found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
+    if not found:
+        return None
+    return f"The checkpoint is of another model: {'; '.join(found)}. Give the flags that it was trained with"
 
 
 # fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too. And it accepts
@@ -169,6 +224,30 @@ def unworkable(args: argparse.Namespace) -> str | None:
         if config and not multihead_attention._xformers_available:
             return f"--{side}-xformers-att-config {config!r} needs the package xformers"
     return None
+
+
+# fairseq parses twice, the second time with the flags of the chosen model, task, criterion and optimizer, and would
+# print --help the first time, without them.
+def show_every_flag_in_help() -> None:
+    """Let ``--help`` wait for the flags of what ``--arch``, ``--task``, ``--optimizer`` … choose."""
+    parse = options.parse_args_and_arch
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
+        print_help, leave, first = parser.print_help, parser.exit, True
+
+        # fairseq calls this before the first parsing and before the second
+        def modify(parser):
+            nonlocal first
+            parser.print_help = (lambda: None) if first else print_help
+            parser.exit = (lambda status=0, message=None: status and leave(status, message)) if first else leave
+            first = False
+            if modify_parser is not None:
+                modify_parser(parser)
+
+        return parse(parser, input_args, *args, modify_parser=modify, **kwargs)
+
+    options.parse_args_and_arch = parse_args_and_arch
 
 
 # fairseq-eval-lm leaves out the blocks that are too long for the model, with a warning, and reports the perplexity

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 
-def overrides(parameter: nn.Parameter) -> dict[str, float]:
-    """The optimizer settings that a parameter has of its own."""
+def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
+    """The optimizer settings that a parameter has of its own: none without a parameter."""
     return getattr(parameter, "optim_overrides", {}).get("optimizer", {})
 
 
@@ -37,5 +37,8 @@ def split_groups(optimizer: torch.optim.Optimizer) -> None:
 
 
 def scale_learning_rate(group: dict, lr: float) -> None:
-    """Set the learning rate of a group to ``lr`` times the group's ``lr_scale``."""
-    group["lr"] = lr * group.get("lr_scale", 1.0)
+    """Set the learning rate of a group to ``lr`` times the ``lr_scale`` of its parameters.
+
+    The parameters are asked, not the group: a resumed group has the settings of its checkpoint.
+    """
+    group["lr"] = lr * overrides(next(iter(group["params"]), None)).get("lr_scale", 1.0)

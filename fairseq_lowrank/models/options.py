@@ -65,10 +65,9 @@ FLAGS: dict[str, tuple[type, dict, str]] = {
 
 def add_attention_args(parser: argparse.ArgumentParser) -> None:
     """Declare the attention flags, without defaults: architectures and :class:`AttentionOptions` have those."""
-    group = parser.add_argument_group("attention")
     for name, (kind, details, text) in FLAGS.items():
         options = {"action": "store_true"} if kind is bool else {"type": kind, **details}
-        group.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **options)
 
 
 def dataclass_fields() -> list[tuple[str, type, object]]:
