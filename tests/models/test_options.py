@@ -1,0 +1,104 @@
+"""The attention flags: shown by --help, refused in one line, and built into every attention layer."""
+
+import pytest
+from omegaconf import OmegaConf
+
+pytest.importorskip("fairseq")
+
+from tiny_transformer import SIZES, arguments, build
+
+from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.models.options import FLAGS, SITES, AttentionOptions, as_namespace
+
+ARCH = "lowrank_transformer_iwslt_de_en"
+
+
+def specs(model):
+    """The specs of all layers at each site."""
+    layers = model.decoder.layers
+    return {
+        "encoder": {layer.self_attn.spec for layer in model.encoder.layers},
+        "decoder": {layer.self_attn.spec for layer in layers},
+        "cross": {layer.encoder_attn.spec for layer in layers},
+    }
+
+
+def test_help_shows_every_flag(capsys):
+    with pytest.raises(SystemExit) as exit:
+        arguments(ARCH, "--help")
+    text = capsys.readouterr().out
+    assert exit.value.code == 0
+    for name in FLAGS:
+        assert f"--{name.replace('_', '-')}" in text
+    for choice in ("mixhead-b", "head-embedding-mul", "sigsoftmax", "positionwise", "reference"):
+        assert choice in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--attention mixhead", "argument --attention: invalid choice: 'mixhead' (choose from"),
+        ("--head-mixing a", "argument --head-mixing: invalid choice: 'a' (choose from"),
+        ("--attention fixedhead", "'fixedhead' needs a head size (--head-dim N"),
+        ("--encoder-attention-heads 3", "encoder attention: embed_dim=512 is not divisible by num_heads=3"),
+        ("--decoder-attention-heads 3", "decoder attention: embed_dim=512 is not divisible by num_heads=3"),
+        ("--head-dim 0", "head_dim=0: expected a positive integer"),
+        ("--attention el --encoder-embed-dim 256", "cross attention: projection 'el' uses the hidden states as keys"),
+        ("--attention el --head-dim 64", "encoder attention: projection 'el' cuts the hidden states into heads"),
+        ("--attention-sites encoder,deocder", "--attention-sites 'encoder,deocder': expected a comma list of encoder"),
+        ("--attention-sites ,", "--attention-sites ',': expected a comma list of encoder"),
+        ("--mixing-lr-scale -1", "--mixing-lr-scale -1.0: expected a number >= 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_in_one_line_before_data_is_read(capsys, flags, message):
+    with pytest.raises(SystemExit) as exit:
+        arguments(ARCH, *flags.split())
+    error = capsys.readouterr().err.splitlines()
+    assert exit.value.code == 2
+    assert message in error[-1]
+    assert not any(line.startswith("Traceback") for line in error)
+
+
+def test_attention_is_plain_mha_without_flags():
+    model = build(ARCH, *SIZES)
+    assert specs(model) == {site: {AttentionSpec()} for site in SITES}
+
+
+def test_flags_apply_at_the_chosen_sites_only():
+    model = build(ARCH, *SIZES, "--attention", "mixhead-b", "--head-dim", 6, "--attention-sites", "encoder, cross")
+    chosen = AttentionSpec(head_dim=6, mixing="positionwise")
+    assert specs(model) == {"encoder": {chosen}, "decoder": {AttentionSpec()}, "cross": {chosen}}
+
+
+def test_sizes_are_checked_at_the_chosen_sites_only():
+    arguments(ARCH, "--attention", "el", "--encoder-embed-dim", 256, "--attention-sites", "encoder,decoder")
+
+
+def test_a_flag_for_an_axis_wins_over_the_preset():
+    flags = ["--attention", "mhe-mul", "--head-mixing", "static", "--attention-activation", "sigsoftmax"]
+    spec = AttentionSpec(projection="head-embedding-mul", activation="sigsoftmax", mixing="static")
+    assert specs(build(ARCH, *SIZES, *flags))["cross"] == {spec}
+    assert AttentionOptions.from_args(
+        arguments(ARCH, *flags, "--attention-projection", "single")
+    ).spec == AttentionSpec(projection="single", activation="sigsoftmax", mixing="static")
+
+
+def test_backend_bias_dropout_and_quantisation_noise_reach_every_layer():
+    flags = ["--attention-backend", "reference", "--no-attention-bias", "--attention-dropout", 0.25]
+    model = build(ARCH, *SIZES, *flags, "--quant-noise-pq", 0.1, "--quant-noise-pq-block-size", 4)
+    layers = [layer.self_attn for layer in model.encoder.layers]
+    layers += [attention for layer in model.decoder.layers for attention in (layer.self_attn, layer.encoder_attn)]
+    for layer in layers:
+        assert layer.backend == "reference"
+        assert layer.dropout_module.p == 0.25
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):
+            assert projection.bias is None
+            # quant_noise leaves a forward pre-hook on what it wraps
+            assert len(projection._forward_pre_hooks) == 1
+
+
+def test_a_hydra_configuration_keeps_the_flags():
+    args = arguments(ARCH, *SIZES, "--attention", "mixhead-a", "--head-dim", 6)
+    config = OmegaConf.create({name: value for name, value in vars(args).items() if not callable(value)})
+    options = AttentionOptions.from_args(as_namespace(config))
+    assert options.spec == AttentionSpec(head_dim=6, mixing="static")
