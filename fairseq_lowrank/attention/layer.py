@@ -97,6 +97,8 @@ class MultiheadAttention(nn.Module):
         self.beam_size = 1
         self.projection = PROJECTIONS[spec.projection]
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
+        if not 0.0 <= self.dropout_module.p < 1.0:
+            raise ValueError(f"dropout={self.dropout_module.p}: expected 0 <= dropout < 1")
 
         query_dim = self.head_dim * (1 if self.projection.shared_query else num_heads)
         self.num_key_value_heads = 1 if self.projection.shared_key_value else num_heads

@@ -6,38 +6,11 @@ import brute_force
 import pytest
 import torch
 
-from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS
 
 HEADS, EMBED_DIM = 3, 12
 TIME, KEYS, BATCH = 3, 4, 2
 CELLS = list(itertools.product(AXES["projection"], AXES["activation"], AXES["mixing"], (None, 2, 5)))
-
-
-def shake(layer):
-    """Move every parameter away from its start, so that no term is hidden by a zero or an identity."""
-    generator = torch.Generator().manual_seed(5)
-    for parameter in layer.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.5
-        parameter.data += noise.to(parameter)
-    return layer
-
-
-@pytest.fixture
-def make(device):
-    def make(preset="mha", embed_dim=EMBED_DIM, num_heads=HEADS, dtype=torch.float64, **options):
-        torch.manual_seed(1)
-        return shake(build_attention(preset, embed_dim, num_heads, **options)).to(device, dtype).eval()
-
-    return make
-
-
-@pytest.fixture
-def inputs(device):
-    def inputs(*shape, seed=2, dtype=torch.float64):
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
-
-    return inputs
 
 
 def padding(device, *rows):
