@@ -1,0 +1,125 @@
+"""fairseq's forward contract: weights, scores before the softmax, dropout, refusals."""
+
+import brute_force
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention.layer import AttentionDropout
+
+ACTIVATIONS = ("softmax", "sigsoftmax")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_weights_come_averaged_by_head_or_not_at_all(preset, make, inputs):
+    layer, x = make(preset, head_dim=4), inputs(5, 2, 12)
+    output, of_heads = layer(x, x, x, attn_mask=CAUSAL, need_head_weights=True, need_weights=False)
+    assert output.shape == (5, 2, 12) and of_heads.shape == (3, 2, 5, 5)
+    averaged = layer(x, x, x, attn_mask=CAUSAL)[1]
+    assert averaged.shape == (2, 5, 5)
+    torch.testing.assert_close(averaged, of_heads.mean(dim=0))
+    without, weights = layer(x, x, x, attn_mask=CAUSAL, need_weights=False)
+    assert weights is None
+    torch.testing.assert_close(without, output)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_weights_are_mixed_and_not_yet_dropped(preset, make, inputs):
+    layer, x = make(preset, head_dim=4, dropout=0.5).train(), inputs(5, 2, 12)
+    output, weights = layer(x, x, x, need_head_weights=True)
+    expected, expected_weights, *_ = brute_force.layer(layer, x, x, x)
+    torch.testing.assert_close(weights.cpu(), expected_weights.transpose(0, 1))
+    assert not torch.allclose(output.cpu(), expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_before_softmax_returns_masked_scores_and_values(preset, activation, make, inputs, device):
+    padding = torch.tensor([[1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.bool, device=device)
+    for appended in (False, True):
+        layer = make(preset, head_dim=4, activation=activation, add_bias_kv=appended, add_zero_attn=appended)
+        query, key = inputs(3, 2, 12), inputs(4, 2, 12, seed=3)
+        scores, values = layer(query, key, key, key_padding_mask=padding, before_softmax=True)
+        expected = brute_force.layer(layer, query, key, key, hidden=padding.cpu()[:, None, None, :])
+        torch.testing.assert_close(scores.cpu(), expected[2].flatten(0, 1))
+        torch.testing.assert_close(values.cpu(), expected[3].flatten(0, 1))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_dropout_acts_in_training_and_where_it_is_retained(preset, make, inputs):
+    layer, x = make(preset, head_dim=4, dropout=0.5), inputs(4, 2, 12)
+
+    def outputs():
+        return [layer(x, x, x, need_weights=False)[0] for _ in range(2)]
+
+    exact, again = outputs()
+    assert torch.equal(exact, again)
+    layer.train()
+    first, second = outputs()
+    assert not torch.allclose(first, second)
+    layer.eval()
+    layer.dropout_module.make_generation_fast_(name="self_attn", retain_dropout=False)
+    assert torch.equal(outputs()[0], exact)
+    layer.dropout_module.make_generation_fast_(name="self_attn", retain_dropout=True)
+    first, second = outputs()
+    assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_dropout_keeps_the_mean(preset, make, inputs):
+    layer, x = make(preset, head_dim=4, dropout=0.3), inputs(3, 1, 12)
+    exact = layer(x, x, x, need_weights=False)[0]
+    torch.manual_seed(0)
+    many = x.repeat(1, 4000, 1)
+    outputs = layer.train()(many, many, many, need_weights=False)[0]
+    standard_error = outputs.std(dim=1, keepdim=True) / 4000**0.5
+    assert ((outputs.mean(dim=1, keepdim=True) - exact).abs() < 5 * standard_error).all()
+
+
+def test_a_dropout_module_of_another_make_is_used(make, inputs):
+    class Dropout(nn.Module):
+        p, apply_during_inference = 0.5, True
+
+    layer, x = make(dropout=Dropout()), inputs(4, 2, 12)
+    assert not torch.allclose(layer(x, x, x)[0], layer(x, x, x)[0])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_same_seed_drops_the_same(preset, make, inputs):
+    layer, x = make(preset, head_dim=4, dropout=0.5).train(), inputs(4, 2, 12)
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        outputs.append(layer(x, x, x, need_weights=False)[0])
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("preset", ["skv", "el"])
+def test_another_value_than_the_key_is_refused(preset, make, inputs):
+    layer, x = make(preset), inputs(4, 2, 12)
+    assert layer(x, x, x[:])[0].shape == x.shape
+    for value in (x + 1, x.flip(0)):
+        with pytest.raises(ValueError, match="uses the keys as values: value must be key itself"):
+            layer(x, x, value)
+
+
+def test_a_query_that_does_not_fit_is_refused(make, inputs):
+    x = inputs(4, 2, 12)
+    with pytest.raises(ValueError, match="query of size 11: this layer was built with embed_dim=12"):
+        make()(x[..., :11], x, x)
+    with pytest.raises(ValueError, match="query holds a batch of 4, keys one of 2 with beam_size=1"):
+        make()(inputs(4, 4, 12), x, x)
+
+
+def test_missing_keys_are_refused_unless_saved(make, inputs):
+    layer, x = make(encoder_decoder_attention=True), inputs(4, 2, 12)
+    for state in (None, {}):
+        with pytest.raises(ValueError, match="key and value may be None only with static_kv and saved keys"):
+            layer(x, None, None, incremental_state=state, static_kv=True)
+
+
+def test_dropout_out_of_range_is_refused():
+    for rate in (-0.1, 1.5):
+        with pytest.raises(ValueError, match=f"dropout={rate}: expected 0 <= dropout < 1"):
+            build_attention("mha", 12, 3, dropout=AttentionDropout(rate))

@@ -1,0 +1,199 @@
+"""Decoding step by step, with beams, equals the pass over the whole sequence."""
+
+import copy
+
+import pytest
+import torch
+
+from fairseq_lowrank.attention import CAUSAL, PRESETS
+
+ACTIVATIONS = ("softmax", "sigsoftmax")
+
+
+def decode(layer, x, state, **options):
+    """The outputs of feeding ``x [T, B, C]`` one position at a time."""
+    steps = [layer(step, step, step, incremental_state=state, need_weights=False, **options)[0] for step in x.split(1)]
+    return torch.cat(steps)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_decoding_equals_the_full_pass_when_beams_are_reordered(preset, activation, make, inputs, device):
+    for options in ({}, {"add_bias_kv": True, "add_zero_attn": True}):
+        layer = make(preset, head_dim=4, activation=activation, self_attention=True, **options)
+        x, rest, state = inputs(3, 4, 12), inputs(2, 4, 12, seed=3), {}
+        order = torch.tensor([2, 0, 0, 3], device=device)
+        first = decode(layer, x, state)
+        torch.testing.assert_close(first, layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0])
+        state = layer.reorder_incremental_state(state, order)
+        whole = torch.cat((x[:, order], rest))
+        expected = layer(whole, whole, whole, attn_mask=CAUSAL, need_weights=False)[0]
+        torch.testing.assert_close(decode(layer, rest, state), expected[3:])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_weights_of_a_step_are_the_last_row_of_the_full_pass(preset, make, inputs):
+    layer, x, state = make(preset, head_dim=4, self_attention=True), inputs(4, 2, 12), {}
+    decode(layer, x[:3], state)
+    last = x[3:]
+    weights = layer(last, last, last, incremental_state=state, need_head_weights=True)[1]
+    torch.testing.assert_close(weights, layer(x, x, x, attn_mask=CAUSAL, need_head_weights=True)[1][:, :, 3:])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_prefix_is_decoded_in_one_step(preset, make, inputs):
+    for options in ({}, {"add_bias_kv": True}):
+        layer, x, state = make(preset, head_dim=4, self_attention=True, **options), inputs(5, 2, 12), {}
+        parts = [
+            layer(part, part, part, incremental_state=state, attn_mask=CAUSAL, need_weights=False)[0]
+            for part in x.split([2, 3])
+        ]
+        torch.testing.assert_close(torch.cat(parts), layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_saved_padding_is_joined_with_that_of_new_keys(preset, make, inputs, device):
+    layer, x = make(preset, head_dim=4, self_attention=True), inputs(4, 2, 12)
+    padding = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool, device=device)
+    expected = layer(x, x, x, attn_mask=CAUSAL, key_padding_mask=padding, need_weights=False)[0]
+
+    def run(masks):
+        state, outputs = {}, []
+        for step, mask in zip(x.split([2, 1, 1]), masks, strict=True):
+            outputs.append(
+                layer(
+                    step,
+                    step,
+                    step,
+                    incremental_state=state,
+                    attn_mask=CAUSAL,
+                    key_padding_mask=mask,
+                    need_weights=False,
+                )[0]
+            )
+        return torch.cat(outputs), layer._get_input_buffer(state)["prev_key_padding_mask"]
+
+    of_new_keys, of_all_keys = padding.split([2, 1, 1], dim=1), [padding[:, :2], padding[:, :3], padding]
+    for masks in (
+        of_new_keys,
+        of_all_keys,
+        [padding[:, :2].float(), None, None],
+        [padding[:, :2], None, padding[:, 3:]],
+    ):
+        output, saved = run(masks)
+        torch.testing.assert_close(output, expected)
+        assert torch.equal(saved.bool(), padding)
+    assert run([None, None, None])[1] is None
+    # padding that appears only at the end
+    late = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool, device=device)
+    assert torch.equal(run([None, None, late[:, 3:]])[1], late)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_encoder_keys_are_projected_once(preset, make, inputs, device):
+    layer = make(preset, head_dim=4, encoder_decoder_attention=True)
+    query, encoded = inputs(3, 2, 12), inputs(5, 2, 12, seed=3)
+    padding = torch.tensor([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=torch.bool, device=device)
+    expected, expected_weights = layer(query, encoded, encoded, key_padding_mask=padding)
+    state, options = {}, {"static_kv": True, "key_padding_mask": padding}
+    first = layer(query[:1], encoded, encoded, incremental_state=state, **options)
+    again = layer(query[1:2], None, None, incremental_state=state, **options)
+    # nobody looks at what is given once keys are saved
+    other = layer(query[2:], torch.zeros_like(encoded), None, incremental_state=state, static_kv=True)
+    torch.testing.assert_close(torch.cat((first[0], again[0], other[0])), expected)
+    torch.testing.assert_close(torch.cat((first[1], again[1], other[1]), dim=1), expected_weights)
+    assert layer._get_input_buffer(state)["prev_key"].size(2) == 5
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_unrepeated_encoder_keys_serve_all_beams(preset, need_weights, make, inputs, device):
+    beam = 3
+    layer = make(preset, head_dim=4, encoder_decoder_attention=True)
+    query, encoded = inputs(2, 2 * beam, 12), inputs(4, 2, 12, seed=3)
+    padding = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 0]], dtype=torch.bool, device=device)
+    repeated, repeated_padding = encoded.repeat_interleave(beam, 1), padding.repeat_interleave(beam, 0)
+    options = {"need_head_weights": need_weights, "need_weights": need_weights}
+    additive = inputs(2, 4, seed=8)
+    expected = [
+        layer(query, repeated, repeated, repeated_padding, attn_mask=mask, **options)
+        for mask in (None, additive, CAUSAL)
+    ]
+    scores, _ = layer(query, repeated, repeated, repeated_padding, before_softmax=True)
+    layer.set_beam_size(beam)
+    # repeated keys are reduced to one a sentence; keys of one a sentence are taken as they are
+    for key, key_padding_mask in ((encoded, padding), (repeated, repeated_padding)):
+        state = {}
+        for mask, (output, weights) in zip((None, additive, CAUSAL), expected, strict=True):
+            found = layer(query, key, key, key_padding_mask, state, static_kv=True, attn_mask=mask, **options)
+            torch.testing.assert_close(found[0], output)
+            assert (found[1] is None) == (not need_weights)
+            if need_weights:
+                torch.testing.assert_close(found[1], weights)
+        assert layer._get_input_buffer(state)["prev_key"].size(0) == 2
+        torch.testing.assert_close(layer(query, key, key, key_padding_mask, before_softmax=True)[0], scores)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_encoder_keys_stay_while_beams_swap_and_go_with_their_sentence(beam, make, inputs, device):
+    layer = make(encoder_decoder_attention=True)
+    layer.set_beam_size(beam)
+    query, encoded, state = inputs(1, 3 * beam, 12), inputs(4, 3, 12, seed=3), {}
+    padding = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]], dtype=torch.bool, device=device)
+    options = {"incremental_state": state, "static_kv": True, "need_weights": False}
+    output = layer(query, encoded, encoded, padding, **options)[0]
+    swapped = torch.arange(3 * beam, device=device).view(3, beam).flip(1).flatten()
+    layer.reorder_incremental_state(state, swapped)
+    torch.testing.assert_close(layer(query, None, None, **options)[0], output)
+    # sentence 1 is finished
+    left = torch.arange(3 * beam, device=device).view(3, beam)[[0, 2]].flatten()
+    layer.reorder_incremental_state(state, left)
+    torch.testing.assert_close(layer(query[:, left], None, None, **options)[0], output[:, left])
+
+
+@pytest.mark.parametrize(
+    ("preset", "numbers"),
+    {
+        **dict.fromkeys(("mha", "mixhead-a", "mixhead-b", "mixhead-random", "avghead", "fixedhead"), 2 * 3 * 4),
+        **dict.fromkeys(("sha", "mqa", "mhe-add", "mhe-mul"), 2 * 4),
+        **dict.fromkeys(("skv", "el"), 3 * 4),
+    }.items(),
+)
+def test_the_cache_holds_what_the_projection_needs_and_no_more(preset, numbers, make, inputs):
+    layer, x, state = make(preset, head_dim=4, self_attention=True), inputs(5, 2, 12), {}
+    decode(layer, x, state)
+    saved = [tensor for entry in state.values() for tensor in entry.values() if tensor is not None]
+    # storages, not views: a narrow view of a large tensor would keep all of it
+    assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == 5 * 2 * numbers * 8
+    assert all(tensor.size(0) == 2 for tensor in saved)
+
+
+def test_without_a_state_the_buffer_is_empty(make, inputs):
+    layer, state = make(), {}
+    assert layer._get_input_buffer(None) == {} and layer._get_input_buffer(state) == {}
+    assert layer.reorder_incremental_state(state, torch.tensor([0])) == {}
+    buffer = {"prev_key": inputs(2, 3, 1, 4), "prev_value": inputs(2, 3, 1, 4), "prev_key_padding_mask": None}
+    assert layer._set_input_buffer(state, buffer) is state
+    assert layer._get_input_buffer(state) is buffer
+
+
+def test_saved_keys_may_be_set_from_outside(make, inputs):
+    # as a decoder does with the self-attention state it was given
+    layer, x, state = make(self_attention=True), inputs(3, 2, 12), {}
+    decode(layer, x[:2], state)
+    buffer, given = layer._get_input_buffer(state), {}
+    layer._set_input_buffer(given, {name: buffer[name] for name in ("prev_key", "prev_value")})
+    expected = layer(x, x, x, attn_mask=CAUSAL)[0][2:]
+    torch.testing.assert_close(decode(layer, x[2:], given), expected)
+
+
+def test_copies_of_a_layer_keep_apart_what_they_save(make, inputs):
+    layer, x, state = make(self_attention=True), inputs(3, 2, 12), {}
+    twin = copy.deepcopy(layer)
+    for step in x.split(1):
+        assert torch.equal(decode(layer, step, state), decode(twin, step, state))
+    assert len(state) == 2
+    expected = layer(x, x, x, attn_mask=CAUSAL)[0][2:]
+    fresh = {}
+    decode(layer, x[:2], fresh)
+    torch.testing.assert_close(decode(layer, x[2:], fresh), expected)
