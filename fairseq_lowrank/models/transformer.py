@@ -40,8 +40,11 @@ class LowrankDecoderLayer(TransformerDecoderLayerBase):
 
     def __init__(self, cfg, *args, **kwargs) -> None:
         super().__init__(cfg, *args, **kwargs)
-        # fairseq computes cross-attention weights in every layer at validation unless told that nobody reads them.
+        # Otherwise fairseq computes cross-attention weights in every layer at validation, and reads none.
         self.need_attn = False
+
+    def make_generation_fast_(self, **kwargs) -> None:
+        """Fairseq would compute the weights of every layer for ``--print-alignment``; the decoder asks the one it reads."""
 
     def build_self_attention(
         self, embed_dim: int, cfg, add_bias_kv: bool = False, add_zero_attn: bool = False
