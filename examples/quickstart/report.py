@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""Show what a translation run came to: some translations, the model's parameters beside `mha`, commands, and BLEU."""
+
+import argparse
+import copy
+from pathlib import Path
+
+from corpus import detokenize
+
+from fairseq_lowrank.data.results import bleu, read_hypotheses
+
+
+def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
+    """The checkpoint's kind of attention, its model's parameters, and those of the same model with `mha`."""
+    from fairseq import checkpoint_utils, tasks
+
+    import fairseq_lowrank.plugin  # noqa: F401 (registers the models)
+
+    args = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["model"]
+    args.data = str(data)
+    task = tasks.setup_task(args)
+
+    def count(attention: str) -> int:
+        model = task.build_model(copy.copy(args) if attention == args.attention else _with(args, attention))
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    return args.attention, count(args.attention), count("mha")
+
+
+def _with(args: argparse.Namespace, attention: str) -> argparse.Namespace:
+    return argparse.Namespace(**(vars(args) | {"attention": attention}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="the binarised corpus")
+    parser.add_argument("--sources", type=Path, required=True, help="test sentences, one a line")
+    parser.add_argument("--references", type=Path, required=True, help="their translations, one a line")
+    parser.add_argument("--generated", type=Path, required=True, help="what fairseq-generate wrote")
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--commands", type=Path, required=True, help="file with the commands of the run")
+    parser.add_argument("--show", type=int, default=10, help="how many translations to print (default: %(default)s)")
+    arguments = parser.parse_args()
+
+    sources, references = (path.read_text("utf-8").splitlines() for path in (arguments.sources, arguments.references))
+    outputs = read_hypotheses(arguments.generated)
+    for number, lines in enumerate(list(zip(sources, references, outputs, strict=True))[: arguments.show], start=1):
+        for name, line in zip(("source", "reference", "output"), lines, strict=True):
+            print(f"{f'{number}.' if name == 'source' else '':<4}{name:<11}{detokenize(line)}")
+        print()
+    same = sum(output == reference for output, reference in zip(outputs, references, strict=True))
+    print(f"{same} of {len(references)} translations are the reference, word for word.\n")
+
+    attention, own, plain = parameters(arguments.checkpoint, arguments.data)
+    print(f"parameters with --attention {'mha':<12}{plain:>12,}")
+    if attention != "mha":
+        difference = f"{own - plain:+,}, {(own - plain) / plain:+.2%}"
+        print(f"parameters with --attention {attention:<12}{own:>12,}   ({difference})")
+    print(f"\ncommands:\n{arguments.commands.read_text('utf-8')}")
+    print(f"BLEU = {bleu(outputs, references)['value']:.1f}")
+
+
+if __name__ == "__main__":
+    main()
