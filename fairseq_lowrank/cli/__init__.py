@@ -7,6 +7,7 @@ With ``TAKES_FLAGS = True`` the flags that it does not declare, say fairseq's, a
 
 import argparse
 import importlib
+import logging
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.flags = flags
     elif flags:
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    # importing fairseq leaves the root logger at DEBUG (hydra does it), so that every library would talk
+    logging.root.setLevel(logging.WARNING)
     try:
         return commands()[args.command].run(args) or 0
     except (ValueError, OSError, ModuleNotFoundError) as error:

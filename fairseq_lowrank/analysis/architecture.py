@@ -1,0 +1,144 @@
+"""fairseq architectures from their flags, built without allocating them, and where attention sits in a model."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import warnings
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import (
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+    FairseqEncoderModel,
+    FairseqLanguageModel,
+)
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fairseq_lowrank
+from fairseq_lowrank.models.options import as_namespace
+
+STACKS = ("encoder", "decoder")
+# What tells an attention layer from other modules: these arguments of its forward.
+CONTRACT = {"query", "key", "value", "need_head_weights"}
+
+
+class AttentionLayer(NamedTuple):
+    """One attention layer of a model; `site` is encoder, decoder or cross, `layer` counts from 0 at the input."""
+
+    name: str
+    site: str
+    layer: int
+    module: nn.Module
+
+
+def attention_layers(model: nn.Module) -> list[AttentionLayer]:
+    """Every attention layer with fairseq's forward contract, in the model's order."""
+    found = []
+    for name, module in model.named_modules():
+        if not inspect.signature(module.forward).parameters.keys() >= CONTRACT:
+            continue
+        if getattr(module, "encoder_decoder_attention", False):
+            site = "cross"
+        else:
+            site = "encoder" if name.startswith("encoder.") else "decoder"
+        found.append(AttentionLayer(name, site, int(re.search(r"\.(\d+)\.", name)[1]), module))
+    return found
+
+
+class _SizedDictionary(Dictionary):
+    """A dictionary that has a size and fairseq's special symbols, but no words."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        if size < len(self.symbols):
+            raise ValueError(f"--vocab-size {size}: expected at least {len(self.symbols)}, fairseq's special symbols")
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = None) -> Namespace:
+    """An architecture's arguments with its defaults filled in.
+
+    Args:
+        architecture: a value of fairseq's `--arch`.
+        flags: any flags of fairseq-train; those of the model matter.
+        task: fairseq's task, by default one that fits the kind of model.
+
+    Raises:
+        ValueError: an unknown architecture, or a flag or value that fairseq refuses.
+    """
+    if architecture not in ARCH_MODEL_REGISTRY:
+        close = difflib.get_close_matches(architecture, ARCH_MODEL_REGISTRY, 5)
+        ours = sorted(name for name in ARCH_MODEL_REGISTRY if name.startswith("lowrank"))
+        raise ValueError(
+            f"--arch {architecture}: unknown; {'did you mean' if close else 'there are'} {', '.join(close or ours)}?"
+        )
+    parser = options.get_training_parser(task or _default_task(architecture))
+
+    def refuse(message: str) -> None:
+        raise ValueError(f"{architecture}: {message}")
+
+    parser.error = refuse
+    args = options.parse_args_and_arch(parser, input_args=["no-data", "--arch", architecture, *flags])
+    if ARCH_MODEL_NAME_REGISTRY[architecture] in MODEL_DATACLASS_REGISTRY:
+        # as fairseq-train does: flags that were not given get the dataclass's defaults
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # hydra's, about fairseq's use of it
+            args = as_namespace(convert_namespace_to_omegaconf(args).model)
+    args.arch = architecture
+    return args
+
+
+def offers_attention(architecture: str) -> bool:
+    """Whether an architecture has the attention flags, that is, is one of ours."""
+    return ARCH_MODEL_REGISTRY[architecture].__module__.startswith(fairseq_lowrank.__name__)
+
+
+def _default_task(architecture: str) -> str:
+    model = ARCH_MODEL_REGISTRY[architecture]
+    if issubclass(model, FairseqLanguageModel):
+        return "language_modeling"
+    return "masked_lm" if issubclass(model, FairseqEncoderModel) else "translation"
+
+
+def build(args: Namespace, vocab_size: int) -> nn.Module:
+    """The model of :func:`parse`'s arguments with parameters that have shapes but no memory.
+
+    Raises:
+        ValueError: the model refuses its arguments.
+    """
+    dictionary = _SizedDictionary(vocab_size)
+    task = SimpleNamespace(
+        source_dictionary=dictionary, target_dictionary=dictionary, dictionary=dictionary, cfg=args, args=args
+    )
+    build_model = ARCH_MODEL_REGISTRY[args.arch].build_model
+    try:
+        with torch.device("meta"):
+            return build_model(args, task)
+    except NotImplementedError:
+        # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
+        with FakeTensorMode():
+            return build_model(args, task)
+    except AssertionError as error:
+        raise ValueError(f"{args.arch}: fairseq refuses these flags ({error or 'an assertion failed'})") from error
+
+
+def stacks(args: Namespace) -> Iterator[tuple[str, int, int, int]]:
+    """(encoder or decoder, layers, width, heads) of each stack an architecture has."""
+    for stack in STACKS:
+        sizes = [getattr(args, f"{stack}_{size}", None) for size in ("layers", "embed_dim", "attention_heads")]
+        if all(isinstance(size, int) for size in sizes):
+            yield (stack, *sizes)

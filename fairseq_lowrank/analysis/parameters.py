@@ -1,0 +1,196 @@
+"""What each kind of attention costs in parameters, counted on built models."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from copy import copy
+
+import torch
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from torch import nn
+from tqdm import tqdm
+
+from fairseq_lowrank.analysis.architecture import attention_layers, build, offers_attention, parse, stacks
+from fairseq_lowrank.attention import PRESETS, build_attention
+
+SWEEPS = {
+    "heads": (2, 4, 8, 12, 16, 24, 32),
+    "layers": (2, 4, 6, 8, 12, 16, 24),
+    "head-dim": (16, 32, 64, 128, 256, 512),
+}
+
+# The MHE poster's complexity table: growth with the number of heads n, and parameters of the projections of one
+# attention sublayer for n heads of size d and width n·d, the output projection left out.
+COMPLEXITY: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
+    "sha": ("O(n)", "3d²n", lambda n, d: 3 * d**2 * n),
+    "mha": ("O(n²)", "3d²n²", lambda n, d: 3 * d**2 * n**2),
+    "el": ("O(n²)", "d²n²", lambda n, d: d**2 * n**2),
+    "mqa": ("O(n²)", "d²n² + 2d²n", lambda n, d: d**2 * n**2 + 2 * d**2 * n),
+    "skv": ("O(n²)", "2d²n²", lambda n, d: 2 * d**2 * n**2),
+    "mhe-add": ("O(n)", "3d²n + 3dn", lambda n, d: 3 * d**2 * n + 3 * d * n),
+    "mhe-mul": ("O(n)", "3d²n + 3dn", lambda n, d: 3 * d**2 * n + 3 * d * n),
+}
+
+
+def count(model: nn.Module) -> dict:
+    """Parameters of a model by what they are for; shared ones count once.
+
+    Returns:
+        `total`; its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` (words,
+        positions, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
+        at each site; and `attention_without_biases`, which is what the MHE poster counts and PEoP is made of.
+    """
+    kinds, sites, biases = {}, {}, 0
+    for layer in attention_layers(model):
+        for name, parameter in layer.module.named_parameters():
+            kinds.setdefault(parameter, "attention")
+            sites[layer.site] = sites.get(layer.site, 0) + parameter.numel()
+            biases += parameter.numel() * name.endswith(("proj.bias", "bias_k", "bias_v"))
+    for name, module in model.named_modules():
+        kind = None
+        if isinstance(module, (nn.Embedding, AdaptiveInput, AdaptiveSoftmax)) or name.endswith("output_projection"):
+            kind = "embeddings"
+        elif name.rpartition(".")[2] in ("fc1", "fc2"):
+            kind = "feed_forward"
+        for parameter in module.parameters() if kind else ():
+            kinds.setdefault(parameter, kind)
+    parts = dict.fromkeys(("attention", "feed_forward", "embeddings", "other"), 0)
+    for parameter in model.parameters():
+        parts[kinds.get(parameter, "other")] += parameter.numel()
+    return {
+        "total": sum(parts.values()),
+        **parts,
+        "attention_without_biases": parts["attention"] - biases,
+        "sites": sites,
+    }
+
+
+def plain(args: Namespace) -> Namespace:
+    """The same arguments with `--attention mha`: all axes but the head size, and that one too for `fixedhead`."""
+    args = copy(args)
+    if getattr(args, "attention", None) == "fixedhead":
+        args.head_dim = None
+    args.attention = "mha"
+    args.attention_projection = args.attention_activation = args.head_mixing = None
+    return args
+
+
+def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
+    """The counts of an architecture, and `extra`, the difference of its total to the same model with plain attention.
+
+    `extra` is 0 for fairseq's own architectures, and None where plain attention does not fit the sizes.
+    """
+    args = parse(architecture, flags, task=task)
+    counts = count(build(args, vocab_size))
+    extra = 0
+    if offers_attention(architecture):
+        try:
+            extra = counts["total"] - count(build(plain(args), vocab_size))["total"]
+        except ValueError:
+            extra = None
+    return {
+        "architecture": architecture,
+        "vocab_size": vocab_size,
+        "flags": list(flags),
+        "attention_kind": getattr(args, "attention", None) or "mha",
+        **counts,
+        "extra": extra,
+    }
+
+
+def head_sizes(args: Namespace) -> tuple[int, int]:
+    """Heads and head size of the last stack (the decoder where there is one)."""
+    found = list(stacks(args))
+    if not found:
+        raise ValueError(f"{args.arch} has no encoder or decoder sizes to read")
+    _, _, width, heads = found[-1]
+    return heads, getattr(args, "head_dim", None) or width // heads
+
+
+def complexity(heads: int, head_dim: int) -> list[dict]:
+    """The poster's complexity table for one attention sublayer, with counts of built layers beside its formulas."""
+    rows = []
+    for preset, (growth, formula, evaluate) in COMPLEXITY.items():
+        with torch.device("meta"):
+            layer = build_attention(preset, heads * head_dim, heads, self_attention=True, bias=False)
+        built = sum(parameter.numel() for parameter in layer.parameters()) - layer.out_proj.weight.numel()
+        rows.append(
+            {
+                "attention": preset,
+                "growth": growth,
+                "formula": formula,
+                "parameters": evaluate(heads, head_dim),
+                "built": built,
+                "over_sha": evaluate(heads, head_dim) - COMPLEXITY["sha"][2](heads, head_dim),
+            }
+        )
+    return rows
+
+
+def sweep(
+    architecture: str, vocab_size: int, quantity: str, flags: Sequence[str] = (), *, progress: bool = True
+) -> list[dict]:
+    """Counts of every preset over a range of sizes.
+
+    With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures); with
+    `layers` every stack gets that many; with `head-dim` heads and width stay (FixedHead).
+
+    Returns:
+        A row for each preset and size; a size that a preset refuses has no row.
+    """
+    base = parse(architecture, flags)
+    if not offers_attention(architecture):
+        raise ValueError(
+            f"--sweep compares kinds of attention, which {architecture} does not offer: take a lowrank_* one"
+        )
+    _, head_dim = head_sizes(base)
+    names = [stack for stack, *_ in stacks(base)]
+
+    def sizes(value: int) -> list[str]:
+        if quantity == "heads":
+            pairs = [("attention-heads", value), ("embed-dim", value * head_dim)]
+        else:
+            pairs = [("layers", value)] if quantity == "layers" else []
+        return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
+
+    rows = []
+    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=not progress) as bar:
+        for value in SWEEPS[quantity]:
+            args = parse(architecture, [*flags, *sizes(value)])
+            args.head_dim = value if quantity == "head-dim" else head_dim
+            for preset in PRESETS:
+                args.attention = preset
+                bar.update()
+                try:
+                    counts = count(build(args, vocab_size))
+                except ValueError:
+                    continue
+                keep = ("total", "attention", "attention_without_biases")
+                rows.append({"attention_kind": preset, quantity: value, **{key: counts[key] for key in keep}})
+    return rows
+
+
+def draw(rows: list[dict], quantity: str, architecture: str):
+    """Attention parameters against a size, as a matplotlib figure; presets within 2 % of each other share a line."""
+    from fairseq_lowrank.analysis import pictures
+
+    lines: list[tuple[dict[int, int], list[str]]] = []
+    for preset in dict.fromkeys(row["attention_kind"] for row in rows):
+        points = {row[quantity]: row["attention"] for row in rows if row["attention_kind"] == preset}
+        for known, presets in lines:
+            if known.keys() == points.keys() and all(abs(points[x] / known[x] - 1) < 0.02 for x in points):
+                presets.append(preset)
+                break
+        else:
+            lines.append((points, [preset]))
+    figure, axes = pictures.new_figure()
+    for points, presets in sorted(lines, key=lambda line: -max(line[0].values())):
+        parameters = [number / 1e6 for number in points.values()]
+        axes.plot(list(points), parameters, marker="o", markersize=3.5, label=", ".join(presets))
+    label = {"heads": "heads (head size fixed)", "layers": "layers", "head-dim": "head size (width fixed)"}[quantity]
+    axes.set(xlabel=label, ylabel="attention parameters, millions", title=architecture)
+    axes.set_xticks([value for value in SWEEPS[quantity] if value >= max(SWEEPS[quantity]) / 16])
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    return figure

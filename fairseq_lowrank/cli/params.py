@@ -1,0 +1,94 @@
+"""Count the parameters of any fairseq architecture, without allocating it.
+
+Prints the total and its parts, attention at each site, and what the chosen attention costs over `--attention mha`. Any
+flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
+
+  fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
+  fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
+  fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
+  fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --output pictures/
+
+`total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or
+adaptive softmax), shared ones once; other is layer norms and the like. `extra` is the difference to the same model with
+`--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without biases` is
+what the MHE poster counts.
+
+`--sweep` draws attention parameters of every kind of attention against a size: heads (the width grows with them, as in
+the MHE poster), layers, or head-dim (the width stays, as in FixedHead), and prints the poster's complexity table.
+"""
+
+from fairseq_lowrank.cli import _output
+
+NAME = "params"
+HELP = "count the parameters of an architecture, by part and by kind of attention"
+TAKES_FLAGS = True
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--arch", required=True, metavar="A", help="fairseq architecture, ours or stock")
+    parser.add_argument(
+        "--vocab-size", type=int, required=True, metavar="V", help="dictionary size, fairseq's special symbols included"
+    )
+    parser.add_argument("--task", help="fairseq task (default: one that fits the kind of model)")
+    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all kinds over a size")
+    _output.add_output_arguments(parser, "params.json, params.csv, and with --sweep the picture as .png and .pdf")
+
+
+def run(args) -> None:
+    from fairseq_lowrank.analysis import parameters
+
+    data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
+    text, rows, figures = as_text(data), [flat(data)], {}
+    if args.sweep:
+        rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags)
+        heads, head_dim = parameters.head_sizes(parameters.parse(args.arch, args.flags, task=args.task))
+        data["sweep"] = {"over": args.sweep, "rows": rows}
+        data["complexity"] = parameters.complexity(heads, head_dim)
+        text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
+        if args.output:
+            figures = {f"params-{args.sweep}": parameters.draw(rows, args.sweep, args.arch)}
+    _output.show(args, data, text)
+    _output.write(args, NAME, data, rows, figures)
+
+
+def flat(data: dict) -> dict:
+    return {key: value for key, value in data.items() if not isinstance(value, (dict, list))}
+
+
+def as_text(data: dict) -> str:
+    parts = [(name.replace("_", "-"), data[name]) for name in ("attention", "feed_forward", "embeddings", "other")]
+    rows = [["total", f"{data['total']:,}", "100.0 %"]]
+    for name, number in parts:
+        rows.append([f"  {name}", f"{number:,}", f"{100 * number / data['total']:.1f} %"])
+        if name == "attention":
+            rows += [[f"    {site}", f"{number:,}", ""] for site, number in data["sites"].items()]
+    rows.append(["attention without biases", f"{data['attention_without_biases']:,}", ""])
+    extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
+    rows.append([f"extra: {data['attention_kind']} over mha", extra, ""])
+    title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
+    return "\n".join([" ".join([title, *data["flags"]]), _output.table(["", "parameters", "share"], rows)])
+
+
+def sweep_text(rows: list[dict], quantity: str) -> str:
+    values = list(dict.fromkeys(row[quantity] for row in rows))
+    cells = {(row["attention_kind"], row[quantity]): f"{row['attention'] / 1e6:.2f}M" for row in rows}
+    presets = dict.fromkeys(row["attention_kind"] for row in rows)
+    body = [[preset, *(cells.get((preset, value), "refused") for value in values)] for preset in presets]
+    return f"attention parameters by {quantity}\n" + _output.table(["", *map(str, values)], body)
+
+
+def complexity_text(rows: list[dict], heads: int, head_dim: int) -> str:
+    body = [
+        [
+            row["attention"],
+            row["growth"],
+            row["formula"],
+            *(f"{row[key]:,}" for key in ("parameters", "built", "over_sha")),
+        ]
+        for row in rows
+    ]
+    header = ["", "growth", "formula", f"n {heads}, d {head_dim}", "built layer", "over sha"]
+    return (
+        "one attention sublayer without its output projection (MHE poster; n heads of size d, width n·d)\n"
+        + _output.table(header, body)
+    )
