@@ -7,18 +7,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.ops.attention import reference, sdpa
+from fairseq_lowrank.ops.attention import blocked, reference, sdpa
 from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing
 
 __all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
 
-_BACKENDS = {"reference": reference, "sdpa": sdpa}
+_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
 BACKENDS = ("auto", *_BACKENDS)
-# In this order "auto" takes the first backend that can compute what is asked for; the reference can compute anything.
-_PREFERENCE = ("sdpa", "reference")
 
 
 def attention(
@@ -77,7 +77,7 @@ def attention(
     )
     inputs.check(ACTIVATIONS)
     if backend == "auto":
-        chosen = next(_BACKENDS[name] for name in _PREFERENCE if _BACKENDS[name].refusal(inputs) is None)
+        chosen = next(backend for backend in _preference(inputs) if backend.refusal(inputs) is None)
     elif backend in _BACKENDS:
         chosen = _BACKENDS[backend]
         reason = chosen.refusal(inputs)
@@ -86,3 +86,11 @@ def attention(
     else:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
     return chosen.compute(inputs)
+
+
+def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
+    """The backends from the fastest on; "auto" takes the first that can compute what is asked for."""
+    if inputs.dropout_p and inputs.q.device.type == "cpu":
+        # There SDPA builds all T×S weights to drop some of them.
+        return blocked, reference
+    return sdpa, blocked, reference
