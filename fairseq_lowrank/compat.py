@@ -6,6 +6,7 @@ runs once, when the plugin is imported, so a stock fairseq checkpoint too needs 
 
 import argparse
 import collections
+import dataclasses
 import functools
 import os
 import pickle
@@ -18,8 +19,9 @@ import warnings
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, models, optim, options, trainer
+from fairseq import checkpoint_utils, criterions, models, optim, options, trainer
 from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import meters
@@ -175,9 +177,10 @@ def differences(message: str) -> str | None:
 
 
 # fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too. And it accepts
-# what cannot work: see unworkable(). Both are mended where every command parses its arguments.
+# what cannot work: see unworkable(). And it parses the layers to keep as a list, which its models split like the text
+# that it was. All are mended where every command parses its arguments.
 def mend_parsed_arguments() -> None:
-    """Keep ``--bf16`` off TPUs unless ``--tpu`` is given, and refuse training that :func:`unworkable` knows of."""
+    """Mend ``--bf16`` without ``--tpu`` and ``--…-layers-to-keep``; refuse training that :func:`unworkable` knows of."""
     parse = options.parse_args_and_arch
 
     @functools.wraps(parse)
@@ -188,8 +191,11 @@ def mend_parsed_arguments() -> None:
             tpu_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
             tpu_parser.add_argument("--tpu", action="store_true")
             args.tpu = tpu_parser.parse_known_args(input_args)[0].tpu
+        for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+            if isinstance(layers := getattr(args, name, None), list):
+                setattr(args, name, ",".join(map(str, layers)))
         # only training has --max-update
-        if hasattr(args, "max_update") and (reason := unworkable(args) or check_model_arguments(args)):
+        if hasattr(args, "max_update") and (reason := unworkable(args) or refused_arguments(args)):
             parser.error(reason)
         return parsed
 
@@ -199,13 +205,15 @@ def mend_parsed_arguments() -> None:
     init = trainer.Trainer.__init__
 
     @functools.wraps(init)
-    def __init__(self, cfg, *args, **kwargs):
+    def __init__(self, cfg, task, model, criterion, *args, **kwargs):
         flat = argparse.Namespace()
         for section in (cfg.common, cfg.distributed_training, cfg.model):
             vars(flat).update(vars(section) if isinstance(section, argparse.Namespace) else section)
         if reason := unworkable(flat):
             raise ValueError(reason)
-        init(self, cfg, *args, **kwargs)
+        if hasattr(criterion, "check_model"):
+            criterion.check_model(model)
+        init(self, cfg, task, model, criterion, *args, **kwargs)
 
     trainer.Trainer.__init__ = __init__
 
@@ -307,19 +315,58 @@ def honour_parameter_overrides() -> None:
     optim.FairseqOptimizer.set_lr = functools.wraps(set_lr)(set_scaled_lr)
 
 
-# A model can refuse its flags only once it is built, with a traceback; users expect argparse's one line.
-def check_model_arguments(args: argparse.Namespace) -> str | None:
-    """Why the model of ``args.arch`` refuses its flags (its ``check_args``), or None."""
-    arch = getattr(args, "arch", None)
-    check = getattr(ARCH_MODEL_REGISTRY.get(arch), "check_args", None)
-    if check is None:
-        return None
-    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY[arch])
-    try:
-        check(args if config is None else config.from_namespace(args))
-    except ValueError as error:
-        return str(error)
+# A model or criterion can refuse its flags only once it is built, with a traceback; users expect argparse's one line.
+def refused_arguments(args: argparse.Namespace) -> str | None:
+    """Why the model or the criterion that is asked for refuses its flags (its ``check_args``), or None."""
+    arch, criterion = getattr(args, "arch", None), getattr(args, "criterion", None)
+    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(arch))
+    checks = (
+        (ARCH_MODEL_REGISTRY.get(arch), args if config is None else config.from_namespace(args)),
+        (criterions.CRITERION_REGISTRY.get(criterion), args),
+    )
+    for part, arguments in checks:
+        try:
+            if hasattr(part, "check_args"):
+                part.check_args(arguments)
+        except ValueError as error:
+            return str(error)
     return None
+
+
+# fairseq has no flags that all its criterions share. A criterion is chosen by name, so its place under that name is taken by a
+# subclass. Those without a dataclass are left alone: they are obsolete, and one of them (composite_loss) calls others.
+def extend_criterions(mixin: type, config: type[FairseqDataclass]) -> None:
+    """Give every criterion, also those registered later, a parent class and further flags.
+
+    Args:
+        mixin: comes before the criterion's own class.
+        config: a dataclass with the flags.
+    """
+    register = criterions.register_criterion
+
+    def extend(name: str) -> None:
+        cls, own = criterions.CRITERION_REGISTRY[name], criterions.CRITERION_DATACLASS_REGISTRY.get(name)
+        if own is None or issubclass(cls, mixin):
+            return
+        joined = dataclasses.make_dataclass(
+            own.__name__, (), bases=(own, config), namespace={"__module__": own.__module__}
+        )
+        extended = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+        del criterions.CRITERION_REGISTRY[name]
+        register(name, dataclass=joined)(extended)
+
+    @functools.wraps(register)
+    def register_criterion(name, dataclass=None):
+        def register_and_extend(cls):
+            register(name, dataclass)(cls)
+            extend(name)
+            return cls
+
+        return register_and_extend
+
+    for name in list(criterions.CRITERION_REGISTRY):
+        extend(name)
+    criterions.register_criterion = register_criterion
 
 
 # Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the

@@ -8,4 +8,4 @@ from fairseq_lowrank import compat
 
 compat.apply()
 
-from fairseq_lowrank import models  # noqa: E402, F401
+from fairseq_lowrank import criterions, models  # noqa: E402, F401

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,33 @@ from fairseq_lowrank.ops import BACKENDS, AttentionMask, attention
 from fairseq_lowrank.ops.attention import reference
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
+
+
+class Regulariser(Protocol):
+    """What a layer's attribute ``regulariser`` calls while a criterion penalises attention."""
+
+    def __call__(
+        self,
+        layer: MultiheadAttention,
+        heads: Tensor,
+        q: Tensor,
+        k: Tensor,
+        *,
+        mask: AttentionMask,
+        score_bias: Tensor | None,
+        mixing_query: Tensor | None,
+        query_padding: Tensor | None,
+    ) -> Tensor:
+        """See the heads of a forward pass and what their probabilities came from; return the heads to go on with.
+
+        Args:
+            layer: where; its spec, scaling and mixing are those of the probabilities.
+            heads: ``[B, H or 1, T, .]``.
+            query_padding: ``[B, T]`` bool, true at queries that are padding; ``None`` also in cross attention, which
+                is told nothing of it.
+
+        The others are those of :func:`fairseq_lowrank.ops.attention`; ``q`` has one head where all heads are alike.
+        """
 
 
 class AttentionDropout(nn.Module):
@@ -95,6 +123,7 @@ class MultiheadAttention(nn.Module):
         self.add_zero_attn = add_zero_attn
         self.backend = backend
         self.beam_size = 1
+        self.regulariser: Regulariser | None = None
         self.projection = PROJECTIONS[spec.projection]
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
         if not 0.0 <= self.dropout_module.p < 1.0:
@@ -171,6 +200,8 @@ class MultiheadAttention(nn.Module):
         k, v, key_padding_mask = self._keys_and_values(
             key, value, key_padding_mask, incremental_state, static_kv, batch
         )
+        unknown = key_padding_mask is None or self.encoder_decoder_attention
+        query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
         k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask, queries)
         q = self._split_heads(self.q_proj(query))
         beam, rest = divmod(batch, k.size(0))
@@ -189,7 +220,7 @@ class MultiheadAttention(nn.Module):
             # Queries at real positions see none of the padding to their right.
             mask = AttentionMask(True, None if is_right_padding(mask.key_padding) else mask.key_padding)
 
-        heads, weights = self._attend(q, k, v, mask, need_weights)
+        heads, weights = self._attend(q, k, v, mask, need_weights, query_padding)
         heads = _split_beams(heads, beam)
         weights = None if weights is None else _split_beams(weights, beam)
         output = self.out_proj(heads.permute(2, 0, 1, 3).reshape(queries, batch, -1))
@@ -198,7 +229,13 @@ class MultiheadAttention(nn.Module):
         return output, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, need_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: AttentionMask,
+        need_weights: bool,
+        query_padding: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Heads ``[B, H, T, D]`` and their weights from ``q [B, H or 1, T, D]`` and unembedded ``k, v [B, G, S, D]``."""
         dropping = self.training or self.dropout_module.apply_during_inference
@@ -230,6 +267,17 @@ class MultiheadAttention(nn.Module):
             need_weights=need_weights,
             backend=self.backend,
         )
+        if self.regulariser is not None:
+            heads = self.regulariser(
+                self,
+                heads,
+                q,
+                k,
+                mask=mask,
+                score_bias=score_bias,
+                mixing_query=mixing_query,
+                query_padding=query_padding,
+            )
         if self.head_embeddings is not None:
             row_sums = True
             if sum_rows:

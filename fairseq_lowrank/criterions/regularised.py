@@ -1,0 +1,249 @@
+"""The regularisers of attention as flags of every criterion: ``--mixing-orthogonality`` and its kin.
+
+The criterion minimises loss + λ · sample size · R, with R summed over the attention layers and averaged over the sequences of
+the batch, so that λ weighs R against the loss of a token (of a sentence with ``--sentence-avg``) however batches are cut. R is logged under
+the flag's name in training and validation, not multiplied by λ; ``loss``, ``nll_loss`` and ``ppl`` stay the criterion's own.
+
+Each layer computes its R during its forward pass, and sends R's gradient off from its own output, where the backward pass
+starts for a layer. So this works under ``--checkpoint-activations``, which runs a layer's forward pass again during the
+backward pass and keeps nothing else of the first.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NoReturn
+
+import torch
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.models import ARCH_MODEL_REGISTRY
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.models.options import AttentionOptions
+from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
+
+
+@dataclass
+class RegulariserConfig(FairseqDataclass):
+    """The weights λ; 0 computes nothing."""
+
+    mixing_orthogonality: float = field(
+        default=0.0,
+        metadata={
+            "help": "weight of ||M^T M - I||^2 of the head mixing (Mixhead paper, eq. 16), summed over layers: keeps the mixed "
+            "heads diverse and of unit norm (default: 0, off)"
+        },
+    )
+    row_space_penalty: float = field(
+        default=0.0,
+        metadata={
+            "help": "weight of ||P_i P_j^T||^2 (R_d, Mixhead paper, eq. 20) over all pairs of heads and layers: pushes the row spaces of "
+            "the heads' attention matrices apart. With n tokens a sequence and heads of size d it costs 2n/3d times what attention's "
+            "own matrix products cost (default: 0, off)"
+        },
+    )
+    column_space_penalty: float = field(
+        default=0.0,
+        metadata={
+            "help": "weight of ||P_i^T P_j||^2 (R_c, Mixhead paper, eq. 20), the same for their column spaces, at the same cost "
+            "(default: 0, off)"
+        },
+    )
+
+
+_SPACES = {"row_space_penalty": "row", "column_space_penalty": "column"}
+_NAMES = ("mixing_orthogonality", *_SPACES)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _weights(config: object) -> dict[str, float]:
+    """The weights λ that are not 0, by name, of a configuration or of parsed arguments."""
+    weights = {name: float(getattr(config, name, 0.0)) for name in _NAMES}
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"{_flag(name)} {weight:g}: expected a number >= 0")
+    return {name: weight for name, weight in weights.items() if weight}
+
+
+def _refuse_without_layers(weights: dict[str, float], model: str) -> NoReturn:
+    flags = ", ".join(map(_flag, weights))
+    raise ValueError(f"{flags}: {model} has no attention of this package; take one of the architectures lowrank_*")
+
+
+def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
+    raise ValueError(
+        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no head mixing that learns; "
+        "take --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
+    )
+
+
+def _learns(mixing: Mixing | None) -> bool:
+    return mixing is not None and isinstance(mixing.weight, nn.Parameter)
+
+
+class Penalties:
+    """The penalties of one forward pass and of its backward pass; the layers' ``regulariser`` meanwhile.
+
+    Args:
+        weights: λ by name, of the penalties to compute.
+        layers: the attention layers to penalise.
+    """
+
+    def __init__(self, weights: dict[str, float], layers: list[MultiheadAttention]) -> None:
+        self.weights, self.layers = weights, layers
+        self.values = {name: torch.zeros((), device=layers[0].out_proj.weight.device) for name in weights}
+        """R of each penalty, summed over the layers that ran and averaged over sequences."""
+        self.recording = False
+        self.gradient: Tensor | None = None
+        """During the backward pass, the gradient of what is minimised with respect to Σ λ R."""
+        self._query_padding: Tensor | None = None
+
+    def __enter__(self) -> "Penalties":
+        self.recording = True
+        for layer in self.layers:
+            layer.regulariser = self
+        return self
+
+    def __exit__(self, error: type | None, *_) -> None:
+        self.recording = False
+        if error or not torch.is_grad_enabled():
+            self.release()
+
+    def release(self) -> None:
+        """Leave the layers, after the backward pass or when there will be none."""
+        self.gradient = None
+        for layer in self.layers:
+            layer.regulariser = None
+
+    def added_to(self, loss: Tensor, sample_size: Tensor | float) -> Tensor:
+        """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
+        return _PenalisedLoss.apply(loss, self, sample_size)
+
+    def __call__(self, layer, heads, q, k, *, mask, score_bias, mixing_query, query_padding):
+        # Cross attention has the queries of the self-attention before it.
+        if layer.encoder_decoder_attention:
+            query_padding = self._query_padding
+        self._query_padding = query_padding
+        # A forward pass while recording is the first; one in the backward pass is a checkpointed layer's second.
+        if not self.recording and self.gradient is None:
+            return heads
+        values = {}
+        if "mixing_orthogonality" in self.weights and _learns(layer.mixing):
+            errors = mixing_orthogonality(layer.mixing.weights(), mixing_query, query_padding)
+            values["mixing_orthogonality"] = errors.mean()
+        if names := [name for name in _SPACES if name in self.weights]:
+            overlap = head_overlap(
+                q.expand(-1, layer.num_heads, -1, -1),
+                k,
+                spaces=[_SPACES[name] for name in names],
+                mask=mask,
+                activation=layer.spec.activation,
+                score_bias=score_bias,
+                scale=layer.scaling,
+                query_padding=query_padding,
+            )
+            values |= zip(names, overlap.mean(dim=1), strict=True)
+        if self.recording:
+            for name, value in values.items():
+                self.values[name] += value.detach()
+        return _Attach.apply(heads, sum(self.weights[name] * value for name, value in values.items()), self)
+
+
+class _Attach(torch.autograd.Function):
+    """Heads as they are; their backward pass takes a layer's Σ λ R along."""
+
+    @staticmethod
+    def forward(ctx, heads, penalty, penalties):
+        ctx.penalties = penalties
+        return heads.view_as(heads)
+
+    @staticmethod
+    def backward(ctx, grad_heads):
+        return grad_heads, ctx.penalties.gradient, None
+
+
+class _PenalisedLoss(torch.autograd.Function):
+    """The first of the backward pass: whatever scaled the loss (loss scaling, a batch that does not count) scales R too."""
+
+    @staticmethod
+    def forward(ctx, loss, penalties, sample_size):
+        ctx.penalties, ctx.sample_size = penalties, sample_size
+        total = sum(weight * penalties.values[name] for name, weight in penalties.weights.items())
+        return loss + (total * sample_size).to(loss.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.penalties.gradient = grad.float().sum() * ctx.sample_size
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.penalties.release)
+        return grad, None, None
+
+
+class RegularisedCriterion:
+    """Mixed into a criterion: adds the penalties whose weight is not 0 to its loss, and their values to its log."""
+
+    weights: Mapping[str, float] = MappingProxyType({})
+
+    @classmethod
+    def build_criterion(cls, cfg, task):
+        criterion = super().build_criterion(cfg, task)
+        criterion.weights = _weights(cfg)
+        return criterion
+
+    @classmethod
+    def check_args(cls, args) -> None:
+        """Refuse flags before anything is built, as far as they alone can tell.
+
+        Raises:
+            ValueError: a negative weight, an architecture of fairseq's own, or mixing that does not learn.
+        """
+        weights = _weights(args)
+        model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
+        if not weights or model is None:
+            return
+        if model.__module__.startswith("fairseq."):
+            _refuse_without_layers(weights, f"--arch {args.arch}")
+        if "mixing_orthogonality" in weights and hasattr(model, "check_args"):
+            mixing = AttentionOptions.from_args(args).spec.mixing
+            if not _learns(MIXINGS[mixing](2, 2)):
+                _refuse_without_mixing(weights)
+
+    def check_model(self, model: nn.Module) -> list[MultiheadAttention]:
+        """The layers of a model that are penalised.
+
+        Raises:
+            ValueError: there are none, or none has what a penalty is about.
+        """
+        layers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
+        if self.weights and not layers:
+            _refuse_without_layers(self.weights, type(model).__name__)
+        if "mixing_orthogonality" in self.weights and not any(_learns(layer.mixing) for layer in layers):
+            _refuse_without_mixing(self.weights)
+        return layers
+
+    def forward(self, model, sample, *args, **kwargs):
+        if not self.weights:
+            return super().forward(model, sample, *args, **kwargs)
+        with Penalties(self.weights, self.check_model(model)) as penalties:
+            loss, sample_size, logging_output = super().forward(model, sample, *args, **kwargs)
+        # Without reduction the loss is a number for each token, and the penalties belong to none of them.
+        if loss.numel() == 1:
+            loss = penalties.added_to(loss, sample_size)
+        for name, value in penalties.values.items():
+            logging_output[name] = value * sample_size
+        return loss, sample_size, logging_output
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        super().reduce_metrics(logging_outputs)
+        sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
+        for name in _NAMES:
+            if any(name in log for log in logging_outputs):
+                total = sum(log.get(name, 0) for log in logging_outputs)
+                metrics.log_scalar(name, total / sample_size, sample_size, round=6)
