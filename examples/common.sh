@@ -76,6 +76,7 @@ smoke_translation() { # FLAGS…
 
 smoke_language_model() { # FLAGS…
     local wide=$((8 * $(last_value --decoder-attention-heads 8 "$@")))
+    case " $* " in *" --head-dim "*) wide=64 ;; esac # heads need not divide it then
     echo "--decoder-layers 1 $(lm_width $wide) --decoder-ffn-embed-dim 64 --tokens-per-sample 32 --max-tokens 512" \
         "--update-freq 1 --max-update 10 --warmup-updates 2"
     case " $* " in *" lowrank_transformer_lm_wiki103 "* | *_lm_gbw* | *--adaptive-input*)

@@ -1,1 +1,1 @@
-"""Preparing corpora and recording what was measured on them. Nothing here imports fairseq."""
+"""Preparing corpora and recording what was measured on them; fairseq is imported for its binary format alone."""

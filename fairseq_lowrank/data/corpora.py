@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import html
+import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
@@ -38,13 +38,18 @@ from fairseq_lowrank.data.text import (
 
 
 def preprocess(folder: Path, *flags: str) -> None:
-    """Run fairseq-preprocess with `flags` so that `folder` appears only when it is complete."""
+    """fairseq-preprocess with `flags`, so that `folder` appears only when it is complete."""
+    from fairseq import options
+    from fairseq_cli import preprocess
+
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", *flags, "--destdir", str(part)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise ValueError(f"fairseq-preprocess failed:\n{done.stdout[-2000:]}")
+    disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)  # it would mix its progress into our standard output
+    try:
+        preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
+    finally:
+        logging.disable(disabled)
     os.replace(part, folder)
 
 

@@ -91,8 +91,9 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
                 make(unpacked, unpack, file, unpacked)
     found = {name: find(folders, name) for name in names}
     if missing := [name.replace("|", " or ") for name, path in found.items() if path is None]:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise ValueError(
-            f"{args.data} lacks {', '.join(missing)}. Say where they are with --data FOLDER, or fetch them with "
+            f"{args.data} lacks {', '.join(missing[:10])}{more}. Say where they are with --data FOLDER, or fetch them with "
             f"--download from {', '.join(urls)}{note}"
         )
     return list(found.values())

@@ -145,7 +145,10 @@ class SubwordNMT:
 
         lines = (line for path in inputs for line in read_lines(path))
         with whole_file(codes) as file:
-            learn_bpe(lines, file, size)
+            try:
+                learn_bpe(lines, file, size)
+            except ValueError as error:
+                raise ValueError(f"cannot learn {size} merges: there is nothing to merge in the text") from error
 
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE
