@@ -1,0 +1,83 @@
+"""fairseq-lowrank average: the mean of checkpoints of one model, and nothing else."""
+
+import argparse
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import checkpoint_utils
+
+from fairseq_lowrank.cli import main
+
+
+def save(path, value=0.0, dtype=torch.float32, steps=3, name="w", seed=1, **model):
+    """A checkpoint of a model with one float and one integer parameter."""
+    torch.save(
+        {
+            "args": None,
+            "cfg": {"common": {"seed": seed}, "model": argparse.Namespace(arch="transformer", seed=seed, **model)},
+            "model": {name: torch.tensor([value, 2 * value], dtype=dtype), "steps": torch.tensor(steps)},
+            "optimizer_history": [{"optimizer_name": "Adam", "lr_scheduler_state": {}, "num_updates": 1}],
+            "extra_state": {"train_iterator": {"epoch": 1}},
+            "last_optimizer_state": {"state": {}},
+        },
+        path,
+    )
+    return str(path)
+
+
+def average(tmp_path, *paths):
+    output = tmp_path / "average.pt"
+    return main(["average", *paths, "--output", str(output)]), output
+
+
+def test_parameters_are_the_mean_and_trainings_may_differ_in_their_seed(tmp_path):
+    paths = [save(tmp_path / f"{value}.pt", value, seed=value) for value in (1, 2, 6)]
+    status, output = average(tmp_path, *paths)
+    state = checkpoint_utils.load_checkpoint_to_cpu(output)
+    assert status == 0
+    assert state["model"]["w"].tolist() == [3.0, 6.0]
+    assert state["model"]["steps"] == 3
+    assert state["cfg"].model.arch == "transformer"
+    assert "last_optimizer_state" not in state
+
+
+def test_a_checkpoint_given_twice_counts_twice(tmp_path):
+    one, four = save(tmp_path / "1.pt", 1.0), save(tmp_path / "4.pt", 4.0)
+    _, output = average(tmp_path, one, one, four)
+    assert checkpoint_utils.load_checkpoint_to_cpu(output)["model"]["w"].tolist() == [2.0, 4.0]
+
+
+def test_half_precision_is_summed_in_float32_and_stays_half_precision(tmp_path):
+    # 60000 + 60000 overflows float16
+    paths = [save(tmp_path / f"{i}.pt", 30000.0, torch.float16) for i in range(3)]
+    _, output = average(tmp_path, *paths)
+    weight = checkpoint_utils.load_checkpoint_to_cpu(output)["model"]["w"]
+    assert weight.dtype == torch.float16
+    assert weight.tolist() == [30000.0, 60000.0]
+
+
+@pytest.mark.parametrize(
+    ("different", "message"),
+    [
+        ({"attention": "mixhead-a"}, "attention is missing in the first and mixhead-a in the second"),
+        ({"name": "v"}, "w is torch.float32 [2] in the first and missing in the second"),
+        ({"dtype": torch.float16}, "w is torch.float32 [2] in the first and torch.float16 [2] in the second"),
+        ({"steps": 4}, "differ in steps, whose integers have no mean"),
+    ],
+)
+def test_checkpoints_of_different_models_are_refused_and_nothing_is_written(tmp_path, capsys, different, message):
+    status, output = average(tmp_path, save(tmp_path / "a.pt"), save(tmp_path / "b.pt", **different))
+    assert status == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt", "b.pt"]
+    assert not output.exists()
+
+
+def test_a_missing_checkpoint_or_folder_is_one_line(tmp_path, capsys):
+    assert average(tmp_path, str(tmp_path / "none.pt"))[0] == 2
+    assert "No such file" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["average", save(tmp_path / "a.pt"), "--output", str(tmp_path / "nowhere" / "a.pt")]) == 2
+    assert "there is no folder" in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,68 @@
+"""The command line as a whole, and its smallest commands."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fairseq_lowrank
+from fairseq_lowrank import cli
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["--help"])
+    assert exit.value.code == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert {"average", "env", "launch", "user-dir"} <= set(cli.commands())
+    assert all(name in output and module.HELP in output for name, module in cli.commands().items())
+
+
+@pytest.mark.parametrize("name", cli.commands())
+def test_every_command_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main([name, "--help"])
+    assert exit.value.code == 0
+    assert cli.commands()[name].__doc__.splitlines()[0] in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused_in_one_line(capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["nonsense"])
+    assert exit.value.code == 2
+    assert "invalid choice: 'nonsense'" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_user_dir_is_the_folder_of_the_package(capsys):
+    assert cli.main(["user-dir"]) == 0
+    assert Path(capsys.readouterr().out.strip()).samefile(Path(fairseq_lowrank.__file__).parent)
+
+
+def test_env_shows_versions_devices_and_fused_parts(capsys):
+    assert cli.main(["env"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["fairseq_lowrank"] == fairseq_lowrank.__version__
+    assert rows["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "fairseq", "apex", "sacrebleu", "sentencepiece", "cpu"} <= set(rows)
+
+
+def test_fused_parts_are_reported_from_what_fairseq_found(monkeypatch, capsys):
+    fused_adam = pytest.importorskip("fairseq.optim.fused_adam")
+    from fairseq.modules import layer_norm
+
+    def parts():
+        cli.main(["env"])
+        return capsys.readouterr().out.splitlines()[-2:]
+
+    monkeypatch.setattr(fused_adam, "get_fused_adam_class", lambda: None)
+    monkeypatch.setattr(layer_norm, "has_fused_layernorm", False)
+    assert [part.split()[-1] for part in parts()] == ["torch", "torch"]
+    monkeypatch.setattr(fused_adam, "get_fused_adam_class", lambda: object)
+    monkeypatch.setattr(layer_norm, "has_fused_layernorm", True)
+    assert [part.split()[-1] for part in parts()] == ["(apex)", "(apex)"]
+
+
+def test_the_module_runs_as_a_command():
+    result = subprocess.run([sys.executable, "-m", "fairseq_lowrank.cli", "--version"], capture_output=True, text=True)
+    assert result.stdout == f"fairseq-lowrank {fairseq_lowrank.__version__}\n"
