@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -48,12 +47,16 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
     for name, module in model.named_modules():
         if not inspect.signature(module.forward).parameters.keys() >= CONTRACT:
             continue
-        if getattr(module, "encoder_decoder_attention", False):
-            site = "cross"
-        else:
-            site = "encoder" if name.startswith("encoder.") else "decoder"
-        found.append(AttentionLayer(name, site, int(re.search(r"\.(\d+)\.", name)[1]), module))
+        found.append(AttentionLayer(name, *place(name), module))
     return found
+
+
+def place(name: str) -> tuple[str, int]:
+    """(site, layer) of an attention layer, by its module's name in fairseq's models."""
+    layer = int(re.search(r"\.(\d+)\.", name)[1])
+    if name.endswith("encoder_attn"):
+        return "cross", layer
+    return ("encoder" if name.startswith("encoder.") else "decoder"), layer
 
 
 class _SizedDictionary(Dictionary):
@@ -95,9 +98,7 @@ def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = No
     args = options.parse_args_and_arch(parser, input_args=["no-data", "--arch", architecture, *flags])
     if ARCH_MODEL_NAME_REGISTRY[architecture] in MODEL_DATACLASS_REGISTRY:
         # as fairseq-train does: flags that were not given get the dataclass's defaults
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # hydra's, about fairseq's use of it
-            args = as_namespace(convert_namespace_to_omegaconf(args).model)
+        args = as_namespace(convert_namespace_to_omegaconf(args).model)
     args.arch = architecture
     return args
 

@@ -15,11 +15,9 @@ def new_figure(width: float = 7.0, height: float = 4.4) -> tuple[Figure, Axes]:
     return figure, axes[0]
 
 
-def grid(
-    count: int, *, columns: int | None = None, width: float = 3.2, height: float = 2.8
-) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` plots, each `width` × `height` inches, near a square unless `columns` is given."""
-    columns = columns or math.ceil(math.sqrt(count))
+def grid(count: int, *, width: float = 3.2, height: float = 2.8) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` plots, each `width` × `height` inches, in one row up to four."""
+    columns = count if count <= 4 else math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     plots = list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -84,3 +84,85 @@ def measures(values: Tensor, head_dim: int) -> dict[str, Tensor]:
         "area": area_under_curve(values),
         "mass_in_head_dim": mass_in_first(values, head_dim),
     }
+
+
+class Spectra:
+    """Gathers the spectra of attention matrices, layer by layer and head by head, and averages them over sequences."""
+
+    def __init__(self) -> None:
+        self.layers: dict[tuple[str, int], list[dict[str, Tensor]]] = {}
+
+    def add(self, site: str, layer: int, head_dim: int, weights: Tensor) -> None:
+        """One sequence's matrices of a layer, `[H, 1, T, S]`."""
+        values = singular_values(weights[:, 0])
+        found = {"curve": resample(cumulative_curve(values)), **measures(values, head_dim)}
+        found["head_dim"] = torch.full_like(found["area"], head_dim)
+        self.layers.setdefault((site, layer), []).append(found)
+
+    def summary(self) -> dict[str, dict]:
+        """By site: `layers`, each with its measures, mean curve and heads, and the `mean` over layers."""
+        sites: dict[str, dict] = {}
+        for (site, layer), found in sorted(self.layers.items()):
+            heads = {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
+            head_dim = int(heads.pop("head_dim")[0])
+            rows = [{name: value[head].tolist() for name, value in heads.items()} for head in range(len(heads["area"]))]
+            entry = {"layer": layer, "head_dim": head_dim, **_mean(heads), "heads": rows}
+            sites.setdefault(site, {"layers": []})["layers"].append(entry)
+        for site in sites.values():
+            names = [name for name in site["layers"][0] if name not in ("layer", "head_dim", "heads")]
+            site["mean"] = {
+                name: torch.tensor([layer[name] for layer in site["layers"]], dtype=torch.float64).mean(0).tolist()
+                for name in names
+            }
+        return sites
+
+
+def _mean(heads: dict[str, Tensor]) -> dict:
+    return {name: value.double().mean(0).tolist() for name, value in heads.items()}
+
+
+def draw_layers(results: list[dict], site: str):
+    """A plot for each layer: thin lines for heads, a bold one for their mean, a colour for each checkpoint.
+
+    As in the Mixhead paper's figure 1; returns the matplotlib figure.
+    """
+    from fairseq_lowrank.analysis import pictures
+
+    count = max(len(result["sites"][site]["layers"]) for result in results)
+    figure, plots = pictures.grid(count)
+    for number, axes in enumerate(plots):
+        for color, result in enumerate(results):
+            layers = result["sites"][site]["layers"]
+            if number < len(layers):
+                for head in layers[number]["heads"]:
+                    _plot(axes, head["curve"], color=f"C{color}", linewidth=0.5, alpha=0.5)
+                _plot(axes, layers[number]["curve"], color=f"C{color}", linewidth=2, label=result["label"])
+        axes.set_title(f"{site}, layer {number}", fontsize=9)
+    plots[0].legend(fontsize=7, loc="lower right")
+    _name_axes(figure)
+    return figure
+
+
+def draw_mean(results: list[dict], site: str):
+    """Thin lines for layers, a bold one for their mean, a colour for each checkpoint (Mixhead paper, figure 3)."""
+    from fairseq_lowrank.analysis import pictures
+
+    figure, axes = pictures.new_figure(5.5, 4.4)
+    for color, result in enumerate(results):
+        for layer in result["sites"][site]["layers"]:
+            _plot(axes, layer["curve"], color=f"C{color}", linewidth=0.7, linestyle="--", alpha=0.6)
+        _plot(axes, result["sites"][site]["mean"]["curve"], color=f"C{color}", linewidth=2.4, label=result["label"])
+    axes.set_title(f"{site} attention: layers (dashed) and their mean (bold)", fontsize=10)
+    axes.legend(fontsize=8, loc="lower right")
+    _name_axes(figure)
+    return figure
+
+
+def _plot(axes, curve: list[float], **style) -> None:
+    axes.plot([point / (len(curve) - 1) for point in range(len(curve))], curve, **style)
+    axes.set(xlim=(0, 1), ylim=(0, 1.01))
+
+
+def _name_axes(figure) -> None:
+    figure.supxlabel("share of singular values, largest first", fontsize=9)
+    figure.supylabel("cumulative share of their sum", fontsize=9)

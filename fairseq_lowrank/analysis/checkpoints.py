@@ -1,0 +1,140 @@
+"""Checkpoints, and what their attention layers do on real data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor, nn
+
+import fairseq_lowrank  # noqa: F401  safe loading, and our models
+from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers
+
+
+def load_state(path: Path, overrides: dict | None = None) -> dict:
+    """A checkpoint as it was saved, read safely; `overrides` replace arguments in it."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a checkpoint file")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    if "model" not in state or not (state.get("cfg") or state.get("args")):
+        raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
+    return state
+
+
+def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int | None = None):
+    """A checkpoint's model in evaluation mode, and its task.
+
+    Args:
+        path: the checkpoint.
+        data: folder of fairseq-preprocess's output, by default the one that the model was trained on.
+        tokens_per_sample: block length of a language model's data, by default the model's own.
+    """
+    overrides = {} if data is None else {"data": str(data)}
+    if tokens_per_sample is not None:
+        overrides["tokens_per_sample"] = tokens_per_sample
+    state = load_state(path, overrides)
+    folder = Path(str(configuration(state, "task", "data")).split(":")[0])
+    if not folder.is_dir():
+        raise ValueError(f"the data folder {folder} of {path} is not there: give one with --data")
+    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+    return models[0].eval(), task
+
+
+def configuration(state: dict, part: str, name: str, default=None):
+    """A value from a checkpoint's configuration: `part` is task, model, …."""
+    if state.get("cfg"):
+        section = state["cfg"].get(part) or {}
+        return section.get(name, default) if hasattr(section, "get") else getattr(section, name, default)
+    return getattr(state["args"], name, default)
+
+
+def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> Iterator[dict]:
+    """`count` samples of one sequence each, drawn without replacement, with all lengths (source and target) in range.
+
+    Raises:
+        ValueError: the subset is missing or holds no such sequence.
+    """
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise ValueError(f"no subset {subset!r} in the data: {error}") from error
+    dataset = task.dataset(subset)
+    found = 0
+    for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
+        size = dataset.size(index)
+        lengths = size if isinstance(size, (tuple, list)) else (size,)
+        if min(lengths) < min_length or (max_length is not None and max(lengths) > max_length):
+            continue
+        # One at a time: no padding that would have to be cut out of the matrices.
+        yield dataset.collater([dataset[index]])
+        found += 1
+        if found == count:
+            return
+    if not found:
+        raise ValueError(f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens")
+
+
+@contextlib.contextmanager
+def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tensor], None]) -> Iterator[None]:
+    """While open, `receive(layer, weights)` gets what every attention layer used, `[H, B, T, S]`, mixed, before dropout."""
+    handles, restored = [], []
+    for layer in attention_layers(model):
+
+        def ask(module, args, kwargs):
+            return args, {**kwargs, "need_weights": True, "need_head_weights": True}
+
+        def give(module, args, kwargs, output, layer=layer):
+            receive(layer, output[1])
+            return output[0], None
+
+        handles.append(layer.module.register_forward_pre_hook(ask, with_kwargs=True))
+        handles.append(layer.module.register_forward_hook(give, with_kwargs=True))
+        if getattr(layer.module, "skip_embed_dim_check", None) is False:
+            # fairseq's own module gives the weights of single heads only on its slower path
+            layer.module.skip_embed_dim_check = True
+            restored.append(layer.module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in restored:
+            module.skip_embed_dim_check = False
+
+
+@contextlib.contextmanager
+def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """While open, gathers the mean of position-wise M_t over all queries; filled on closing, by layer name.
+
+    M_t is linear in the queries, M_t[j, i] = q_{t,j}·W^M[:, i] + B[j, i], so their mean is enough.
+    """
+    totals: dict[str, list] = {}
+    handles = []
+    for layer in attention_layers(model):
+        mixing = getattr(layer.module, "mixing", None)
+        if mixing is None or mixing.query_weight is None:
+            continue
+
+        def gather(module, args, kwargs, layer=layer):
+            query = kwargs["query"] if "query" in kwargs else args[0]
+            heads = module.q_proj(query).unflatten(-1, (-1, module.head_dim)).permute(1, 2, 0, 3)
+            if module.head_embeddings is not None:
+                heads = module.head_embeddings.embed(heads, module.head_embeddings.query)
+            heads = heads.expand(-1, module.num_heads, -1, -1)
+            entry = totals.setdefault(layer.name, [layer.module, 0, 0])
+            entry[1] = entry[1] + heads.sum(dim=(0, 2)).double()
+            entry[2] += heads.size(0) * heads.size(2)
+
+        handles.append(layer.module.register_forward_pre_hook(gather, with_kwargs=True))
+    means: dict[str, Tensor] = {}
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, (module, total, positions) in totals.items():
+        query_weight, base = module.mixing.query_weight.double(), module.mixing.weight.double()
+        means[name] = (total / positions) @ query_weight + base

@@ -1,0 +1,148 @@
+"""Show how far from low rank attention is: singular values of the attention matrices on real data.
+
+For one or more checkpoints (ours or stock fairseq's) and sequences of binarised data, takes every head's attention
+matrix as the layer used it (mixed, before dropout) and computes its singular values. Draws the normalised cumulative
+curves layer by layer and on average (the Mixhead paper's figures 1 and 3): the closer to the upper left corner, the
+lower the rank. Prints, averaged over sequences, heads and layers of each site (encoder, decoder, cross):
+
+  effective rank   exp of the entropy of the singular values' shares (Roy and Vetterli 2007)
+  rank share       effective rank as a part of the largest possible rank
+  area             under the curve: 0.5 where all singular values are equal, near 1 at rank one
+  mass in d_k      share of the sum that the first d_k singular values hold, for head size d_k
+
+  fairseq-lowrank spectrum mha/checkpoint_best.pt mixhead/checkpoint_best.pt --labels mha mixhead-a --output pictures/
+  fairseq-lowrank spectrum checkpoint_best.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
+
+Sequences are drawn with a fixed seed, one at a time, so no padding takes part. Checkpoints compared should be run on
+the same data: curves of different lengths are stretched to one axis. Causal matrices are triangular, so their
+diagonals alone keep their rank from falling very low.
+"""
+
+from pathlib import Path
+
+from fairseq_lowrank.cli import _output
+
+NAME = "spectrum"
+HELP = "singular values of the attention matrices of checkpoints, on real data"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="checkpoints of fairseq-train")
+    parser.add_argument(
+        "--labels", nargs="+", metavar="NAME", help="names for the checkpoints (default: from their paths)"
+    )
+    add_data_arguments(parser)
+    _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
+
+
+def add_data_arguments(parser) -> None:
+    """What to run a checkpoint on; `inspect` takes the same."""
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
+    )
+    parser.add_argument("--subset", default="valid", help="train, valid, test (default %(default)s)")
+    parser.add_argument("--sequences", type=int, default=32, metavar="N", help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of their choice (default %(default)s)")
+    parser.add_argument(
+        "--min-length", type=int, default=2, metavar="N", help="shortest sequence (default %(default)s)"
+    )
+    parser.add_argument("--max-length", type=int, metavar="N", help="longest sequence (default: any)")
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="block length of language models (default: as the model was trained)"
+    )
+
+
+def run(args) -> None:
+    from fairseq_lowrank.analysis import spectrum
+
+    labels = args.labels or default_labels(args.checkpoints)
+    if len(labels) != len(args.checkpoints):
+        raise ValueError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints")
+    if args.sequences < 1 or args.min_length < 1:
+        raise ValueError("--sequences and --min-length must be at least 1")
+    results = [measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True)]
+    _output.show(args, results, as_text(results))
+    figures = {}
+    if args.output:
+        for site in dict.fromkeys(site for result in results for site in result["sites"]):
+            shown = [result for result in results if site in result["sites"]]
+            figures[f"spectrum-{site}-layers"] = spectrum.draw_layers(shown, site)
+            figures[f"spectrum-{site}"] = spectrum.draw_mean(shown, site)
+    _output.write(args, NAME, results, flat(results), figures)
+
+
+def default_labels(paths: list[Path]) -> list[str]:
+    """The file's name, with as many folders before it as tell the checkpoints apart."""
+    for parts in range(1, 8):
+        labels = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
+        if len(set(labels)) == len(paths):
+            return labels
+    return [str(path) for path in paths]
+
+
+def measure(path: Path, label: str, args) -> dict:
+    import torch
+    from tqdm import tqdm
+
+    from fairseq_lowrank.analysis import checkpoints, spectrum
+
+    model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
+    spectra, tokens = spectrum.Spectra(), 0
+
+    def receive(layer, weights) -> None:
+        spectra.add(layer.site, layer.layer, layer.module.head_dim, weights)
+
+    chosen = checkpoints.sequences(
+        task,
+        args.subset,
+        count=args.sequences,
+        seed=args.seed,
+        min_length=args.min_length,
+        max_length=args.max_length,
+    )
+    count = 0
+    with torch.no_grad(), checkpoints.attention_weights(model, receive):
+        for sample in tqdm(chosen, total=args.sequences, desc=label):
+            model(**sample["net_input"])
+            tokens += sample["ntokens"]
+            count += 1
+    return {
+        "checkpoint": str(path),
+        "label": label,
+        "subset": args.subset,
+        "sequences": count,
+        "mean_length": tokens / count,
+        "seed": args.seed,
+        "sites": spectra.summary(),
+    }
+
+
+COLUMNS = {
+    "effective_rank": "effective rank",
+    "rank_share": "rank share",
+    "area": "area",
+    "mass_in_head_dim": "mass in d_k",
+}
+
+
+def as_text(results: list[dict]) -> str:
+    rows = [
+        [result["label"], site, found["layers"][0]["head_dim"], *(f"{found['mean'][name]:.3f}" for name in COLUMNS)]
+        for result in results
+        for site, found in result["sites"].items()
+    ]
+    about = results[0]
+    title = f"{about['sequences']} sequences of {about['subset']!r}, {about['mean_length']:.0f} tokens on average"
+    return f"{title}\n{_output.table(['', 'site', 'd_k', *COLUMNS.values()], rows)}"
+
+
+def flat(results: list[dict]) -> list[dict]:
+    """A row for each head, and one for each layer (head empty)."""
+    rows = []
+    for result in results:
+        for site, found in result["sites"].items():
+            for layer in found["layers"]:
+                about = {"label": result["label"], "site": site, "layer": layer["layer"], "head_dim": layer["head_dim"]}
+                for head, values in [("", layer), *enumerate(layer["heads"])]:
+                    rows.append({**about, "head": head, **{name: values[name] for name in COLUMNS}})
+    return rows
