@@ -13,8 +13,9 @@ from fairseq_lowrank.attention.masks import as_tensor, attention_mask, is_right_
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS, HeadEmbeddings
 from fairseq_lowrank.attention.spec import AttentionSpec
-from fairseq_lowrank.ops import BACKENDS, AttentionMask, attention
-from fairseq_lowrank.ops.attention import reference
+from fairseq_lowrank.ops import AttentionMask, attention
+from fairseq_lowrank.ops.attention import choose_backend, reference
+from fairseq_lowrank.ops.attention.contract import AttentionInputs
 
 IncrementalState = dict[str, dict[str, Tensor | None]]
 
@@ -84,11 +85,11 @@ class MultiheadAttention(nn.Module):
         add_zero_attn: append a key and value of zeros.
         self_attention: query, key and value are the same tensor.
         encoder_decoder_attention: keys and values come from an encoder.
-        backend: see :func:`fairseq_lowrank.ops.attention`.
+        backend: see :func:`fairseq_lowrank.ops.attention`; where weights are asked for, any that can return them.
         wrap_projection: applied to each projection when it is made, e.g. fairseq's ``quant_noise``.
 
     Raises:
-        ValueError: sizes that do not fit together.
+        ValueError: sizes that do not fit together, or a backend that cannot compute the spec.
     """
 
     def __init__(
@@ -109,8 +110,6 @@ class MultiheadAttention(nn.Module):
         wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     ) -> None:
         super().__init__()
-        if backend not in BACKENDS:
-            raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
         self.spec = spec
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -145,6 +144,9 @@ class MultiheadAttention(nn.Module):
         combine = self.projection.head_embedding
         self.head_embeddings = HeadEmbeddings(num_heads, self.head_dim, combine) if combine else None
         self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
+        head = torch.empty(1, num_heads, 1, self.head_dim, device="meta")
+        mixing = None if self.mixing is None else self.mixing.weights()
+        choose_backend(backend, AttentionInputs(head, head, head, activation=spec.activation, mixing=mixing))
 
     def reset_parameters(self) -> None:
         """Fairseq's starts of the projections (mixing and head embeddings start in their own modules)."""
@@ -265,7 +267,7 @@ class MultiheadAttention(nn.Module):
             scale=self.scaling,
             dropout_p=dropout_p,
             need_weights=need_weights,
-            backend=self.backend,
+            backend="auto" if need_weights else self.backend,
         )
         if self.regulariser is not None:
             heads = self.regulariser(

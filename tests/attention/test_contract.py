@@ -24,6 +24,16 @@ def test_weights_come_averaged_by_head_or_not_at_all(preset, make, inputs):
     torch.testing.assert_close(without, output)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference", "sdpa", "blocked"])
+def test_weights_are_served_whatever_the_backend(backend, make, inputs):
+    layer, x = make(backend=backend), inputs(5, 2, 12)
+    output, weights = layer(x, x, x)
+    expected, expected_weights, *_ = brute_force.layer(layer, x, x, x)
+    torch.testing.assert_close(output.cpu(), expected)
+    torch.testing.assert_close(weights.cpu(), expected_weights.mean(dim=1))
+    torch.testing.assert_close(layer(x, x, x, need_weights=False)[0].cpu(), expected)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_weights_are_mixed_and_not_yet_dropped(preset, make, inputs):
     layer, x = make(preset, head_dim=4, dropout=0.5).train(), inputs(5, 2, 12)

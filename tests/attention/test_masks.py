@@ -159,25 +159,6 @@ def test_a_query_without_keys_gives_the_output_bias_and_finite_gradients(preset,
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("preset", PRESETS)
-def test_half_precision_keeps_its_dtype_and_stays_near_float64(preset, dtype, make, inputs, device):
-    padding = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool, device=device)
-    for options in ({}, {"activation": "sigsoftmax"}, {"add_bias_kv": True, "add_zero_attn": True}):
-        layer = make(preset, head_dim=4, **options)
-        x = inputs(4, 2, 12).to(dtype)
-        layer.to(dtype).double()  # the same numbers, exactly
-        wide = x.double()
-        exact = layer(wide, wide, wide, key_padding_mask=padding)
-        for need_weights in (True, False):
-            output, weights = layer.to(dtype)(x, x, x, key_padding_mask=padding, need_weights=need_weights)
-            assert output.dtype == dtype
-            torch.testing.assert_close(output.double(), exact[0], rtol=0.05, atol=0.1)
-            if need_weights:
-                assert weights.dtype == torch.float32
-                torch.testing.assert_close(weights.double(), exact[1], rtol=0, atol=0.05)
-
-
 @pytest.mark.parametrize(
     ("mask", "key_padding_mask", "message"),
     [

@@ -74,6 +74,8 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         ("el", {"vdim": 8}, "'el' uses the keys as values and needs vdim = kdim: vdim=8, kdim=12"),
         ("skv", {"kdim": 8}, "'shared-kv' uses the keys as values and needs vdim = kdim: vdim=12, kdim=8"),
         ("mha", {"backend": "flash"}, "backend='flash': expected one of auto, reference, sdpa"),
+        ("mixhead-b", {"backend": "sdpa"}, "backend='sdpa' cannot compute head mixing; use backend='auto'"),
+        ("mha", {"backend": "sdpa", "activation": "sigsoftmax"}, "'sdpa' cannot compute the activation sigsoftmax"),
         ("mha", {"dropout": 1.0}, "dropout=1.0: expected 0 <= dropout < 1"),
     ],
 )

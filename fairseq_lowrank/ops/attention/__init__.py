@@ -76,16 +76,23 @@ def attention(
         need_weights,
     )
     inputs.check(ACTIVATIONS)
+    return choose_backend(backend, inputs).compute(inputs)
+
+
+def choose_backend(backend: str, inputs: AttentionInputs) -> ModuleType:
+    """The backend of this name, or with ``auto`` the fastest that can compute ``inputs``.
+
+    Raises:
+        ValueError: an unknown name, or a backend that cannot compute ``inputs``.
+    """
     if backend == "auto":
-        chosen = next(backend for backend in _preference(inputs) if backend.refusal(inputs) is None)
-    elif backend in _BACKENDS:
-        chosen = _BACKENDS[backend]
-        reason = chosen.refusal(inputs)
-        if reason is not None:
-            raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
-    else:
+        return next(candidate for candidate in _preference(inputs) if candidate.refusal(inputs) is None)
+    if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
-    return chosen.compute(inputs)
+    reason = _BACKENDS[backend].refusal(inputs)
+    if reason is not None:
+        raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
+    return _BACKENDS[backend]
 
 
 def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:

@@ -99,14 +99,14 @@ class AttentionInputs:
     q: Tensor
     k: Tensor
     v: Tensor
-    mask: AttentionMask
-    activation: str
-    mixing: HeadMixing | None
-    mixing_query: Tensor | None
-    score_bias: Tensor | None
-    scale: float
-    dropout_p: float
-    need_weights: bool
+    mask: AttentionMask = AttentionMask()
+    activation: str = "softmax"
+    mixing: HeadMixing | None = None
+    mixing_query: Tensor | None = None
+    score_bias: Tensor | None = None
+    scale: float = 1.0
+    dropout_p: float = 0.0
+    need_weights: bool = False
 
     def check(self, activations: tuple[str, ...]) -> None:
         """Refuse what no backend can compute.

@@ -21,7 +21,7 @@ def test_reference_is_the_brute_force(data, device):
     for part in (cpu["score_bias"], cpu["mask"].additive):
         if part is not None and part.dtype != torch.bool:
             bias = bias + part.detach().cpu()
-    mixing = cpu.get("mixing") or HeadMixing(None)
+    mixing = HeadMixing(*(part if part is None else part.detach().cpu() for part in cpu.get("mixing") or (None,)))
     expected, expected_weights = brute_force.attend(
         cpu["q"],
         cpu["k"].expand(-1, number_of_heads, -1, -1),
