@@ -74,3 +74,12 @@ def test_an_attention_mask_says_the_same_in_all_its_forms(data, device):
     )
     rows = torch.as_tensor(mask.rows_with_keys(queries, keys, torch.device(device)), device=device)
     assert torch.equal(rows.expand(*shape[:3], 1), (expected > -torch.inf).any(-1, keepdim=True))
+
+
+def test_the_first_of_more_causal_queries_than_keys_see_none(device):
+    def rows(**mask):
+        return AttentionMask(causal=True, **mask).rows_with_keys(3, 2, torch.device(device)).flatten().tolist()
+
+    assert rows() == [False, True, True]
+    assert rows(key_padding=torch.tensor([[True, False]], device=device)) == [False, False, True]
+    assert rows(key_padding=torch.tensor([[False, True]], device=device)) == [False, True, True]
