@@ -26,11 +26,12 @@ ADJECTIVE = {adjective.german: adjective for adjective in ADJECTIVES}
 TIME = {time.german: time for time in TIMES}
 
 
-def verb(infinitive: str, third: int = 0):
-    """The verb of that infinitive; where there are several, the one at the index `third`."""
-    return [v for v in (*VERBS, *CONTROL_VERBS, *THAT_VERBS, *WHETHER_VERBS) if v.prefix + v.infinitive == infinitive][
-        third
-    ]
+ALL_VERBS = (*VERBS, *CONTROL_VERBS, *THAT_VERBS, *WHETHER_VERBS)
+
+
+def verb(infinitive: str):
+    """The first verb of that infinitive."""
+    return next(verb for verb in ALL_VERBS if verb.prefix + verb.infinitive == infinitive)
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +225,7 @@ def statement(*args, **options) -> Sentence:
                 NounPhrase(
                     NOUN["Lehrerin"],
                     relative=Clause(
-                        I, verb("warten"), (Argument(Gap("relative", gender="f"), "acc", "auf", "for"),), front=0
+                        ICH, verb("warten"), (Argument(Gap("relative", gender="f"), "acc", "auf", "for"),), front=0
                     ),
                 ),
                 SEIN,

@@ -7,10 +7,11 @@ at the end, the verb last in subordinate clauses and second in main clauses what
 """
 
 import argparse
+import functools
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from lexicon import (
     TIMES,
     VERBS,
     WHETHER_VERBS,
+    Adjective,
     Noun,
     Slot,
     Time,
@@ -55,6 +57,18 @@ class Pair:
     tree: Sentence
     german: tuple[str, ...]
     english: tuple[str, ...]
+
+
+@functools.cache
+def _nouns(kinds: tuple[str, ...]) -> list[Noun]:
+    """The nouns of one of the kinds."""
+    return [noun for noun in NOUNS if not set(kinds).isdisjoint(noun.kinds)]
+
+
+@functools.cache
+def _adjectives(kinds: tuple[str, ...]) -> list[Adjective]:
+    """The adjectives for a noun of these kinds."""
+    return [adjective for adjective in ADJECTIVES if not set(kinds).isdisjoint(adjective.kinds)]
 
 
 def _is_person(phrase: Nominal) -> bool:
@@ -106,14 +120,16 @@ class Sampler:
 
     # --- noun phrases -----------------------------------------------------------------------------------------------
 
-    def noun(self, kinds: Sequence[str]) -> Noun:
+    def noun(self, kinds: tuple[str, ...]) -> Noun:
         """A noun of one of the kinds, if there is any that the sentence does not contain yet."""
-        nouns = [noun for noun in NOUNS if set(noun.kinds) & set(kinds)]
+        nouns = _nouns(kinds)
         noun = self.random.choice([noun for noun in nouns if noun.english not in self.used] or nouns)
         self.used.add(noun.english)
         return noun
 
-    def noun_phrase(self, kinds: Sequence[str], *, owner: Pronoun | None = None, definite: bool = False) -> NounPhrase:
+    def noun_phrase(
+        self, kinds: tuple[str, ...], *, owner: Pronoun | None = None, definite: bool = False
+    ) -> NounPhrase:
         """`owner` is whom a possessive may refer to; `definite` leaves out "a", bare nouns and numbers."""
         noun = self.noun(kinds)
         plural = not noun.mass and "single" not in noun.kinds and self.chance(0.1 if "place" in noun.kinds else 0.3)
@@ -127,7 +143,7 @@ class Sampler:
             kind = self.weighted({"the": 10, "this": 2, "possessive": possessive, **indefinite})
             determiner = self.possessive(owner) if kind == "possessive" else kind
         phrase = NounPhrase(noun, plural, determiner)
-        adjectives = [adjective for adjective in ADJECTIVES if set(adjective.kinds) & set(noun.kinds)]
+        adjectives = _adjectives(noun.kinds)
         if adjectives and self.chance(0.35):
             phrase = replace(phrase, adjective=self.random.choice(adjectives))
         if determiner == "the" and not noun.mass and self.chance(0.1) and not {"place", "event"} & set(noun.kinds):
@@ -149,7 +165,7 @@ class Sampler:
         self.used.add(name)
         return Name(name, NAMES[name])
 
-    def subject(self, kinds: Sequence[str], *, pronouns: bool = True) -> Nominal:
+    def subject(self, kinds: tuple[str, ...], *, pronouns: bool = True) -> Nominal:
         if "person" in kinds:
             kind = self.weighted({"pronoun": 5 * pronouns, "name": 2, "noun": 9})
             if kind == "pronoun":
@@ -290,7 +306,7 @@ class Sampler:
         if isinstance(subject, NounPhrase):
             subject = replace(subject, adjective=None)
         kinds = subject.noun.kinds if isinstance(subject, NounPhrase) else ("person",)
-        adjectives = [adjective for adjective in ADJECTIVES if set(adjective.kinds) & set(kinds)]
+        adjectives = _adjectives(kinds)
         adjective = self.random.choice(adjectives)
         tense = self.weighted({"present": 3, "past": 1})
         if comparison and adjective.comparative and self.chance(0.6):

@@ -44,8 +44,9 @@ def main() -> None:
                 line = f"{translated / arguments.sentences:4.0%}  {translated} of {arguments.sentences} sentences translated"
             now = time.monotonic()
             if line and (now - shown >= arguments.every or "done:" in line or translated == arguments.sentences):
+                minutes, seconds = divmod(int(now - start), 60)
+                print(f"  [{minutes}:{seconds:02}] {line}", file=sys.stderr, flush=True)
                 shown = now
-                print(f"  [{(now - start) // 60:.0f}:{(now - start) % 60:02.0f}] {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

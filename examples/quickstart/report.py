@@ -2,7 +2,7 @@
 """Show what a translation run came to: some translations, the model's parameters beside `mha`, commands, and BLEU."""
 
 import argparse
-import copy
+import logging
 from pathlib import Path
 
 from corpus import detokenize
@@ -16,19 +16,16 @@ def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
 
     import fairseq_lowrank.plugin  # noqa: F401 (registers the models)
 
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     args = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["model"]
     args.data = str(data)
     task = tasks.setup_task(args)
 
     def count(attention: str) -> int:
-        model = task.build_model(copy.copy(args) if attention == args.attention else _with(args, attention))
+        model = task.build_model(argparse.Namespace(**(vars(args) | {"attention": attention})))
         return sum(parameter.numel() for parameter in model.parameters())
 
     return args.attention, count(args.attention), count("mha")
-
-
-def _with(args: argparse.Namespace, attention: str) -> argparse.Namespace:
-    return argparse.Namespace(**(vars(args) | {"attention": attention}))
 
 
 def main() -> None:
