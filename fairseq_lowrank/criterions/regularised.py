@@ -1,12 +1,13 @@
 """The regularisers of attention as flags of every criterion: ``--mixing-orthogonality`` and its kin.
 
-The criterion minimises loss + λ · sample size · R, with R summed over the attention layers and averaged over the sequences of
-the batch, so that λ weighs R against the loss of a token (of a sentence with ``--sentence-avg``) however batches are cut. R is logged under
-the flag's name in training and validation, not multiplied by λ; ``loss``, ``nll_loss`` and ``ppl`` stay the criterion's own.
+What is minimised is loss + λ · sample size · R, with R summed over attention layers and averaged over the sequences of a
+batch. fairseq divides by the sample size, so λ weighs R against the loss, in nats, of one token (with ``--sentence-avg``, of
+one sentence). R itself is logged in training and validation under the flag's name; ``loss``, ``nll_loss`` and ``ppl``, and so the
+choice of the best checkpoint, stay the criterion's own.
 
-Each layer computes its R during its forward pass, and sends R's gradient off from its own output, where the backward pass
-starts for a layer. So this works under ``--checkpoint-activations``, which runs a layer's forward pass again during the
-backward pass and keeps nothing else of the first.
+A layer computes its R in its forward pass, and R's gradient sets out with the gradient of the layer's heads. So this
+works with ``--checkpoint-activations``, where the forward pass of a layer is run again in the backward pass and nothing else
+is kept of the first.
 """
 
 import math
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
 from fairseq_lowrank.models.options import AttentionOptions
+from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
 
 
@@ -35,7 +37,7 @@ class RegulariserConfig(FairseqDataclass):
         default=0.0,
         metadata={
             "help": "weight of ||M^T M - I||^2 of the head mixing (Mixhead paper, eq. 16), summed over layers: keeps the mixed "
-            "heads diverse and of unit norm (default: 0, off)"
+            "heads diverse and the mixing of unit norm (default: 0, off)"
         },
     )
     row_space_penalty: float = field(
@@ -153,6 +155,8 @@ class Penalties:
         if self.recording:
             for name, value in values.items():
                 self.values[name] += value.detach()
+        if not values:
+            return heads
         return _Attach.apply(heads, sum(self.weights[name] * value for name, value in values.items()), self)
 
 
@@ -180,7 +184,7 @@ class _PenalisedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        ctx.penalties.gradient = grad.float().sum() * ctx.sample_size
+        ctx.penalties.gradient = at_least_float32(grad).sum() * ctx.sample_size
         torch.autograd.Variable._execution_engine.queue_callback(ctx.penalties.release)
         return grad, None, None
 
@@ -241,7 +245,8 @@ class RegularisedCriterion:
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        super().reduce_metrics(logging_outputs)
+        # Some criterions log whatever they find.
+        super().reduce_metrics([{k: v for k, v in log.items() if k not in _NAMES} for log in logging_outputs])
         sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in _NAMES:
             if any(name in log for log in logging_outputs):
