@@ -41,6 +41,7 @@ def apply() -> None:
     explain_unfit_checkpoints()
     mend_parsed_arguments()
     show_every_flag_in_help()
+    evaluate_every_sentence()
     evaluate_every_block()
     join_torchrun()
     quieten_hydra()
@@ -194,8 +195,7 @@ def mend_parsed_arguments() -> None:
         for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
             if isinstance(layers := getattr(args, name, None), list):
                 setattr(args, name, ",".join(map(str, layers)))
-        # only training has --max-update
-        if hasattr(args, "max_update") and (reason := unworkable(args) or refused_arguments(args)):
+        if is_training(args) and (reason := unworkable(args) or refused_arguments(args)):
             parser.error(reason)
         return parsed
 
@@ -216,6 +216,11 @@ def mend_parsed_arguments() -> None:
         init(self, cfg, task, model, criterion, *args, **kwargs)
 
     trainer.Trainer.__init__ = __init__
+
+
+def is_training(args: argparse.Namespace) -> bool:
+    """Whether these are the arguments of fairseq-train, which alone has ``--max-update``."""
+    return hasattr(args, "max_update")
 
 
 def unworkable(args: argparse.Namespace) -> str | None:
@@ -256,6 +261,33 @@ def show_every_flag_in_help() -> None:
         return parse(parser, input_args, *args, modify_parser=modify, **kwargs)
 
     options.parse_args_and_arch = parse_args_and_arch
+
+
+# --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12
+# sentences fairseq-generate translates 8. Training is left as it is, so that it stays comparable with stock fairseq's.
+def evaluate_every_sentence() -> None:
+    """Let fairseq's commands and its validation during training see every sentence of what they evaluate."""
+    parse, get_valid_iterator = options.parse_args_and_arch, trainer.Trainer.get_valid_iterator
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(*args, **kwargs):
+        parsed = parse(*args, **kwargs)
+        arguments = parsed[0] if isinstance(parsed, tuple) else parsed
+        if not is_training(arguments):
+            arguments.required_batch_size_multiple = 1
+        return parsed
+
+    @functools.wraps(get_valid_iterator)
+    def get_whole_valid_iterator(self, *args, **kwargs):
+        dataset = self.cfg.dataset
+        multiple, dataset.required_batch_size_multiple = dataset.required_batch_size_multiple, 1
+        try:
+            return get_valid_iterator(self, *args, **kwargs)
+        finally:
+            dataset.required_batch_size_multiple = multiple
+
+    options.parse_args_and_arch = parse_args_and_arch
+    trainer.Trainer.get_valid_iterator = get_whole_valid_iterator
 
 
 # fairseq-eval-lm leaves out the blocks that are too long for the model, with a warning, and reports the perplexity

@@ -76,7 +76,7 @@ def fairseq_command(monkeypatch, capsys, caplog):
 def _write_corpus(folder: Path) -> None:
     """Parallel text that a small model learns quickly: the target is the source in capitals, reversed."""
     words, random = ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op"], Random(1)
-    for split, size in {"train": 240, "valid": 24, "test": 12}.items():
+    for split, size in {"train": 240, "valid": 20, "test": 12}.items():
         sources = [random.choices(words, k=random.randint(3, 9)) for _ in range(size)]
         targets = [[word.upper() for word in reversed(source)] for source in sources]
         for language, sentences in {"de": sources, "en": targets}.items():
@@ -93,7 +93,7 @@ def _preprocess(*args) -> None:
 
 @pytest.fixture(scope="session")
 def translation_data(tmp_path_factory):
-    """A fairseq data folder (de-en): 240, 24 and 12 sentence pairs of 3 to 9 words."""
+    """A fairseq data folder (de-en): 240, 20 and 12 sentence pairs of 3 to 9 words."""
     folder = tmp_path_factory.mktemp("translation")
     _write_corpus(folder)
     prefixes = [f"--{split}pref={folder / split}" for split in ("train", "valid", "test")]
@@ -103,7 +103,7 @@ def translation_data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def language_model_data(tmp_path_factory):
-    """A fairseq data folder for language models: 240, 24 and 12 lines of 3 to 9 words."""
+    """A fairseq data folder for language models: 240, 20 and 12 lines of 3 to 9 words."""
     folder = tmp_path_factory.mktemp("language_model")
     _write_corpus(folder)
     prefixes = [f"--{split}pref={folder / split}.de" for split in ("train", "valid", "test")]

@@ -3,6 +3,7 @@
 import argparse
 import os
 import pickle
+import re
 
 import numpy as np
 import omegaconf
@@ -171,6 +172,15 @@ def test_translation_in_buckets_of_length_trains(fairseq_command, translation_da
 def test_numpy_itself_is_left_alone():
     assert not hasattr(np, "int")
     assert not hasattr(np, "compat")
+
+
+def test_no_sentence_is_left_out_of_what_is_evaluated(fairseq_command, translation_data, tmp_path):
+    # neither the 20 sentences to validate on nor the 12 to test on are a multiple of 8
+    validated = re.compile(r"valid on 'valid' subset .* bsz 20\b")
+    assert validated.search(fairseq_command("train", translation_data, *TINY_TRANSFORMER, "--save-dir", tmp_path))
+    model = [translation_data, "--path", tmp_path / "checkpoint_last.pt", "--max-tokens", "500", "--cpu"]
+    assert validated.search(fairseq_command("validate", *model, "--task", "translation"))
+    assert fairseq_command("generate", *model, "--beam", "1", "--max-len-b", "5").count("\nH-") == 12
 
 
 def test_eval_lm_refuses_blocks_that_the_model_cannot_take(fairseq_command, language_model_data, tmp_path):

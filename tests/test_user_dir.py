@@ -49,7 +49,7 @@ def test_a_clone_serves_every_translation_command(translation_data, tmp_path):
     assert "BLEU4 =" in generated
     translated = run("fairseq-interactive", *model, folder=REPOSITORY, input="ab cd\nef\n")
     assert translated.count("\nH-") == 2
-    validated = run("fairseq-validate", *model, "--valid-subset", "valid", folder=REPOSITORY)
+    validated = run("fairseq-validate", *model, "--task", "translation", folder=REPOSITORY)
     assert "valid on 'valid' subset | loss" in validated
 
 
