@@ -74,7 +74,8 @@ training=(
 
 # Folders are named for what made them, so a changed grammar or flag starts over, and nothing else does.
 key() { cksum | cut -d ' ' -f 1; }
-corpus="$LOWRANK_WORK/quickstart/corpus-$(cat "$ROOT"/examples/quickstart/*.py - <<<"$train_size" | key)"
+grammar=("$ROOT"/examples/quickstart/{lexicon,trees,german,english,corpus}.py)
+corpus="$LOWRANK_WORK/quickstart/corpus-$(cat "${grammar[@]}" - <<<"$train_size" | key)"
 run="$LOWRANK_WORK/quickstart/$attention-$(key <<<"$corpus ${model[*]} ${training[*]}")"
 mkdir -p "$run"
 : >"$run/commands"
@@ -125,6 +126,11 @@ step train "training with --attention $attention, $epochs epochs" "$run" \
 step generate "translating the test set, beam 5" "$run" \
     fairseq-generate "$corpus/bin" --user-dir "$ROOT/fairseq_lowrank" --path "$run/checkpoints/checkpoint_best.pt" \
     --beam 5 --max-len-a 1.5 --max-len-b 10 --batch-size 50 --required-batch-size-multiple 1
+cat >>"$run/commands" <<END
+
+your own sentences, in words of the corpus and with a space before each mark:
+fairseq-interactive $corpus/bin --user-dir $ROOT/fairseq_lowrank --path $run/checkpoints/checkpoint_best.pt --beam 5
+END
 echo >&2
 report --data "$corpus/bin" --sources "$corpus/test.de" --references "$corpus/test.en" \
     --generated "$run/generate.out" --checkpoint "$run/checkpoints/checkpoint_best.pt" --commands "$run/commands"

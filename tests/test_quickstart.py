@@ -424,13 +424,12 @@ def test_no_construction_dominates(sample):
     assert min(counts.values()) > 0.03 * len(sample)
 
 
-def test_training_has_nearly_every_word_of_the_test_set():
-    pairs = list(islice(corpus.pairs(1), sum(corpus.SPLITS.values())))
-    train, test = pairs[: corpus.SPLITS["train"]], pairs[-corpus.SPLITS["test"] :]
+def test_a_third_of_the_training_set_has_nearly_every_word_of_new_sentences(sample):
+    pairs = list(islice(corpus.pairs(1), corpus.SPLITS["train"] // 3))
     for language in ("german", "english"):
-        known = {word for pair in train for word in getattr(pair, language)}
-        words = [word for pair in test for word in getattr(pair, language)]
-        assert sum(word not in known for word in words) < 0.002 * len(words)
+        known = {word for pair in pairs for word in getattr(pair, language)}
+        words = [word for pair in sample for word in getattr(pair, language)]
+        assert sum(word not in known for word in words) < 0.005 * len(words)
 
 
 # --- the script -----------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ ADJECTIVES = [
         ("größer", "bigger"),
         (("person", "tall", "taller"),),
     ),
-    Adjective("neu", "new", ("place", "text", *_OBJECT), ("neuer", "newer")),
+    Adjective("neu", "new", ("room", "text", *_OBJECT), ("neuer", "newer")),
     Adjective("schön", "beautiful", ("place", "event", *_OBJECT), ("schöner", "more beautiful")),
     Adjective("freundlich", "friendly", ("person",), ("freundlicher", "friendlier")),
     Adjective("müde", "tired", ("person", "animal")),
