@@ -108,6 +108,11 @@ def offers_attention(architecture: str) -> bool:
     return ARCH_MODEL_REGISTRY[architecture].__module__.startswith(fairseq_lowrank.__name__)
 
 
+def model_name(args: Namespace) -> str:
+    """The registered model (not the architecture) that arguments belong to."""
+    return ARCH_MODEL_NAME_REGISTRY.get(args.arch, args.arch)
+
+
 def _default_task(architecture: str) -> str:
     model = ARCH_MODEL_REGISTRY[architecture]
     if issubclass(model, FairseqLanguageModel):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 
 import torch
@@ -12,16 +14,20 @@ from torch import Tensor, nn
 
 import fairseq_lowrank  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers
+from fairseq_lowrank.models.options import as_namespace
 
 
 def load_state(path: Path, overrides: dict | None = None) -> dict:
     """A checkpoint as it was saved, read safely; `overrides` replace arguments in it."""
     if not path.is_file():
         raise ValueError(f"{path} is not a checkpoint file")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
-    if "model" not in state or not (state.get("cfg") or state.get("args")):
-        raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
-    return state
+    try:
+        state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+        if "model" in state and (state.get("cfg") or state.get("args")):
+            return state
+    except KeyError:  # fairseq's upgrade of old checkpoints takes what it needs for granted
+        pass
+    raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
 
 
 def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int | None = None):
@@ -51,8 +57,10 @@ def configuration(state: dict, part: str, name: str, default=None):
     return getattr(state["args"], name, default)
 
 
-def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> Iterator[dict]:
+def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> list[dict]:
     """`count` samples of one sequence each, drawn without replacement, with all lengths (source and target) in range.
+
+    One sequence a sample: then no padding has to be cut out of the attention matrices.
 
     Raises:
         ValueError: the subset is missing or holds no such sequence.
@@ -62,19 +70,17 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     except FileNotFoundError as error:
         raise ValueError(f"no subset {subset!r} in the data: {error}") from error
     dataset = task.dataset(subset)
-    found = 0
+    samples = []
     for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
         size = dataset.size(index)
         lengths = size if isinstance(size, (tuple, list)) else (size,)
-        if min(lengths) < min_length or (max_length is not None and max(lengths) > max_length):
-            continue
-        # One at a time: no padding that would have to be cut out of the matrices.
-        yield dataset.collater([dataset[index]])
-        found += 1
-        if found == count:
-            return
-    if not found:
+        if min(lengths) >= min_length and (max_length is None or max(lengths) <= max_length):
+            samples.append(dataset.collater([dataset[index]]))
+        if len(samples) == count:
+            break
+    if not samples:
         raise ValueError(f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens")
+    return samples
 
 
 @contextlib.contextmanager
@@ -138,3 +144,12 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     for name, (module, total, positions) in totals.items():
         query_weight, base = module.mixing.query_weight.double(), module.mixing.weight.double()
         means[name] = (total / positions) @ query_weight + base
+
+
+def model_arguments(state: dict) -> Namespace:
+    """The arguments that a checkpoint's model was built with, its `arch` among them."""
+    found = state["cfg"]["model"] if state.get("cfg") else state["args"]
+    args = copy(as_namespace(found))
+    if not hasattr(args, "arch"):
+        args.arch = args._name
+    return args

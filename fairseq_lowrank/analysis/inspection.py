@@ -59,6 +59,8 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
 def draw_mixing(layers: list[dict]):
     """A heat map of M for each layer, as a matplotlib figure: row j is how much of head j enters each mixed head i."""
+    from matplotlib.ticker import MaxNLocator
+
     from fairseq_lowrank.analysis import pictures
 
     layers = [layer for layer in layers if "matrix" in layer]
@@ -71,6 +73,13 @@ def draw_mixing(layers: list[dict]):
             f"{layer['site']} {layer['layer']}: {layer['kind']}\n‖M − I‖ = {layer['from_identity']:.2f}", fontsize=8
         )
         axes.tick_params(labelsize=7)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        if len(layer["matrix"]) <= 8:
+            for j, row in enumerate(layer["matrix"]):
+                for i, value in enumerate(row):
+                    shade = "white" if abs(value) > 0.6 * limit else "black"
+                    axes.text(i, j, f"{value:.2f}", ha="center", va="center", fontsize=5.5, color=shade)
     figure.supxlabel("mixed head i", fontsize=9)
     figure.supylabel("head j", fontsize=9)
     figure.colorbar(image, ax=plots, shrink=0.6)

@@ -60,7 +60,7 @@ def mean_mixing(args) -> dict:
         max_length=args.max_length,
     )
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:
-        for sample in tqdm(chosen, total=args.sequences, desc="mean M_t"):
+        for sample in tqdm(chosen, desc="mean M_t"):
             model(**sample["net_input"])
     return means
 

@@ -100,18 +100,16 @@ def measure(path: Path, label: str, args) -> dict:
         min_length=args.min_length,
         max_length=args.max_length,
     )
-    count = 0
     with torch.no_grad(), checkpoints.attention_weights(model, receive):
-        for sample in tqdm(chosen, total=args.sequences, desc=label):
+        for sample in tqdm(chosen, desc=label):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
-            count += 1
     return {
         "checkpoint": str(path),
         "label": label,
         "subset": args.subset,
-        "sequences": count,
-        "mean_length": tokens / count,
+        "sequences": len(chosen),
+        "mean_length": tokens / len(chosen),
         "seed": args.seed,
         "sites": spectra.summary(),
     }

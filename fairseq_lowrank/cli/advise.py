@@ -1,0 +1,114 @@
+"""Say which bottlenecks a model has, what to change, and what the change costs in parameters.
+
+Reads a checkpoint, or an architecture with any flags of fairseq-train, and how long the data's sequences are. It
+compares
+
+  head size with sequence length           (Bhojanapalli et al. 2020; Mixhead paper)
+  embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen where the width exceeds them)
+  depth with log₃ of the width             (Wies et al. 2021, after Levine et al. 2020)
+  heads · head size with width             (Wies et al. 2021: about 25 % of parameters redundant at 4, 45 % at 16)
+
+and every sentence gives its numbers and its source.
+
+  fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
+  fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
+  fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
+"""
+
+from pathlib import Path
+
+from fairseq_lowrank.cli import _output
+
+NAME = "advise"
+HELP = "name a model's bottlenecks on its data, with remedies and their cost"
+TAKES_FLAGS = True
+MARKS = {"bottleneck": "BOTTLENECK", "partly": "PARTLY", "fine": "fine", "note": "note"}
+
+
+def add_arguments(parser) -> None:
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
+    model.add_argument("--arch", metavar="A", help="or an architecture, with any flags of fairseq-train")
+    parser.add_argument("--vocab-size", type=int, metavar="V", help="dictionary size (default: from the data)")
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
+    )
+    parser.add_argument("--subset", default="train", help="whose lengths are read (default %(default)s)")
+    parser.add_argument("--length", type=int, metavar="N", help="sequence length, in place of the data's")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(args) -> None:
+    import numpy
+
+    from fairseq_lowrank.analysis import advice
+
+    model_args, data, vocab_size = from_checkpoint(args) if args.checkpoint else from_flags(args)
+    block = getattr(model_args, "tokens_per_sample", None)
+    if args.length is not None:
+        if args.length < 1:
+            raise ValueError(f"--length {args.length}: expected at least 1")
+        names = ("source", "target") if hasattr(model_args, "encoder_layers") else ("text",)
+        lengths = {name: numpy.array([args.length]) for name in names}
+    elif data is None:
+        raise ValueError("how long are the sequences? Give --data or --length")
+    else:
+        lengths = advice.read_lengths(data, args.subset)
+        if "text" in lengths and block:
+            # language models read blocks of the running text, whatever its sentences
+            lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
+    findings = advice.advise(model_args, vocab_size, lengths)
+    stats = {name: advice.describe_lengths(values) for name, values in lengths.items()}
+    result = {
+        "architecture": model_args.arch,
+        "vocab_size": vocab_size,
+        "lengths": stats,
+        "findings": [finding.as_dict() for finding in findings],
+    }
+    _output.show(args, result, as_text(result))
+
+
+def from_flags(args):
+    """The model's arguments, the data folder, and the vocabulary's size."""
+    from fairseq_lowrank.analysis import advice
+    from fairseq_lowrank.analysis.architecture import parse
+
+    model_args = parse(args.arch, args.flags)
+    if args.vocab_size is None and args.data is None:
+        raise ValueError("--arch needs --vocab-size, or --data to take it from")
+    return model_args, args.data, args.vocab_size or advice.read_vocab_size(args.data)
+
+
+def from_checkpoint(args):
+    from fairseq_lowrank.analysis import advice, checkpoints
+
+    if args.flags:
+        raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")
+    state = checkpoints.load_state(args.checkpoint)
+    data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
+    if args.vocab_size is None and not data.is_dir():
+        raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data")
+    return (
+        checkpoints.model_arguments(state),
+        data if data.is_dir() else None,
+        args.vocab_size or advice.read_vocab_size(data),
+    )
+
+
+def as_text(result: dict) -> str:
+    import textwrap
+
+    lines = [f"{result['architecture']}, vocabulary {result['vocab_size']:,}"]
+    for name, stats in result["lengths"].items():
+        lines.append(
+            f"{name} length: mean {stats['mean']:g}, median {stats['median']:g}, 95th percentile {stats['p95']:g}, "
+            f"longest {stats['longest']} ({stats['sequences']:,} sequences)"
+        )
+    for finding in result["findings"]:
+        lines += ["", f"{MARKS[finding['verdict']]}: {finding['topic']}"]
+        lines += textwrap.wrap(finding["text"], 100, initial_indent="  ", subsequent_indent="  ")
+        for change in finding["changes"]:
+            cost = "" if change["parameters"] is None else f": {change['parameters']:+,} parameters"
+            lines.append(f"  → {change['change']}{cost}")
+        lines.append(f"  Source: {finding['source']}.")
+    return "\n".join(lines)

@@ -1,0 +1,173 @@
+import json
+
+import numpy
+import pytest
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.analysis import advice
+from fairseq_lowrank.analysis.architecture import build, parse
+from fairseq_lowrank.analysis.parameters import count
+
+TRANSLATION = "lowrank_transformer_iwslt_de_en"
+SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
+
+
+def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
+    return advice.advise(parse(architecture, flags), vocab_size, lengths)
+
+
+def one(found, topic, **numbers):
+    (finding,) = [
+        finding
+        for finding in found
+        if finding.topic == topic and all(finding.numbers[key] == value for key, value in numbers.items())
+    ]
+    return finding
+
+
+def changes(finding):
+    return dict(finding.changes)
+
+
+def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
+    found = findings(TRANSLATION, ["--encoder-attention-heads", "64"])
+    encoder = one(found, "head size", site="encoder")
+    assert encoder.verdict == advice.BOTTLENECK
+    assert "d_k = 8" in encoder.text and "100 %" in encoder.text
+    costs = changes(encoder)
+    assert costs["--attention mixhead-a --attention-sites encoder"] == 6 * 64 * 64
+    assert costs["--attention mixhead-b --attention-sites encoder"] == 6 * (64 * 64 + 8 * 64)
+    assert one(found, "head size", site="decoder").verdict == advice.FINE
+    assert one(found, "head size", site="cross").verdict == advice.FINE
+
+
+def test_the_cost_of_fixedhead_is_that_of_the_built_model():
+    found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([256])})
+    costs = changes(one(found, "head size"))
+    flags = ["--attention", "fixedhead", "--head-dim", "256"]
+    totals = [
+        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"] for more in (flags, [])
+    ]
+    assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
+    assert costs["--attention mixhead-a"] == 384
+    assert costs["fewer heads: 2 of size 256 in place of 8"] == 0
+
+
+def test_a_head_as_large_as_the_length_less_one_is_no_bottleneck():
+    for length, verdict in ((65, advice.FINE), (66, advice.BOTTLENECK)):
+        found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([length])})
+        assert one(found, "head size").verdict == verdict
+
+
+def test_only_long_sequences_make_it_partly_a_bottleneck():
+    assert (
+        one(findings(TRANSLATION, ["--decoder-attention-heads", "16"]), "head size", site="decoder").verdict == "partly"
+    )
+
+
+def test_cross_attention_is_bounded_by_its_shorter_side():
+    lengths = {"source": numpy.array([300]), "target": numpy.array([20])}
+    found = findings(TRANSLATION, [], lengths=lengths)
+    assert one(found, "head size", site="encoder").verdict == advice.BOTTLENECK
+    assert one(found, "head size", site="cross").verdict == advice.FINE
+
+
+def test_a_small_vocabulary_caps_the_width():
+    finding = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=400, lengths={}), "embedding rank")
+    assert finding.verdict == advice.BOTTLENECK
+    assert finding.numbers["embedding_rank"] == 400
+    assert "deepen rather than widen" in finding.text and "504" in finding.text
+    assert changes(finding)["a vocabulary of at least 512 (sub-words in place of characters)"] == 112 * 512
+    wide_enough = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=512, lengths={}), "embedding rank")
+    assert wide_enough.verdict == advice.FINE
+
+
+def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
+    finding = one(
+        findings("lowrank_transformer_lm", ["--embed-rank", "16"], vocab_size=2000, lengths={}), "embedding rank"
+    )
+    assert (finding.verdict, finding.numbers["embedding_rank"]) == (advice.BOTTLENECK, 16)
+    assert changes(finding) == {"no --embed-rank": 2000 * 512 - 16 * (2000 + 512)}
+
+
+def test_adaptive_input_has_the_rank_of_its_bands_together():
+    found = findings("lowrank_transformer_lm_wiki103", [], vocab_size=267744, lengths={})
+    assert one(found, "embedding rank").numbers["embedding_rank"] == 1024
+
+
+def test_shallow_models_are_told_that_depth_counts_most():
+    for layers, verdict in ((5, advice.NOTE), (6, advice.FINE)):
+        flags = ["--decoder-layers", str(layers)]
+        finding = one(findings("lowrank_transformer_lm_wiki103_vanilla", flags, lengths={}), "depth")
+        assert finding.verdict == verdict
+    (cost,) = changes(
+        one(findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth")
+    ).values()
+    totals = [
+        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))["total"]
+        for layers in ("4", "3")
+    ]
+    assert cost == totals[0] - totals[1]
+
+
+def test_attention_wider_than_the_model_is_named_with_the_papers_redundancy():
+    flags = ["--attention", "fixedhead", "--head-dim", "256"]
+    finding = one(findings("lowrank_transformer_lm_wiki2", flags, lengths={}), "attention width")
+    assert (finding.verdict, finding.numbers["ratio"]) == (advice.BOTTLENECK, 4)
+    assert "25 % at 4" in finding.text and "45 % at 16" in finding.text
+    assert changes(finding)["--head-dim 64"] < 0
+
+
+def test_compositions_that_do_nothing_are_pointed_out():
+    for flags in (["--attention", "avghead"], ["--attention", "sha", "--head-mixing", "static"]):
+        assert one(findings("lowrank_transformer_lm_wiki2", flags, lengths={}), "composition")
+    topics = [finding.topic for finding in findings("lowrank_transformer_lm_wiki2", ["--attention", "sha"], lengths={})]
+    assert "composition" not in topics and "cost" not in topics
+
+
+@pytest.mark.parametrize("architecture", ["transformer_iwslt_de_en", "transformer_lm_baevski_wiki103"])
+def test_stock_architectures_get_the_costs_of_our_counterpart(architecture):
+    found = findings(architecture, [], vocab_size=267744)
+    assert changes(one(found, "cost"))["--attention mhe-mul"] < 0
+
+
+def test_every_finding_has_numbers_and_a_source():
+    for finding in findings(TRANSLATION, ["--encoder-attention-heads", "32"]):
+        assert finding.source and finding.numbers and any(character.isdigit() for character in finding.text)
+
+
+def test_the_command_reads_lengths_and_vocabulary_from_data(translation_data, capsys):
+    flags = ["--arch", TRANSLATION, "--data", str(translation_data), "--encoder-attention-heads", "256", "--json"]
+    assert cli.main(["advise", *flags]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["lengths"]["source"]["sequences"] == 240
+    assert 4 <= data["lengths"]["source"]["mean"] <= 10 and data["lengths"]["source"]["longest"] == 10
+    # eight words and fairseq's special symbols, filled up to a multiple of 8
+    assert data["vocab_size"] == 16
+    assert data["findings"][0]["verdict"] == "bottleneck"
+
+
+def test_the_command_reads_a_checkpoint(trained, capsys):
+    assert cli.main(["advise", "--checkpoint", str(trained("mixhead-b"))]) == 0
+    printed = capsys.readouterr().out
+    assert "text length: mean 12" in printed and "heads are mixed" in printed and "Source:" in printed
+    assert cli.main(["advise", "--checkpoint", str(trained("stock"))]) == 0
+    assert "--attention mixhead-a --attention-sites encoder: +32 parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--arch", TRANSLATION, "--length", "20"], "needs --vocab-size"),
+        (["--arch", TRANSLATION, "--vocab-size", "100"], "Give --data or --length"),
+        (["--arch", TRANSLATION, "--vocab-size", "100", "--length", "0"], "--length 0"),
+        (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
+        (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "holds no train.idx"),
+        (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
+        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha has no place"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, message, capsys):
+    assert cli.main(["advise", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
