@@ -19,7 +19,7 @@ import warnings
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, criterions, models, optim, options, trainer
+from fairseq import checkpoint_utils, criterions, models, optim, options, sequence_generator, trainer, utils
 from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import fully_sharded_data_parallel
@@ -43,6 +43,7 @@ def apply() -> None:
     show_every_flag_in_help()
     evaluate_every_sentence()
     evaluate_every_block()
+    align_unknown_words()
     join_torchrun()
     quieten_hydra()
     honour_parameter_overrides()
@@ -309,6 +310,40 @@ def evaluate_every_block() -> None:
         return dataloader(self, dataset, *args, max_positions=max_positions, **kwargs)
 
     language_modeling.LanguageModelingTask.eval_lm_dataloader = eval_lm_dataloader
+
+
+# For --replace-unk fairseq asks the hypothesis which source word each target word is aligned with. Only --print-alignment
+# makes such an alignment, and as pairs, which are not what is asked for. And without a file of translations the flag is
+# parsed as "@@ ", the default of --remove-bpe and the name of no file.
+def align_unknown_words() -> None:
+    """Let ``--replace-unk`` put the source word with the most attention in place of an unknown one, instead of failing."""
+    generate = sequence_generator.SequenceGenerator.generate
+    load, replace = utils.load_align_dict, utils.replace_unk
+
+    @functools.wraps(generate)
+    def generate_aligned(self, models, sample, **kwargs):
+        sentences = generate(self, models, sample, **kwargs)
+        sources = sample["net_input"].get("src_tokens")
+        if sources is not None and sources.dim() == 2:
+            for source, hypotheses in zip(sources.cpu(), sentences, strict=True):
+                for hypothesis in hypotheses:
+                    if (attention := hypothesis["attention"]) is not None and attention.numel():
+                        hypothesis["alignment"] = utils.extract_hard_alignment(
+                            attention.cpu().T, source, hypothesis["tokens"].cpu(), self.pad, self.eos
+                        )
+        return sentences
+
+    @functools.wraps(load)
+    def load_align_dict(path):
+        return load("" if path == "@@ " else path)
+
+    @functools.wraps(replace)
+    def replace_unk(hypo_str, src_str, alignment, align_dict, unk):
+        return replace(hypo_str, src_str, {target: source for source, target in alignment}, align_dict, unk)
+
+    sequence_generator.SequenceGenerator.generate = generate_aligned
+    utils.load_align_dict = load_align_dict
+    utils.replace_unk = replace_unk
 
 
 # fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which wants

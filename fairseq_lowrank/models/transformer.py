@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fairseq import utils
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import (
@@ -177,8 +176,8 @@ class LowrankTransformerModel(TransformerModel):
 
     def prepare_for_inference_(self, cfg) -> None:
         super().prepare_for_inference_(cfg)
-        reads = ("print_alignment", "replace_unk")
-        self.decoder.need_alignment = any(utils.safe_getattr(cfg.generation, name, None) for name in reads)
+        replaces = cfg.generation.replace_unk is not None
+        self.decoder.need_alignment = replaces or bool(cfg.generation.print_alignment)
 
 
 register_model_architecture("lowrank_transformer", "lowrank_transformer")(base_architecture)
