@@ -133,3 +133,17 @@ def test_dropout_out_of_range_is_refused():
     for rate in (-0.1, 1.5):
         with pytest.raises(ValueError, match=f"dropout={rate}: expected 0 <= dropout < 1"):
             build_attention("mha", 12, 3, dropout=AttentionDropout(rate))
+
+
+def test_an_additive_value_embedding_enters_as_often_as_its_row_keeps_weight(make, inputs):
+    layer, x = make("mhe-add", dropout=0.25).train(), inputs(4, 50, 12)
+    # equal scores, no values but the embedding, heads as they are
+    for name in ("q_proj", "v_proj", "out_proj"):
+        for parameter in getattr(layer, name).parameters():
+            parameter.data.zero_()
+    layer.head_embeddings.query.data.zero_()
+    layer.out_proj.weight.data += torch.eye(12, device=x.device)
+    heads = layer(x, x, x, need_weights=False)[0].unflatten(-1, (3, 4))
+    kept = heads / layer.head_embeddings.value * (1 - 0.25) * 4
+    torch.testing.assert_close(kept, kept.round())
+    assert {2, 3, 4} <= set(kept[..., 0].round().int().flatten().tolist()) <= {0, 1, 2, 3, 4}
