@@ -145,7 +145,11 @@ def attention_parameters(checkpoint: Path) -> int:
     """Attention parameters in a checkpoint, output projections included, without biases."""
     import torch
 
-    model = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
+    from fairseq_lowrank.compat import CHECKPOINT_CLASSES
+
+    # the model's arguments lie beside it, as classes that have to be let in
+    with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+        model = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
     attention = re.compile(r"\b(self_attn|encoder_attn)\.(\w_proj|out_proj|head_embeddings|mixing)\.(?!bias)")
     return sum(tensor.numel() for name, tensor in model.items() if attention.search(name))
 

@@ -1,5 +1,6 @@
 """Lines of results: read from fairseq's own output, written whole."""
 
+import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
 
@@ -174,5 +175,6 @@ def test_attention_parameters_are_counted_without_biases(tmp_path):
         "decoder.layers.0.self_attn_layer_norm.weight": 32,
         "decoder.layers.0.fc1.weight": 64,
     }
-    torch.save({"model": {name: torch.zeros(size) for name, size in names.items()}}, tmp_path / "model.pt")
+    model = {name: torch.zeros(size) for name, size in names.items()}
+    torch.save({"model": model, "cfg": {"model": argparse.Namespace(arch="transformer")}}, tmp_path / "model.pt")
     assert results.attention_parameters(tmp_path / "model.pt") == 16 + 8 + 2 + 1
