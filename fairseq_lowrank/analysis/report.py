@@ -22,7 +22,13 @@ from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.data.results import read_results, read_training_log
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
-FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu", "ppl": "perplexity"}
+FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
+# Scores that stand in a line beside its own: their metric and split, None for the line's split.
+ADDED_SCORES = {
+    "tokenised_bleu": None,
+    "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
+    "valid_perplexity": ("perplexity", "valid"),
+}
 LOWER_IS_BETTER = {"perplexity", "loss"}
 NAMES = {"bleu": "BLEU", "sacrebleu": "BLEU (sacrebleu)", "tokenised_bleu": "BLEU (tokenised)"}
 # Printed parameter counts are rounded, and leave out or count biases and positions differently.
@@ -129,10 +135,13 @@ def short_count(count: float) -> str:
     return f"{count / 1e6:.2f}M" if count < 1e8 else f"{count / 1e6:.1f}M"
 
 
-def scores_of(line: dict) -> dict[str, float]:
-    """Every score a line carries, by metric."""
-    scores = {FAMILIES["ppl"] if line["metric"] == "ppl" else line["metric"]: line["value"]}
-    return scores | ({"tokenised_bleu": line["tokenised_bleu"]} if "tokenised_bleu" in line else {})
+def scores_of(line: dict) -> dict[tuple[str, str], float]:
+    """Every score a line carries, by metric and split."""
+    scores = {(line["metric"], line["split"]): line["value"]}
+    for name, where in ADDED_SCORES.items():
+        if line.get(name) is not None:
+            scores[where or ("tokenised_bleu", line["split"])] = line[name]
+    return scores
 
 
 def family(metric: str) -> str:
@@ -147,12 +156,9 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     lines = [line for line in lines if not line["smoke"]] or lines
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     values: dict[tuple[str, str], list[float]] = {}
-    for (_, _, split), line in latest.items():
-        for metric, value in scores_of(line).items():
-            values.setdefault((metric, split), []).append(value)
-        for metric in ("perplexity", "tokenised_bleu"):
-            if line.get(f"valid_{metric}") is not None:
-                values.setdefault((metric, "valid"), []).append(line[f"valid_{metric}"])
+    for line in latest.values():
+        for where, value in scores_of(line).items():
+            values.setdefault(where, []).append(value)
     speeds = [line["tokens_per_second"] for line in latest.values() if line["tokens_per_second"]]
     last = list(latest.values())[-1]
     return {
@@ -160,7 +166,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "smoke": last["smoke"],
         "seeds": sorted({line["seed"] for line in latest.values()}),
         "parameters": last["parameters"],
-        "attention_parameters": attention_parameters(last),
+        "attention_parameters": last.get("attention_parameters"),
         "updates": last["updates"],
         "tokens_per_second": round(statistics.fmean(speeds)) if speeds else None,
         "scores": [
@@ -175,11 +181,6 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "other_scale": list(dict.fromkeys(mark for line in latest.values() for mark in other_scale(line, published))),
         "curves": [{"seed": line["seed"], "points": line["curve"]} for line in latest.values() if line.get("curve")],
     }
-
-
-def attention_parameters(line: dict) -> int | None:
-    """Attention parameters without biases: from the line."""
-    return line.get("attention_parameters")
 
 
 def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: str | None = None) -> list[dict]:

@@ -197,6 +197,18 @@ def test_tables_that_the_paper_calls_incomparable_stay_apart():
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table7": 1, "mixhead-table8": 1}
 
 
+def test_scores_of_the_validation_set_in_the_same_line_are_shown_beside_the_papers():
+    (table,) = report.build([line("h4-mha", 34.0, tokenised_bleu=34.5, valid_tokenised_bleu=35.0)], PAPERS)
+    header, cells = report.columns(table)
+    shown = dict(zip(header, cells[0], strict=True))
+    assert shown["test BLEU (sacrebleu)"] == "34.00" and shown["test BLEU (tokenised)"] == "34.50"
+    assert (shown["valid BLEU (tokenised)"], shown["valid BLEU, paper"]) == ("35.00", "35.28")
+    lines = [line("mha", 21.0, table="table7", metric="perplexity", valid_perplexity=22.0)]
+    header, cells = report.columns(report.build(lines, PAPERS)[0])
+    shown = dict(zip(header, cells[0], strict=True))
+    assert (shown["valid perplexity"], shown["valid perplexity, paper"]) == ("22.00", "21.82")
+
+
 def test_markdown_and_html_show_hostile_names_as_text():
     lines = [line("<script>alert(1)</script>|x", 3.0, paper="own", table="<b>")]
     tables = report.build(lines, PAPERS)
