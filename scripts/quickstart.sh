@@ -48,7 +48,8 @@ if [ "$data" = multi30k ]; then
     export ROWS="$attention" RESULTS="$work/quickstart/multi30k.jsonl"
     mkdir -p "$work/quickstart"
     "$ROOT/examples/multi30k/compare.sh"
-    DRY_RUN=1 "$ROOT/examples/multi30k/compare.sh" 2>"$run/commands"
+    [ -e "$run/generate.out" ] || exit 1 # compare.sh has said why
+    DRY_RUN=1 "$ROOT/examples/multi30k/compare.sh" 2>&1 | sed 's/^+ //' >"$run/commands"
     report --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate.out" \
         --checkpoint "$run/checkpoints/checkpoint_best.pt" \
         --sources "$LOWRANK_WORK/data/multi30k/tok/test.de" --references "$LOWRANK_WORK/data/multi30k/tok/test.en"
@@ -125,7 +126,7 @@ step train "training with --attention $attention, $epochs epochs" "$run" \
     fairseq-train "$corpus/bin" --save-dir "$run/checkpoints" "${model[@]}" "${training[@]}"
 step generate "translating the test set, beam 5" "$run" \
     fairseq-generate "$corpus/bin" --user-dir "$ROOT/fairseq_lowrank" --path "$run/checkpoints/checkpoint_best.pt" \
-    --beam 5 --max-len-a 1.5 --max-len-b 10 --batch-size 50 --required-batch-size-multiple 1
+    --beam 5 --max-len-a 1.5 --max-len-b 10 --batch-size 50
 cat >>"$run/commands" <<END
 
 your own sentences, in words of the corpus and with a space before each mark:
