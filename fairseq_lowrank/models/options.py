@@ -6,6 +6,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Optional
 
+import torch
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from omegaconf import DictConfig, OmegaConf
@@ -145,16 +146,18 @@ class AttentionOptions:
         """Refuse what :meth:`build`, or fairseq's layer around it, would refuse.
 
         Raises:
-            ValueError: sizes that do not fit the composition at this site.
+            ValueError: sizes, or a backend, that do not fit the composition at this site.
         """
-        kdim = embed_dim if kdim is None else kdim
         try:
-            head_dim = self.spec_at(site).resolve_head_dim(embed_dim, num_heads, kdim, kdim)
+            with torch.device("meta"):
+                layer = MultiheadAttention(
+                    self.spec_at(site), embed_dim, num_heads, kdim=kdim, vdim=kdim, backend=self.backend
+                )
         except ValueError as error:
             raise ValueError(f"{site} attention: {error}") from error
-        if scale_heads and num_heads * head_dim != embed_dim:
+        if scale_heads and num_heads * layer.head_dim != embed_dim:
             raise ValueError(
-                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {head_dim} != {embed_dim}"
+                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}"
             )
 
     def build(
