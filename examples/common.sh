@@ -10,7 +10,8 @@
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
 #   DRY_RUN=1                    print the commands only         THREADS=2
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
-#   EXTRA="--fp16 …"             more flags of fairseq-train      WORKERS=4    processes that prepare the corpus
+#   EXTRA="--fp16 …"             more flags of fairseq-train
+#   PREPARE="--download …"       flags of the preparation script
 #   GPUS=8                       batches are split over them (default: all GPUs here, which fairseq-train uses)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl)
 #   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
@@ -61,6 +62,14 @@ language_model_rows() { run_rows language_model; }
 # report OPTIONS…: the results of this paper beside the published values.
 report() { command_line report "$(results_file)" --paper "$PAPER" "$@"; }
 
+# spectra NAME ROWS…: spectra of the attention of trained rows on the test set, in a folder beside the lines of results.
+spectra() {
+    local name checkpoints=()
+    for name in "${@:2}"; do checkpoints+=("$(run_folder "$name")/checkpoints/checkpoint_best.pt"); done
+    command_line spectrum "${checkpoints[@]}" --labels "${@:2}" --subset test --sequences "${SEQUENCES:-16}" \
+        --output "${OUTPUT:-$(dirname "$(results_file)")}/$1"
+}
+
 # command_line COMMAND OPTIONS…: print a command of fairseq-lowrank and run it, unless this is a dry run.
 command_line() {
     printf '+ fairseq-lowrank %s\n' "$*" >&2
@@ -80,7 +89,7 @@ smoke_language_model() { # FLAGS…
     echo "--decoder-layers 1 $(lm_width $wide) --decoder-ffn-embed-dim 64 --tokens-per-sample 32 --max-tokens 512" \
         "--update-freq 1 --max-update 10 --warmup-updates 2"
     case " $* " in *" lowrank_transformer_lm_wiki103 "* | *_lm_gbw* | *--adaptive-input*)
-        echo "--adaptive-input-cutoff 2000,10000 --adaptive-softmax-cutoff 2000,10000" ;;
+        echo "--adaptive-input-cutoff 200,1000 --adaptive-softmax-cutoff 200,1000" ;;
     esac
     case " $* " in *--embed-rank*) echo "--embed-rank 4" ;; esac
 }
@@ -110,7 +119,7 @@ logged() {
 
 # prepare CORPUS: the preparation script for a name such as iwslt14, multi30k-x10, wikitext-103 or brown-bpe500.
 prepare() {
-    local name="$1" flags=(--workers "${WORKERS:-1}")
+    local name="$1" flags=(${PREPARE:---workers 1})
     if [[ "$name" =~ ^(.+)-x([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--join "${BASH_REMATCH[2]}"); fi
     if [[ "$name" =~ ^(.+)-bpe([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--pieces "${BASH_REMATCH[2]}"); fi
     if [[ "$name" =~ ^(wikitext)-([0-9]+)$ ]]; then name=wikitext flags+=(--size "${BASH_REMATCH[2]}"); fi
@@ -188,6 +197,8 @@ run_rows() { # KIND
     for name in $selected; do run_row "$1" "$name"; done
 }
 
+run_folder() { echo "$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$1-seed$SEED"; }
+
 run_row() { # KIND NAME
     local kind="$1" name="$2" corpus="${ROW_CORPUS[$2]}" flags data run
     read -ra flags <<<"${ROW_FLAGS[$name]} ${COMMON[*]} --seed $SEED ${LOGGING[*]} $EXTRA"
@@ -196,7 +207,7 @@ run_row() { # KIND NAME
         flags+=($("smoke_$kind" "${flags[@]}"))
     fi
     data="$LOWRANK_WORK/data/$corpus"
-    run="$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$name-seed$SEED"
+    run="$(run_folder "$name")"
     if [ -z "$DRY_RUN" ]; then mkdir -p "$run"; else run_parts "$@"; return; fi
     (
         flock -n 9 || { echo "$name (seed $SEED): another process is at it" >&2; exit 0; }
@@ -220,11 +231,11 @@ score_translation() {
     record bleu --generated "$run/generate-test.out" --references "$data/tok/test.$target" "${options[@]}"
 }
 
-# The context window is fairseq's 400 of 512 in proportion, unless CONTEXT sets it.
+# The context window is in proportion to fairseq's 400 of 512.
 score_language_model() {
     local length
     length="$(last_value --tokens-per-sample 512 "${flags[@]}")"
-    evaluate "$data/bin" "$run" test --tokens-per-sample "$length" --context-window "${CONTEXT:-$((length * 25 / 32))}" \
+    evaluate "$data/bin" "$run" test --tokens-per-sample "$length" --context-window $((length * 25 / 32)) \
         --max-tokens "$((length > 2048 ? length : 2048))"
     record perplexity --evaluated "$run/evaluate-test.out"
 }

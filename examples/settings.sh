@@ -31,7 +31,7 @@ VANILLA_LM=(
 # Baevski and Auli (2019) as published in fairseq (examples/language_model/README.adaptive_inputs.md): 8 GPUs × 3,072
 # tokens × 3. The Mixhead paper (§4.1.2) halves the effective batch, so it is 36,864 tokens here.
 BAEVSKI=(
-    --task language_modeling --sample-break-mode none --criterion adaptive_loss
+    --task language_modeling --sample-break-mode none --criterion adaptive_loss --ddp-backend legacy_ddp
     --optimizer nag --lr 1.0 --min-lr 0.0001 --lr-scheduler cosine --t-mult 2 --lr-period-updates 270000 --lr-shrink 0.75
     --warmup-updates 16000 --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --clip-norm 0.1 $(batch 3072 36864)
     --max-update 286000 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints

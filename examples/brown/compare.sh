@@ -3,12 +3,12 @@
 # input, tied), equally many updates for all, and once more with 32 heads of size 8, where the low-rank bottleneck bites.
 # About 20 minutes a row on 2 cores. Settings from outside: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
-PAPER=brown TABLE=compare CORPUS=brown CONTEXT=128
+PAPER=brown TABLE=compare CORPUS=brown
 COMMON=(
     --arch lowrank_transformer_lm --task language_modeling --sample-break-mode none --tokens-per-sample 256
     --decoder-layers 4 $(lm_width 256) --decoder-ffn-embed-dim 1024 --dropout 0.3
     --adaptive-input --adaptive-input-cutoff 5000,20000 --tie-adaptive-weights --tie-adaptive-proj
-    --criterion adaptive_loss --adaptive-softmax-cutoff 5000,20000
+    --criterion adaptive_loss --ddp-backend legacy_ddp --adaptive-softmax-cutoff 5000,20000
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25 --weight-decay 0.01
     --lr 1e-3 --lr-scheduler cosine --warmup-updates 200 --warmup-init-lr 1e-07
     --max-tokens 2048 --max-update 3000 --no-epoch-checkpoints

@@ -131,7 +131,9 @@ def test_wmt14_reads_the_campaigns_files(prepare, tmp_path):
     for language, sentence in (("en", "A well-known house &amp; garden."), ("de", "Ein weithin bekanntes Haus.")):
         for part in corpora.WMT14_TRAINING:
             text = sentence.replace("&amp;", "and")
-            write_lines(data / f"{part}.{language}", [f"{text} {part[:4]}", "", f"{part[:4]} {text}"])
+            write_lines(
+                data / f"{part}.{language}", [f"{part} {text}", "", text if language == "de" else f"{text} {text}"]
+            )
         for name in ("newstest2013", "newstest2014-deen"):
             kind = "src" if language == "en" else "ref"
             write_lines(data / f"{name}-{kind}.{language}.sgm", ["<doc>", f'<seg id="1">{sentence}</seg>', "</doc>"])
@@ -139,7 +141,8 @@ def test_wmt14_reads_the_campaigns_files(prepare, tmp_path):
     folder = tmp_path / "work" / "data" / "wmt14"
     assert list(read_lines(folder / "tok" / "test.en")) == ["A well @-@ known house &amp; garden ."]
     assert list(read_lines(folder / "raw" / "test.en")) == ["A well-known house & garden."]
-    assert len(list(read_lines(folder / "tok" / "train.de"))) == 6
+    # An empty pair and one of too different lengths are gone.
+    assert len(list(read_lines(folder / "tok" / "train.de"))) == len(corpora.WMT14_TRAINING)
     assert (folder / "bin" / "dict.en.txt").read_text() == (folder / "bin" / "dict.de.txt").read_text()
 
 

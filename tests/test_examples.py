@@ -1,0 +1,145 @@
+"""The recipes: every command that they would run is one that fairseq accepts."""
+
+import gzip
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fairseq_lowrank.data.results import read_results
+
+SIZES = {
+    *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),
+    *("--decoder-ffn-embed-dim", "--tokens-per-sample", "--max-tokens", "--update-freq", "--max-update"),
+    *("--warmup-updates", "--adaptive-input-cutoff", "--adaptive-softmax-cutoff"),
+}
+ROOT = Path(__file__).resolve().parent.parent
+# Those over the shared helper; the quick start is tested by itself.
+RECIPES = sorted(
+    path.relative_to(ROOT / "examples").as_posix()
+    for path in (ROOT / "examples").glob("*/*.sh")
+    if path.parent.name != "quickstart"
+)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """``recipe(name, **environment)``: run a recipe, by default without running any command of fairseq."""
+
+    def run(name: str, *, fails: bool = False, **environment) -> subprocess.CompletedProcess:
+        keep = {
+            name: os.environ[name]
+            for name in ("PATH", "HOME", "LOWRANK_DATA", "CUDA_VISIBLE_DEVICES")
+            if name in os.environ
+        }
+        work = {
+            "LOWRANK_WORK": str(tmp_path / "work"),
+            "RESULTS": str(tmp_path / "results.jsonl"),
+            "DRY_RUN": "1",
+            "THREADS": "1",
+        }
+        done = subprocess.run(
+            ["bash", ROOT / "examples" / name],
+            env=keep | work | {key: str(value) for key, value in environment.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert (done.returncode != 0) == fails, done.stdout
+        return done
+
+    return run
+
+
+def commands(output: str, name: str) -> list[list[str]]:
+    """The arguments of each printed command called `name`."""
+    words = [shlex.split(line.removeprefix("+ ")) for line in output.splitlines() if line.startswith("+ ")]
+    return [command[1:] for command in words if command[0] == name]
+
+
+def outermost(found: list[list[str]]) -> list[list[str]]:
+    """Of commands that differ in paths and numbers alone, the first and the last."""
+    groups = {}
+    for command in found:
+        shape = tuple(word for word in command if not re.search(r"[\d/]", word))
+        groups.setdefault(shape, []).append(command)
+    return [command for group in groups.values() for command in (group[0], group[-1])[: len(group)]]
+
+
+@pytest.mark.parametrize("smoke", ["", "1"], ids=["full", "smoke"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smoke):
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    from fairseq_lowrank.models.options import as_namespace
+
+    output = recipe(name, SMOKE=smoke).stdout
+    training = commands(output, "fairseq-train")
+    assert training
+    for command in outermost(training):
+        args = options.parse_args_and_arch(options.get_training_parser(), input_args=command)
+        if hasattr(model := ARCH_MODEL_REGISTRY[args.arch], "check_args"):
+            model.check_args(as_namespace(convert_namespace_to_omegaconf(args).model))
+        assert args.seed == 1 and args.log_format == "simple"
+    scoring = commands(output, "fairseq-generate") + commands(output, "fairseq-eval-lm")
+    assert len(scoring) >= len(training)
+    for command in outermost(commands(output, "fairseq-generate")):
+        options.parse_args_and_arch(options.get_generation_parser(), input_args=command)
+    for command in outermost(commands(output, "fairseq-eval-lm")):
+        options.parse_args_and_arch(options.get_eval_lm_parser(), input_args=command)
+
+
+@pytest.fixture(scope="session")
+def slices(corpus, tmp_path_factory):
+    """A folder of corpora as the recipes find them, the first lines of each."""
+    root = tmp_path_factory.mktemp("corpora")
+    for name, sizes in {"multi30k": (400, 40), "brown": (600, 60)}.items():
+        (root / name).mkdir()
+        for file in corpus(name).glob("*.gz"):
+            lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
+            (root / name / file.name).write_bytes(
+                gzip.compress(b"".join(lines[: sizes[not file.name.startswith("train")]]))
+            )
+    return root
+
+
+@pytest.mark.parametrize(
+    "name, row, metric, prepare",
+    [
+        ("multi30k/compare.sh", "mixhead-b-h32", "sacrebleu", "--pieces 300"),
+        ("brown/compare.sh", "mhe-mul", "perplexity", ""),
+    ],
+)
+def test_a_smoke_run_ends_in_one_line_and_is_not_run_twice(recipe, slices, tmp_path, name, row, metric, prepare):
+    settings = {"DRY_RUN": "", "SMOKE": 1, "ROWS": row, "LOWRANK_DATA": slices, "PREPARE": prepare}
+    recipe(name, **settings)
+    [line] = read_results(tmp_path / "results.jsonl")
+    assert (line["row"], line["metric"], line["smoke"]) == (row, metric, True)
+    assert line["updates"] > 0 and line["value"] >= 0 and line["attention_parameters"] < line["parameters"]
+    assert f"{row} (seed 1): done already" in recipe(name, **settings).stdout
+    assert len(read_results(tmp_path / "results.jsonl")) == 1
+
+
+def test_a_row_that_a_recipe_does_not_have_is_refused_with_those_it_has(recipe):
+    said = recipe("mixhead/table7.sh", ROWS="mha mixhead-c", fails=True).stdout
+    assert said.splitlines()[-1] == "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"
+
+
+def test_a_recipe_without_its_corpus_says_what_to_get(recipe, tmp_path):
+    said = recipe("mixhead/table2.sh", DRY_RUN="", ROWS="vanilla-mha", LOWRANK_DATA=tmp_path, fails=True).stdout
+    assert "lacks wiki.train.tokens or train.txt" in said and "wikitext-2-v1.zip" in said
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_smoke_runs_take_the_first_and_the_last_row_and_change_sizes_alone(recipe):
+    full, smoke = (commands(recipe("mixhead/table10.sh", SMOKE=value).stdout, "fairseq-train") for value in ("", "1"))
+    assert len(full) == 15 and len(smoke) == 2
+    for small, real in zip(smoke, (full[0], full[-1]), strict=True):
+        assert small[1:3] == real[1:3] and small[5 : len(real)] == real[5:]  # but for where data and checkpoints are
+        added = {word for word in small[len(real) :] if word.startswith("--")}
+        assert added <= SIZES, added - SIZES
