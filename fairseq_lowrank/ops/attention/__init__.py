@@ -20,6 +20,9 @@ __all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
 BACKENDS = ("auto", *_BACKENDS)
 
+# Up to so many scores a head, fewer and simpler steps win over fewer bytes.
+_TINY = 1024
+
 
 def attention(
     q: Tensor,
@@ -96,8 +99,13 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> ModuleType:
 
 
 def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
-    """The backends from the fastest on; "auto" takes the first that can compute what is asked for."""
-    if inputs.dropout_p and inputs.q.device.type == "cpu":
-        # There SDPA builds all T×S weights to drop some of them.
-        return blocked, reference
-    return sdpa, blocked, reference
+    """The backends from the fastest on, as measured; "auto" takes the first that can compute what is asked for."""
+    queries, keys, shared = inputs.q.size(2), inputs.k.size(2), inputs.k.size(1) < inputs.q.size(1)
+    others = (reference, blocked) if queries * keys <= _TINY and not shared else (blocked, reference)
+    if inputs.q.device.type == "cpu":
+        if inputs.dropout_p:
+            # SDPA would build all T×S weights to drop some of them.
+            return others
+        if shared and inputs.mask.causal and 256 <= keys <= 1024:
+            return blocked, sdpa, reference
+    return sdpa, *others

@@ -21,7 +21,6 @@ the cache, cheaper than exp(s − lse), so the row statistics are computed again
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -148,7 +147,7 @@ class _Problem:
             self.mixing = (_StaticMixing if matrices.dim() == 2 else _PositionwiseMixing)(matrices)
         self.rows = min(_ROWS, self.queries)
         scores = self.heads * self.rows * self.num_keys
-        self.entries = min(self.batch, self.mixing.max_entries, max(1, _SCORES // max(scores, 1)))
+        self.entries = min(self.batch, max(1, self.mixing.most_scores // max(scores, 1)))
         self._elements = (self.entries * scores + 3) // 4 * 4
         self._buffers: dict[str, Tensor] = {}
         # Hidden keys are 1 and times _HIDDEN added to scores: on the CPU 20 times as fast as filling under a bool mask.
@@ -330,7 +329,7 @@ class _Bias:
 
 
 class _Unmixed:
-    max_entries = sys.maxsize
+    most_scores = _SCORES
     gradient = None
 
     def mix(self, weights, block, buffer):
@@ -343,7 +342,7 @@ class _Unmixed:
 class _StaticMixing:
     """P̄_i = Σ_j M[j, i] P_j with one M ``[H, H]``: a product of H×H with H×(rows·keys)."""
 
-    max_entries = sys.maxsize
+    most_scores = _SCORES
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -364,7 +363,8 @@ class _StaticMixing:
 class _PositionwiseMixing:
     """P̄_i[t] = Σ_j M_t[j, i] P_j[t] with M ``[B, T, H, H]``: for each query a product of H×H with H×keys."""
 
-    max_entries = 1  # more would have to be copied into one order of queries
+    # The queries of several batch entries are copied into one order: that pays only for the smallest of blocks.
+    most_scores = 1 << 16
 
     def __init__(self, matrices: Tensor) -> None:
         self.matrices = matrices

@@ -1,0 +1,216 @@
+"""The blocked backend: linear memory, narrow dtypes, compilation. Its values are compared in test_backends.py."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops.attention import blocked, reference, sdpa
+
+HEADS, DIM = 2, 4
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size in bytes of the largest memory behind any tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if torch.is_tensor(leaf):
+                self.bytes = max(self.bytes, leaf.untyped_storage().nbytes())
+        return result
+
+
+def problem(length, device, *, mixing=None, groups=HEADS, **options):
+    generator = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(device).requires_grad_()
+
+    built = {
+        "q": normal(1, HEADS, length, DIM),
+        "k": normal(1, groups, length, DIM),
+        "v": normal(1, groups, length, DIM),
+        "mask": AttentionMask(causal=True),
+    }
+    if mixing is not None:
+        query_weight = normal(DIM, HEADS) if mixing == "positionwise" else None
+        built |= {"mixing": HeadMixing(normal(HEADS, HEADS), query_weight), "mixing_query": built["q"]}
+    return built | options
+
+
+def gradients(heads, built):
+    leaves = [part for part in (*built.values(), *(built.get("mixing") or ())) if getattr(part, "requires_grad", False)]
+    leaves = list({id(leaf): leaf for leaf in leaves}.values())
+    return torch.autograd.grad(heads.float().pow(2).sum(), leaves)
+
+
+def parted_padding(length):
+    padding = torch.zeros(1, length, dtype=torch.bool)
+    padding[:, :100] = True
+    return padding
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixing": "static"},
+        {"mixing": "positionwise"},
+        {"activation": "sigsoftmax"},
+        {"dropout_p": 0.1},
+        {"groups": 1, "mixing": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
+        {"mask": AttentionMask(True, parted_padding(2048))},
+        {"score_bias": torch.zeros(1, HEADS, 1, 2048)},
+    ],
+    ids=["static", "positionwise", "sigsoftmax", "dropout", "shared-key", "padding", "bias"],
+)
+def test_no_tensor_grows_with_the_square_of_the_length(options):
+    length = 2048
+    built = problem(length, "cpu", **options)
+    with LargestTensor() as largest:
+        heads, _ = attention(**built, backend="blocked")
+        gradients(heads, built)
+    # float32 scores of one block of queries; all scores of one head alone are 16 times as much
+    assert largest.bytes <= 4 * HEADS * blocked._ROWS * length
+    assert largest.bytes < length * length
+
+
+def test_the_reference_does_build_all_scores():
+    built = problem(512, "cpu")
+    with LargestTensor() as largest:
+        attention(**built, backend="reference")
+    assert largest.bytes >= 4 * HEADS * 512 * 512
+
+
+def test_shared_keys_are_never_expanded(device):
+    """Nothing of the size of H copies of the keys is made while one query attends to many of them."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, 8, 1, 64, generator=generator).to(device)
+    k = torch.randn(1, 1, 4096, 64, generator=generator).to(device)
+    with LargestTensor() as largest:
+        heads, _ = attention(q, k, k, mixing=HeadMixing(torch.eye(8, device=device)), backend="blocked")
+    assert largest.bytes == k.untyped_storage().nbytes()
+    expected, _ = attention(q, k, k, backend="reference")
+    torch.testing.assert_close(heads, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mixing", ["static", "positionwise"])
+def test_autocast_keeps_the_softmax_and_the_mixing_in_float32(mixing, device):
+    built = problem(200, device, mixing=mixing, activation="sigsoftmax")
+    expected, _ = attention(**built, backend="reference")
+    expected_gradients = gradients(expected, built)
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        heads, _ = attention(**built, backend="blocked")
+        found = gradients(heads, built)
+    assert heads.dtype == torch.bfloat16
+    assert [gradient.dtype for gradient in found] == [torch.float32] * len(found)
+    torch.testing.assert_close(heads.float(), expected, rtol=0.05, atol=0.05)
+    for gradient, exact in zip(found, expected_gradients, strict=True):
+        assert (gradient - exact).norm() <= 0.03 * exact.norm()
+
+
+def test_compiled_code_around_it_gives_the_same(device):
+    built = problem(70, device, mixing="static")
+    mixing = built.pop("mixing")
+
+    def doubled(q, weight):
+        arguments = built | {"q": 2 * q, "mixing": HeadMixing(weight)}
+        return attention(**arguments, backend="blocked")[0] * 2
+
+    # "eager" stands for any compiler: what is tested is that tracing goes round the blocked path
+    heads = torch.compile(doubled, backend="eager")(built["q"], mixing.weight)
+    expected = doubled(built["q"], mixing.weight)
+    torch.testing.assert_close(heads, expected)
+    (found,) = torch.autograd.grad(heads.sum(), [mixing.weight])
+    (wanted,) = torch.autograd.grad(expected.sum(), [mixing.weight])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_second_derivative_is_refused(device):
+    built = problem(5, device, mixing="static")
+    heads, _ = attention(**built, backend="blocked")
+    (gradient,) = torch.autograd.grad(heads.pow(2).sum(), [built["q"]], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_the_gradient_of_a_bias_has_its_shape(device):
+    for shape in [(1, HEADS, 1, 90), (90, 1), (1, 1, 1, 1), (1, HEADS, 90, 90)]:
+        bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
+        built = problem(90, device, score_bias=bias, activation="sigsoftmax")
+        found, wanted = (
+            torch.autograd.grad(attention(**built, backend=backend)[0].pow(2).sum(), [bias])[0]
+            for backend in ("blocked", "reference")
+        )
+        assert found.shape == bias.shape
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_very_low_scores_keep_their_sigsoftmax(device):
+    """At scores of −1000 both exp and σ vanish in float32; the row is softmax(2 s) all the same."""
+    scores = torch.tensor([-1000.0, -1000.5, -1003.0], device=device)
+    q, k = torch.ones(1, 1, 1, 1, device=device), scores.view(1, 1, 3, 1)
+    v = torch.eye(3, device=device).view(1, 1, 3, 3)
+    heads, _ = attention(q, k, v, activation="sigsoftmax", scale=1.0, backend="blocked")
+    torch.testing.assert_close(heads.flatten(), torch.softmax(2 * scores, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_differs_between_calls_heads_and_blocks(device):
+    length = 256
+    v = torch.eye(length, device=device).expand(1, HEADS, length, length)
+    q = torch.zeros(1, HEADS, length, DIM, device=device)
+    torch.manual_seed(0)
+    kept = [attention(q, q, v, dropout_p=0.5, backend="blocked")[0][0] != 0 for _ in range(2)]
+    rows = blocked._ROWS
+    for first, second in [
+        (kept[0], kept[1]),
+        (kept[0][0], kept[0][1]),
+        (kept[0][:, :rows], kept[0][:, rows : 2 * rows]),
+        (kept[0][:, :, : length // 2], kept[0][:, :, length // 2 :]),
+    ]:
+        assert (first == second).float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "options"),
+    [
+        (sdpa, {"length": 300}),
+        (blocked, {"length": 300, "mixing": "static"}),
+        (blocked, {"length": 300, "activation": "sigsoftmax"}),
+        (blocked, {"length": 300, "groups": 1}),
+        (sdpa, {"length": 30, "groups": 1}),
+        (reference, {"length": 300, "need_weights": True}),
+        (reference, {"length": 30, "mixing": "static"}),
+        (blocked, {"length": 30, "mixing": "static", "groups": 1}),
+    ],
+)
+def test_auto_takes_what_was_measured_fastest(chosen, options, monkeypatch):
+    calls = []
+    for backend in (blocked, reference, sdpa):
+        compute = backend.compute
+        monkeypatch.setattr(
+            backend,
+            "compute",
+            lambda inputs, backend=backend, compute=compute: calls.append(backend) or compute(inputs),
+        )
+    attention(**problem(device="cpu", **options))
+    assert calls == [chosen]
+
+
+def test_auto_does_not_leave_dropout_on_the_cpu_to_sdpa(monkeypatch):
+    def never(inputs):
+        raise AssertionError("SDPA builds T×S weights under dropout")
+
+    monkeypatch.setattr(sdpa, "compute", never)
+    heads, _ = attention(**problem(300, "cpu", dropout_p=0.1))
+    assert heads.isfinite().all()
+
+
+def test_it_says_that_it_returns_no_weights(device):
+    with pytest.raises(ValueError, match="backend='blocked' cannot compute the attention weights"):
+        attention(**problem(5, device), need_weights=True, backend="blocked")
