@@ -252,6 +252,12 @@ WIKITEXT_SHA256 = {
 LM1B_URL = "http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
 LM1B_SHA256 = "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
 
+BROWN = {
+    "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/brown.zip": (
+        "9b275f9b3b95d7bd66ccfb7cd259f445a13bbe5d1f4107aba09fd3e8364bafa6"
+    )
+}
+
 
 def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *flags: str) -> Path:
     """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
@@ -284,10 +290,38 @@ def lm1b(args: argparse.Namespace) -> Path:
     return language_model(args, {"train": files[:-2], "valid": files[-2:-1], "test": files[-1:]}, "--thresholdsrc=3")
 
 
+def brown_document(path: Path) -> Iterator[str]:
+    """The sentences of a file of NLTK's copy, whose words carry their tags as word/tag."""
+    for line in read_lines(path):
+        if words := line.split():
+            yield " ".join(word.rsplit("/", 1)[0] for word in words)
+
+
+def brown_split(documents: list[Path], split: str) -> Iterator[str]:
+    """The documents of a split, an empty line behind each: of 20, the 8th is for the test, the 14th for validation."""
+    splits = {7: "test", 13: "valid"}
+    for number, path in enumerate(documents):
+        if splits.get(number % 20, "train") == split:
+            yield from chain(brown_document(path), [""])
+
+
 def brown(args: argparse.Namespace) -> Path:
-    """The Brown corpus, split by document, a sentence a line: cased words, or sub-words with --pieces."""
+    """The Brown corpus, split by document, a sentence a line: cased words, or sub-words with --pieces.
+
+    Takes NLTK's copy (500 files, ca01 to cr09) or train.txt, valid.txt and test.txt made from it.
+    """
     splits = ("train", "valid", "test")
-    files = gather(args, [f"{split}.txt" for split in splits], {})
+    [found] = gather(args, ["train.txt|cr09"], BROWN)
+    if found.name == "cr09":
+        documents = sorted(path for path in found.parent.iterdir() if re.fullmatch(r"c[a-r]\d\d", path.name))
+        if len(documents) != 500:
+            raise ValueError(f"{found.parent} holds {len(documents)} of the Brown corpus's 500 documents")
+        for split in splits:
+            raw = args.output / "raw" / f"{split}.txt"
+            make(raw, write_lines, raw, brown_split(documents, split))
+        files = [args.output / "raw" / f"{split}.txt" for split in splits]
+    else:
+        files = gather(args, [f"{split}.txt" for split in splits], BROWN)
     return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
 
 
@@ -303,7 +337,11 @@ def build_parser() -> argparse.ArgumentParser:
     for name, function in CORPORA.items():
         description = function.__doc__.splitlines()[0]
         one = subparsers.add_parser(
-            name, help=description, description=function.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            name,
+            prog=f"scripts/prepare_{name}.sh",
+            help=description,
+            description=function.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         one.add_argument("--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{name})")
         one.add_argument("--output", type=Path, help="where to write (default: $LOWRANK_WORK/data/NAME)")
@@ -365,7 +403,7 @@ def main(argv: list[str] | None = None) -> int:
             base, args.output = args.output, args.output.with_name(f"{args.output.name}-x{args.join}")
             made = join_sentences(args, base, LANGUAGES[args.corpus])
     except (ValueError, OSError) as error:
-        print(f"{parser.prog} {args.corpus}: error: {error}", file=sys.stderr)
+        print(f"prepare_{args.corpus}.sh: error: {error}", file=sys.stderr)
         return 2
     print(made)
     return 0

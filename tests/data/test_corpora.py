@@ -159,6 +159,21 @@ def test_language_models_in_words_and_in_pieces(prepare, corpus, tmp_path):
     assert first.replace(" ", "").replace("▁", " ").strip() == next(read_lines(data / "test.txt.gz"))
 
 
+def test_brown_from_nltks_copy_is_split_by_document(prepare, tmp_path):
+    data = tmp_path / "data" / "brown"
+    names = [f"c{letter}{number:02}" for letter in "abcdefghijklmnopqr" for number in range(1, 29)][-500:]
+    for number, name in enumerate(sorted(names)):
+        write_lines(data / name, ["", f"\tNumber/nn-hl {number}/cd and/or/cc ./.", f"end{number % 7}/nn"])
+    assert prepare("brown", "--data", data)[0] == 0
+    folder = tmp_path / "work" / "data" / "brown" / "tok"
+    test, valid, train = (list(read_lines(folder / f"{split}.txt")) for split in ("test", "valid", "train"))
+    assert test[:4] == ["Number 7 and/or .", "end0", "", "Number 27 and/or ."] and len(test) == 25 * 3
+    assert valid[0].startswith("Number 13 ") and len(valid) == 25 * 3 and len(train) == 450 * 3
+    (data / "cr01").unlink()
+    status, said = prepare("brown", "--data", data, "--output", tmp_path / "other")
+    assert status == 2 and "499 of the Brown corpus's 500 documents" in said
+
+
 def test_wikitext_takes_the_published_names(prepare, corpus, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
