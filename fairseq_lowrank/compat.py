@@ -41,6 +41,7 @@ def apply() -> None:
     explain_unfit_checkpoints()
     mend_parsed_arguments()
     show_every_flag_in_help()
+    evaluate_in_bfloat16()
     evaluate_every_sentence()
     evaluate_every_block()
     align_unknown_words()
@@ -262,6 +263,20 @@ def show_every_flag_in_help() -> None:
         return parse(parser, input_args, *args, modify_parser=modify, **kwargs)
 
     options.parse_args_and_arch = parse_args_and_arch
+
+
+# fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32.
+def evaluate_in_bfloat16() -> None:
+    """Let ``--bf16`` mean bfloat16 in fairseq-generate, -interactive and -eval-lm, as ``--fp16`` means float16."""
+    prepare = models.BaseFairseqModel.prepare_for_inference_
+
+    @functools.wraps(prepare)
+    def prepare_for_inference_(self, cfg):
+        if cfg.common.bf16:
+            self.bfloat16()
+        prepare(self, cfg)
+
+    models.BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
 
 
 # --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12

@@ -16,6 +16,7 @@ from fairseq import checkpoint_utils, options
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.logging.meters import AverageMeter
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
 
 import fairseq_lowrank  # noqa: F401
@@ -108,13 +109,33 @@ def test_meters_and_arrays_load_under_the_names_of_older_fairseq_and_numpy(tmp_p
     assert state["array"].tolist() == [1.5, 2.5]
 
 
-def test_bf16_trains_on_the_cpu_in_bfloat16(fairseq_command, translation_data, tmp_path):
-    fairseq_command("train", translation_data, *TINY_TRANSFORMER, "--bf16", "--save-dir", tmp_path)
+@pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
+def test_bf16_trains_on_the_cpu_in_bfloat16(fairseq_command, translation_data, tmp_path, flag):
+    fairseq_command("train", translation_data, *TINY_TRANSFORMER, flag, "--save-dir", tmp_path)
     state = checkpoint_utils.load_checkpoint_to_cpu(tmp_path / "checkpoint_last.pt")
     assert state["cfg"].common.bf16
     assert not state["cfg"].common.tpu
     # fairseq saves in float32 what it trained in half precision
     assert all(torch.equal(parameter, parameter.bfloat16().float()) for parameter in state["model"].values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [([], torch.float32), (["--fp16"], torch.float16), (["--bf16"], torch.bfloat16)]
+)
+def test_translation_runs_in_the_precision_that_is_asked_for(
+    fairseq_command, translation_data, tmp_path, monkeypatch, flags, dtype
+):
+    fairseq_command("train", translation_data, *TINY_TRANSFORMER, "--save-dir", tmp_path)
+    generate, used = SequenceGenerator.generate, set()
+
+    def recorded(self, models, sample, **kwargs):
+        used.update(parameter.dtype for model in models for parameter in model.parameters())
+        return generate(self, models, sample, **kwargs)
+
+    monkeypatch.setattr(SequenceGenerator, "generate", recorded)
+    model = [translation_data, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--max-tokens", "500"]
+    assert fairseq_command("generate", *model, "--max-len-b", "5", *flags).count("\nH-") == 12
+    assert used == {dtype}
 
 
 def test_bf16_asks_for_a_tpu_only_with_the_flag_for_one():
