@@ -158,7 +158,9 @@ class Sampler:
     def owner(self) -> Name | NounPhrase:
         if self.chance(0.5):
             return self.name()
-        return NounPhrase(self.noun(("person",)), determiner=self.random.choice(["the", Pronoun(1, False)]))
+        noun = self.noun(("person",))
+        mine = "public" not in noun.kinds and self.chance(0.5)
+        return NounPhrase(noun, determiner=Pronoun(1, False) if mine else "the")
 
     def name(self) -> Name:
         name = self.random.choice([name for name in NAMES if name not in self.used])

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("log", type=Path, help="where to keep what is read")
     parser.add_argument("--epochs", type=int, default=1, help="how many epochs the training has")
     parser.add_argument("--sentences", type=int, default=1, help="how many sentences are translated")
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between lines (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between lines (default: %(default)s)")
     arguments = parser.parse_args()
     start, shown, translated = time.monotonic(), float("-inf"), 0
     with open(arguments.log, "a", encoding="utf-8") as log:
