@@ -35,8 +35,8 @@ BLEU = [
     *("--eval-bleu", "--eval-bleu-args", '{"beam": 2, "max_len_a": 0, "max_len_b": 12}', "--eval-bleu-remove-bpe"),
     *("--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"),
 ]
-# 42 updates in two epochs, with checkpoints after each epoch and after 10, 20, 30 and 40 updates
-SAVE = ["--max-epoch", "2", "--save-interval-updates", "10"]
+# 42 updates in two epochs, with checkpoints after 15, 21, 30 and 42
+SAVE = ["--max-epoch", "2", "--save-interval-updates", "15"]
 SEARCH = ["--cpu", "--beam", "3", "--max-len-a", "0", "--max-len-b", "12", "--max-tokens", "300", "--num-workers", "0"]
 
 
@@ -107,21 +107,21 @@ def trained(multi30k, tmp_path_factory):
 @pytest.mark.parametrize("preset", SEARCHED)
 def test_commands_train_with_bleu_and_generate(preset, trained, multi30k):
     folder, output = trained(preset)
-    # after 10, 20, 30 and 40 updates and after each epoch
-    assert len(logged(output, "valid_bleu")) == 6
+    assert logged(output, "valid_num_updates") == [15, 21, 30, 42]
+    assert len(logged(output, "valid_bleu")) == 4
     losses = logged(output, "loss")
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     output = command("generate", multi30k, "--path", folder / "checkpoint_best.pt", *SEARCH, "--scoring", "sacrebleu")
-    assert re.search(r"Generate test with beam=3: BLEU\|#.* = \d", output)
+    assert re.search(r"Generate test with beam=3: BLEU\S* = \d", output)
     assert len(lines(output, "H")) == 12
 
 
 @pytest.mark.parametrize("preset", SEARCHED)
 def test_a_resumed_training_is_an_uninterrupted_one(preset, trained, multi30k, fairseq_command, tmp_path):
     folder, _ = trained(preset)
-    resume = ["--restore-file", folder / "checkpoint_1_10.pt", "--no-epoch-checkpoints", "--save-dir", tmp_path]
+    resume = ["--restore-file", folder / "checkpoint_1_15.pt", "--no-epoch-checkpoints", "--save-dir", tmp_path]
     output = fairseq_command("train", multi30k, *ARCH, *preset_flags(preset), *TRAIN, *BLEU, "--max-epoch", 2, *resume)
-    assert "checkpoint_1_10.pt (epoch 1 @ 10 updates)" in output
+    assert "checkpoint_1_15.pt (epoch 1 @ 15 updates)" in output
     state, expected = (
         checkpoint_utils.load_checkpoint_to_cpu(path / "checkpoint_last.pt") for path in (tmp_path, folder)
     )
@@ -149,7 +149,7 @@ def test_every_way_of_generating(preset, trained, multi30k, fairseq_command, tmp
 
     # a model and itself agree; a model and an earlier one are something else
     assert texts(generate(model=f"{path}:{path}")) == beam
-    assert texts(generate(model=f"{path}:{folder / 'checkpoint_1_10.pt'}")) != beam
+    assert texts(generate(model=f"{path}:{folder / 'checkpoint_1_15.pt'}")) != beam
 
     average = tmp_path / "average.pt"
     assert not cli.main(["average", str(folder / "checkpoint1.pt"), str(path), "--output", str(average)])
@@ -163,7 +163,7 @@ def test_every_way_of_generating(preset, trained, multi30k, fairseq_command, tmp
         assert [target for _, target in pairs] == list(range(words[1]))
         assert all(0 <= source < words[0] for source, _ in pairs)
 
-    # scoring the references gives each word's log probability, which sum to the model's loss on them
+    # scoring the references gives each word's log probability, which make up the model's loss
     scored = generate("--score-reference")
     total = sum(float(score) for scores in lines(scored, "P").values() for score in scores[0].split())
     output = fairseq_command(
@@ -181,8 +181,8 @@ def test_every_way_of_generating(preset, trained, multi30k, fairseq_command, tmp
     )
     words = sum(len(scores[0].split()) for scores in lines(scored, "P").values())
     loss = float(re.search(r"test.* loss (\S+)", output)[1])
-    # fairseq counts losses in bits and prints three decimals
-    assert -total / words / torch.log(torch.tensor(2.0)).item() == pytest.approx(loss, abs=2e-3)
+    # both in bits, the loss printed with three decimals
+    assert -total / words == pytest.approx(loss, abs=2e-3)
 
 
 @pytest.mark.parametrize("preset", SEARCHED)
@@ -209,13 +209,14 @@ def test_interactive_and_from_pretrained_translate_like_generate(preset, trained
     hypotheses = hub.translate([sources[number] for number in range(12)], beam=3, max_len_a=0, max_len_b=12)
     assert hypotheses == [expected[number] for number in range(12)]
 
-    # each unknown word becomes the word of the source that it attends to most
-    assert any("<unk>" in text for text in expected.values())
-    for number, text in texts(interactive("--replace-unk")).items():
-        words = expected[number].split()
+    # each unknown word becomes the word of the source that it attends to most, which may be unknown itself
+    output = interactive("--replace-unk")
+    assert texts(output) != expected
+    for number, text in texts(output).items():
+        words, source = expected[number].split(), lines(output, "S")[number][0].split()
         for position, word in enumerate(words):
             if word == "<unk>":
-                words[position] = sources[number].split()[int(alignments[number][str(position)])]
+                words[position] = source[int(alignments[number][str(position)])]
         assert text == " ".join(words)
 
 
@@ -256,7 +257,7 @@ def losses():
 
 
 def test_mha_follows_the_loss_of_stock_fairseq_for_a_hundred_updates(multi30k, fairseq_command, tmp_path, losses):
-    flags = [*TRAIN, "--dropout", 0, "--max-update", 100, "--no-save", "--disable-validation"]
+    flags = [*TRAIN, "--lr", 0.001, "--dropout", 0, "--max-update", 100, "--no-save", "--disable-validation"]
     fairseq_command("train", multi30k, "--arch", "transformer_iwslt_de_en", *flags)
     stock = losses[:]
     losses.clear()
