@@ -1,0 +1,223 @@
+"""Time and peak memory of one causal self-attention layer as a whole, ours beside its peers.
+
+    python benchmarks/attention.py                               the presets and peers at n 512 to 4096, on the CPU
+    python benchmarks/attention.py --layers fairseq mixhead-a mixhead-a@reference --lengths 2048 --dropout 0.1
+    python benchmarks/attention.py --device cuda --dtype bfloat16 --baseline sdpa --lengths 512 2048 8192 16384
+
+A layer is PRESET[+sigsoftmax][@BACKEND], or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
+(PyTorch's fused attention between four projections), talking-heads (x-transformers' post-softmax talking heads).
+Peers other than sdpa need requirements/bench.txt. All layers take turns in every round; ratios are medians of the
+ratios within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import measure
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+
+OURS = (*(name for name in PRESETS if name != "fixedhead"), "mha+sigsoftmax", "mixhead-a+sigsoftmax")
+PEERS = {"fairseq": "fairseq", "sdpa": "torch", "talking-heads": "x_transformers"}
+
+
+class FusedAttention(nn.Module):
+    """Four projections around ``scaled_dot_product_attention``: the least that a layer can do."""
+
+    def __init__(self, embed_dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.joint, self.out = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.joint(x).unflatten(-1, (3, self.heads, -1)).permute(2, 1, 3, 0, 4)
+        heads = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        return self.out(heads.permute(2, 0, 1, 3).flatten(2))
+
+
+def build(name: str, options: argparse.Namespace, length: int) -> Callable[[Tensor], Tensor]:
+    """A function from ``[T, B, embed_dim]`` to the layer's output; its ``module`` holds the parameters."""
+    width, heads, dropout = options.embed_dim, options.heads, options.dropout
+    if name == "fairseq":
+        from fairseq.modules import MultiheadAttention
+
+        module = MultiheadAttention(width, heads, dropout=dropout, self_attention=True)
+        mask = torch.full((length, length), float("-inf")).triu(1).to(options.device, options.torch_dtype)
+        call = lambda module, x: module(x, x, x, attn_mask=mask, need_weights=False)[0]  # noqa: E731
+    elif name == "sdpa":
+        module = FusedAttention(width, heads, dropout)
+        call = lambda module, x: module(x)  # noqa: E731
+    elif name == "talking-heads":
+        from x_transformers.x_transformers import Attention
+
+        size = options.head_dim or width // heads
+        module = Attention(width, size, heads=heads, causal=True, dropout=dropout, post_talking_heads=True)
+        call = lambda module, x: module(x.transpose(0, 1)).transpose(0, 1)  # noqa: E731
+    else:
+        preset, _, backend = name.partition("@")
+        preset, _, activation = preset.partition("+")
+        module = build_attention(
+            preset,
+            width,
+            heads,
+            self_attention=True,
+            dropout=dropout,
+            backend=backend or "auto",
+            head_dim=options.head_dim,
+            activation=activation or None,
+        )
+        call = lambda module, x: module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]  # noqa: E731
+    module.to(options.device, options.torch_dtype).train(options.direction == "training")
+    return Layer(module, call)
+
+
+class Layer:
+    """One timed step: forward, and backward to the input and all parameters where the direction asks for it."""
+
+    def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        self.module, self.call = module, call
+
+    def step(self, x: Tensor, cotangent: Tensor, training: bool) -> None:
+        with torch.set_grad_enabled(training):
+            output = self.call(self.module, x)
+            if training:
+                output.backward(cotangent)
+        self.module.zero_grad(set_to_none=True)
+        x.grad = None
+        if x.is_cuda:
+            torch.cuda.synchronize()
+
+
+def at_length(options: argparse.Namespace, length: int) -> list[dict]:
+    """Results of every layer at one sequence length."""
+    batch = max(1, options.tokens // length)
+    generator = torch.Generator().manual_seed(0)
+    shape = (length, batch, options.embed_dim)
+    x, cotangent = (torch.randn(shape, generator=generator).to(options.device, options.torch_dtype) for _ in range(2))
+    training = options.direction == "training"
+    x.requires_grad_(training)
+    layers = {name: build(name, options, length) for name in options.layers}
+    runs = {name: lambda layer=layer: layer.step(x, cotangent, training) for name, layer in layers.items()}
+    times = measure.alternate(runs, options.rounds, f"n {length}")
+    memory = {name: measure.peak_bytes(run, options.device) for name, run in runs.items()}
+    base = options.baseline
+    results = []
+    for name in options.layers:
+        q1, median, q3 = measure.quartiles(times[name])
+        results.append(
+            {
+                "layer": name,
+                "length": length,
+                "batch": batch,
+                "milliseconds": round(median * 1e3, 3),
+                "quartiles": [round(q1 * 1e3, 3), round(q3 * 1e3, 3)],
+                "ratio": round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3),
+                "peak_mebibytes": None if memory[name] is None else round(memory[name] / 2**20, 1),
+                "memory_ratio": round(memory[name] / memory[base], 3) if memory[name] and memory[base] else None,
+            }
+        )
+    return results
+
+
+def picture(results: list[dict], path: Path, baseline: str) -> None:
+    """Time and peak memory against n, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    lengths = sorted({result["length"] for result in results})
+    for axis, key, label in zip(
+        axes, ("milliseconds", "peak_mebibytes"), ("milliseconds a sequence", "peak memory, MiB"), strict=True
+    ):
+        for name in dict.fromkeys(result["layer"] for result in results):
+            points = [
+                (r["length"], r[key] / (r["batch"] if key == "milliseconds" else 1))
+                for r in results
+                if r["layer"] == name and r[key]
+            ]
+            style = "k--" if name == baseline else "o-"
+            axis.plot(*zip(*points, strict=True), style, markersize=4, label=name)
+        axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
+        axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    print(f"wrote {path}")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", nargs="+", metavar="LAYER", help="default: every peer installed and every preset")
+    parser.add_argument("--baseline", default="fairseq", metavar="LAYER", help="ratios are to this (default: fairseq)")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096], metavar="N")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens in a batch; it holds at least one sequence")
+    parser.add_argument("--embed-dim", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, help="head size of our layers (default: embed-dim / heads)")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--direction", default="training", choices=("training", "forward"))
+    parser.add_argument("--dropout", type=float, default=0.0, help="attention dropout of every layer")
+    measure.add_common_arguments(parser, rounds=15)
+    parser.add_argument("--picture", type=Path, help="draw time and memory against n into this file (.svg, .png)")
+    options = parser.parse_args(arguments)
+    options.torch_dtype = getattr(torch, options.dtype)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    installed = {name for name, module in PEERS.items() if importlib.util.find_spec(module)}
+    options.layers = options.layers or [name for name in PEERS if name in installed] + list(OURS)
+    options.layers = list(dict.fromkeys((options.baseline, *options.layers)))
+    for name in options.layers:
+        if name in PEERS and name not in installed:
+            parser.error(
+                f"{name} is not installed: pip install -r requirements/bench.txt, or choose --layers, --baseline"
+            )
+        if name not in PEERS and name.partition("@")[0].partition("+")[0] not in PRESETS:
+            parser.error(f"unknown layer {name!r}: expected one of {', '.join((*PEERS, *PRESETS))}")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    results: list[dict] = []
+    for length in options.lengths:
+        found = at_length(options, length)
+        results += found
+        print(f"\nn {length}, batch {found[0]['batch']}, {options.direction}, dropout {options.dropout:g}")
+        rows = [
+            (
+                r["layer"],
+                f"{r['milliseconds']:.1f}",
+                "{:.1f} to {:.1f}".format(*r["quartiles"]),
+                f"{r['ratio']:.2f}",
+                r["peak_mebibytes"],
+                r["memory_ratio"],
+            )
+            for r in found
+        ]
+        header = ("layer", "ms", "quartiles", f"× {options.baseline}", "peak MiB", f"memory × {options.baseline}")
+        print(measure.table(rows, header), flush=True)
+    settings = {
+        name: getattr(options, name)
+        for name in ("embed_dim", "heads", "head_dim", "dtype", "device", "direction", "dropout", "rounds", "baseline")
+    }
+    measure.write(
+        options.output, {"machine": measure.machine(options.device), "settings": settings, "results": results}
+    )
+    if options.picture:
+        picture(results, options.picture, options.baseline)
+
+
+if __name__ == "__main__":
+    main()

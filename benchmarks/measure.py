@@ -1,0 +1,126 @@
+"""What the benchmarks share: alternating measurements, peak memory, a description of the machine, tables."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib.metadata
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "numpy")
+
+
+def machine(device: str) -> dict[str, str | int]:
+    """Date, processor, threads and versions, as every file of results records them."""
+    name = platform.processor() or platform.machine()
+    cpu = Path("/proc/cpuinfo")
+    if cpu.exists():
+        models = [line.split(":")[1].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
+        name = models[0] if models else name
+    described = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "processor": torch.cuda.get_device_name() if device.startswith("cuda") else name,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+    }
+    for package in PACKAGES:
+        try:
+            described[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return described
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"measurements of each (default: {rounds})")
+    parser.add_argument("--threads", type=int, help="threads of torch on the CPU (default: torch's own choice)")
+    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
+
+
+def alternate(runs: dict[str, Callable[[], float | None]], rounds: int, label: str = "") -> dict[str, list[float]]:
+    """Run everything once a round, so that what else the machine does falls on all alike.
+
+    Args:
+        runs: name → a function whose run is timed, or that returns its own measurement.
+        rounds: measurements of each, after one to warm up.
+
+    Returns:
+        name → a number for each round.
+    """
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for turn in tqdm(range(-1, rounds), desc=label, leave=False, disable=None):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            own = runs[name]()
+            taken = time.perf_counter() - start if own is None else own
+            if turn >= 0:
+                found[name].append(taken)
+    return found
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """The median between the quartiles: ``(q1, median, q3)``."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return q1, median, q3
+
+
+def ratios(values: list[float], baseline: list[float]) -> list[float]:
+    """The ratio of each round."""
+    return [value / base for value, base in zip(values, baseline, strict=True)]
+
+
+def peak_bytes(run: Callable[[], object], device: str) -> int | None:
+    """How far memory rises above where it was while ``run`` runs: resident memory on the CPU, allocated on CUDA."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    try:
+        # Give freed memory back first, or the run would find it and seem to need none; then restart the peak.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return None
+    before = _resident("VmRSS")
+    run()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def write(path: Path | None, results: dict) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        print(f"wrote {path}")
+
+
+def table(rows: Iterable[Iterable[object]], header: Iterable[str]) -> str:
+    """A Markdown table whose columns line up."""
+    lines = [[str(cell) for cell in row] for row in (list(header), *rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
