@@ -20,6 +20,7 @@ TINY_TRANSFORMER = [
     *("--arch", "lowrank_transformer", "--encoder-layers", "1", "--encoder-embed-dim", "16"),
     *("--encoder-ffn-embed-dim", "16", "--encoder-attention-heads", "2", *TINY_DECODER),
 ]
+QUICKLY = ["--beam", "2", "--max-len-b", "5"]
 TINY_LANGUAGE_MODEL = [
     *("--task", "language_modeling", "--arch", "lowrank_transformer_lm", "--tokens-per-sample", "16", *TINY_DECODER),
 ]
@@ -44,10 +45,10 @@ def test_a_clone_serves_every_translation_command(translation_data, tmp_path):
     plugin = ["--user-dir", "fairseq_lowrank"]
     run("fairseq-train", translation_data, *plugin, *TINY_TRANSFORMER, "--save-dir", tmp_path, folder=REPOSITORY)
     model = [translation_data, *plugin, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--max-tokens", "500"]
-    generated = run("fairseq-generate", *model, folder=REPOSITORY)
+    generated = run("fairseq-generate", *model, *QUICKLY, folder=REPOSITORY)
     assert generated.count("\nH-") == 12
     assert "BLEU4 =" in generated
-    translated = run("fairseq-interactive", *model, folder=REPOSITORY, input="ab cd\nef\n")
+    translated = run("fairseq-interactive", *model, *QUICKLY, folder=REPOSITORY, input="ab cd\nef\n")
     assert translated.count("\nH-") == 2
     validated = run("fairseq-validate", *model, "--task", "translation", folder=REPOSITORY)
     assert "valid on 'valid' subset | loss" in validated
@@ -76,7 +77,7 @@ def test_an_installed_package_serves_from_any_folder(translation_data, tmp_path)
     plugin = ["--user-dir", printed]
     run("fairseq-train", translation_data, *plugin, *TINY_TRANSFORMER, "--save-dir", "checkpoints", **where)
     model = ["--path", "checkpoints/checkpoint_last.pt", "--cpu", "--max-tokens", "500"]
-    assert run("fairseq-generate", translation_data, *plugin, *model, **where).count("\nH-") == 12
+    assert run("fairseq-generate", translation_data, *plugin, *model, *QUICKLY, **where).count("\nH-") == 12
 
 
 def test_another_plugin_may_import_this_one(translation_data, tmp_path):
@@ -111,4 +112,4 @@ def test_hydra_trains_a_model_named_on_its_command_line(translation_data, tmp_pa
     assert "done training" in output
     model = ["--path", tmp_path / "checkpoints" / "checkpoint_last.pt", "--cpu", "--max-tokens", "500"]
     generate = [translation_data, "--user-dir", REPOSITORY / "fairseq_lowrank", *model]
-    assert run("fairseq-generate", *generate, folder=tmp_path).count("\nH-") == 12
+    assert run("fairseq-generate", *generate, *QUICKLY, folder=tmp_path).count("\nH-") == 12
