@@ -136,14 +136,14 @@ train() {
 generate() {
     local pieces=subword_nmt
     case "$1" in */multi30k*) pieces=sentencepiece ;; esac
-    rm -f "$2/generate-$3.out"
+    if [ -z "$DRY_RUN" ]; then rm -f "$2/generate-$3.out"; fi
     logged "$2/generate-$3.out" fairseq-generate "$1" --user-dir "$USER_DIR" --gen-subset "$3" --seed "$SEED" \
         --path "$2/checkpoints/checkpoint_best.pt" --remove-bpe "$pieces" --max-tokens 4096 ${GENERATE:---beam 5}
 }
 
 # evaluate DATA RUN SPLIT FLAGS…: perplexity of the best checkpoint, into RUN/evaluate-SPLIT.out.
 evaluate() {
-    rm -f "$2/evaluate-$3.out"
+    if [ -z "$DRY_RUN" ]; then rm -f "$2/evaluate-$3.out"; fi
     logged "$2/evaluate-$3.out" fairseq-eval-lm "$1" --user-dir "$USER_DIR" --gen-subset "$3" "${@:4}" \
         --path "$2/checkpoints/checkpoint_best.pt"
 }
