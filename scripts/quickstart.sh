@@ -48,9 +48,9 @@ if [ "$data" = multi30k ]; then
     export ROWS="$attention" RESULTS="$work/quickstart/multi30k.jsonl"
     mkdir -p "$work/quickstart"
     "$ROOT/examples/multi30k/compare.sh"
-    [ -e "$run/generate.out" ] || exit 1 # compare.sh has said why
+    [ -e "$run/generate-test.out" ] || exit 1 # compare.sh has said why
     DRY_RUN=1 "$ROOT/examples/multi30k/compare.sh" 2>&1 | sed 's/^+ //' >"$run/commands"
-    report --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate.out" \
+    report --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate-test.out" \
         --checkpoint "$run/checkpoints/checkpoint_best.pt" \
         --sources "$LOWRANK_WORK/data/multi30k/tok/test.de" --references "$LOWRANK_WORK/data/multi30k/tok/test.en"
     exit
