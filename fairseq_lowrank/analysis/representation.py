@@ -150,7 +150,7 @@ def experiment(
     head_dims: Iterable[int] | None = None,
     *,
     embed_dim: int | None = None,
-    steps: int = 1500,
+    steps: int = 1000,
     seed: int = 1,
     progress: bool = True,
 ) -> list[Fit]:

@@ -42,13 +42,14 @@ def run(args) -> None:
     import numpy
 
     from fairseq_lowrank.analysis import advice
+    from fairseq_lowrank.analysis.architecture import stacks
 
     model_args, data, vocab_size = from_checkpoint(args) if args.checkpoint else from_flags(args)
     block = getattr(model_args, "tokens_per_sample", None)
     if args.length is not None:
         if args.length < 1:
             raise ValueError(f"--length {args.length}: expected at least 1")
-        names = ("source", "target") if hasattr(model_args, "encoder_layers") else ("text",)
+        names = ("source", "target") if len(list(stacks(model_args))) == 2 else ("text",)
         lengths = {name: numpy.array([args.length]) for name in names}
     elif data is None:
         raise ValueError("how long are the sequences? Give --data or --length")

@@ -32,15 +32,18 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--embed-dim", type=int, metavar="D", help="width of the hidden states X (default n)")
     parser.add_argument(
-        "--steps", type=int, default=1500, metavar="S", help="updates of a gradient fit (default %(default)s)"
+        "--steps", type=int, default=1000, metavar="S", help="updates of a gradient fit (default %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="random seed (default %(default)s)")
     _output.add_output_arguments(parser, "representation.png, .pdf, .csv and .json")
 
 
 def run(args) -> None:
+    import torch
+
     from fairseq_lowrank.analysis import representation
 
+    torch.set_num_threads(1)  # matrices this small only lose by more
     fits = representation.experiment(
         args.length,
         args.heads,
