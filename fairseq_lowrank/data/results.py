@@ -15,6 +15,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from fairseq_lowrank import __version__
 from fairseq_lowrank.data.text import read_lines, write_lines
 
 FIELDS = ["paper", "table", "row", "architecture", "flags", "seed", "updates", "parameters", "metric", "value"]
@@ -132,8 +133,8 @@ def read_perplexity(path: Path) -> dict:
 
 def versions() -> dict:
     """Versions of what a result depends on; None where something is not installed."""
-    found = {"python": platform.python_version()}
-    for name, package in {"torch": "torch", "fairseq": "fairseq-fixed", "fairseq_lowrank": "fairseq_lowrank"}.items():
+    found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
+    for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
         try:
             found[name] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -140,7 +140,7 @@ def test_a_finished_run_becomes_one_line_and_counts_as_finished(finished_run, tm
     [line] = results.read_results(tmp_path / "results.jsonl")
     assert line["architecture"] == "lowrank_transformer" and line["seed"] == 3 and line["smoke"] is True
     assert (line["metric"], line["value"], line["updates"]) == ("sacrebleu", 100.0, 200)
-    assert len(line["curve"]) == 2 and line["versions"]["torch"]
+    assert len(line["curve"]) == 2 and all(line["versions"].values())
     capsys.readouterr()
     command = [
         "finished",
