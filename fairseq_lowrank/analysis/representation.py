@@ -204,13 +204,15 @@ def as_rows(fits: list[Fit]) -> list[dict]:
 
 
 def draw(fits: list[Fit], n: int, heads: int):
-    """Error against head size, one line a method, as a matplotlib figure; errors below 1e-8 lie on the lower edge."""
+    """Error against head size, one line a method, as a matplotlib figure; errors below 1e-8 are drawn there."""
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure()
     for method, series in dict.fromkeys((fit.method, fit.series) for fit in fits):
         chosen = [fit for fit in fits if (fit.method, fit.series) == (method, series)]
         label = f"{method}, {series.replace('h ', f'{heads} ').replace('into h', f'into {heads}')}"
+        if any(fit.error < 1e-8 for fit in chosen):
+            label += " (exact: drawn at 1e-8)"
         style = "--" if method == "closed form" else "-"
         axes.plot(
             [fit.head_dim for fit in chosen],
