@@ -76,7 +76,7 @@ command_line() {
     if [ -z "$DRY_RUN" ]; then python -m fairseq_lowrank.cli "$@"; fi
 }
 
-# ---- what a smoke run changes: the corpus, sizes and lengths; nothing else does, anywhere
+# ---- what a smoke run changes: the corpus (Multi30k, a part of Brown), sizes and lengths; it is changed nowhere else
 
 smoke_translation() { # FLAGS…
     local wide=$((8 * $(last_value --encoder-attention-heads 4 "$@")))
@@ -98,8 +98,8 @@ smoke_corpus() { # KIND CORPUS
     case "$1 $2" in
         "translation "*-x*) echo "multi30k-x${2##*-x}" ;;
         translation*) echo multi30k ;;
-        *-bpe*) echo "brown-bpe${2##*-bpe}" ;;
-        *) echo brown ;;
+        *-bpe*) echo "brown-head500-bpe$((${2##*-bpe} < 2000 ? ${2##*-bpe} : 2000))" ;;
+        *) echo brown-head500 ;;
     esac
 }
 
@@ -117,11 +117,12 @@ logged() {
     }
 }
 
-# prepare CORPUS: the preparation script for a name such as iwslt14, multi30k-x10, wikitext-103 or brown-bpe500.
+# prepare CORPUS: the preparation script for a name such as iwslt14, multi30k-x10, wikitext-103-bpe2000 or brown-head500.
 prepare() {
     local name="$1" flags=(${PREPARE:---workers 1})
     if [[ "$name" =~ ^(.+)-x([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--join "${BASH_REMATCH[2]}"); fi
     if [[ "$name" =~ ^(.+)-bpe([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--pieces "${BASH_REMATCH[2]}"); fi
+    if [[ "$name" =~ ^(.+)-head([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--head "${BASH_REMATCH[2]}"); fi
     if [[ "$name" =~ ^(wikitext)-([0-9]+)$ ]]; then name=wikitext flags+=(--size "${BASH_REMATCH[2]}"); fi
     printf '+ %s\n' "scripts/prepare_$name.sh ${flags[*]}" >&2
     if [ -z "$DRY_RUN" ]; then "$ROOT/scripts/prepare_$name.sh" "${flags[@]}" >/dev/null; fi

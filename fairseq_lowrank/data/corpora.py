@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from fairseq_lowrank.data.fetch import gather, make
@@ -263,7 +263,7 @@ def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *
     """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
     for split, parts in files.items():
         target = args.output / "tok" / f"{split}.txt"
-        make(target, write_lines, target, chain.from_iterable(map(read_lines, parts)))
+        make(target, write_lines, target, islice(chain.from_iterable(map(read_lines, parts)), args.head))
     if args.pieces is None:
         return binarise(args, args.output / "tok", None, *flags)
     return binarise(args, segment(args, BytePieces, args.pieces, [f"{split}.txt" for split in files]), None)
@@ -372,6 +372,7 @@ def build_parser() -> argparse.ArgumentParser:
             one.add_argument("--size", choices=("2", "103"), default="103", help="which one (default: %(default)s)")
         if name in ("wikitext", "lm1b", "brown"):
             one.add_argument("--pieces", type=int, metavar="V", help="cut into V sub-words instead of words")
+            one.add_argument("--head", type=int, metavar="N", help="take N lines of each split, for a trial")
     return parser
 
 
@@ -385,11 +386,13 @@ def locate(args: argparse.Namespace) -> None:
     # The test set of IWSLT'14 is also part of later campaigns' development data, which often stand alone.
     folder = "ted-de-en" if name == "iwslt14" and not (data / name).exists() else name
     args.data = args.data or data / folder
-    if args.corpus not in LANGUAGES and args.pieces is not None:
-        name = args.corpus + (f"-{args.size}" if args.corpus == "wikitext" else "") + f"-bpe{args.pieces}"
-    args.output = args.output or work / "data" / (
-        name + ("-joined" if getattr(args, "joined_dictionary", False) else "")
-    )
+    if args.corpus not in LANGUAGES:
+        name = args.corpus + (f"-{args.size}" if args.corpus == "wikitext" else "")
+        name += "" if args.head is None else f"-head{args.head}"
+        name += "" if args.pieces is None else f"-bpe{args.pieces}"
+    elif getattr(args, "joined_dictionary", False):
+        name += "-joined"
+    args.output = args.output or work / "data" / name
 
 
 def main(argv: list[str] | None = None) -> int:

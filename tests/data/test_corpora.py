@@ -150,6 +150,9 @@ def test_language_models_in_words_and_in_pieces(prepare, corpus, tmp_path):
     data = shorten(corpus("brown"), tmp_path / "data", train=200, valid=20, test=20)
     assert prepare("brown", "--data", data)[0] == 0
     assert prepare("brown", "--data", data, "--pieces", 300)[0] == 0
+    assert prepare("brown", "--data", data, "--head", 7)[0] == 0
+    head = tmp_path / "work" / "data" / "brown-head7" / "tok" / "train.txt"
+    assert list(read_lines(head)) == list(read_lines(data / "train.txt.gz"))[:7]
     words, pieces = tmp_path / "work" / "data" / "brown", tmp_path / "work" / "data" / "brown-bpe300"
     counts = dict(line.split() for line in read_lines(words / "bin" / "dict.txt"))
     assert int(counts["the"]) > 100
