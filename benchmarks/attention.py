@@ -7,7 +7,7 @@
 A layer is PRESET[+sigsoftmax][@BACKEND], or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
 (PyTorch's fused attention between four projections), talking-heads (x-transformers' post-softmax talking heads).
 Peers other than sdpa need requirements/bench.txt. All layers take turns in every round; ratios are medians of the
-ratios within a round.
+ratios within a round. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class FusedAttention(nn.Module):
         return self.out(heads.permute(2, 0, 1, 3).flatten(2))
 
 
-def build(name: str, options: argparse.Namespace, length: int) -> Callable[[Tensor], Tensor]:
-    """A function from ``[T, B, embed_dim]`` to the layer's output; its ``module`` holds the parameters."""
+def build(name: str, options: argparse.Namespace, length: int) -> Layer:
+    """The layer of this name, with random weights."""
+    held = 0
     width, heads, dropout = options.embed_dim, options.heads, options.dropout
     if name == "fairseq":
         from fairseq.modules import MultiheadAttention
 
         module = MultiheadAttention(width, heads, dropout=dropout, self_attention=True)
         mask = torch.full((length, length), float("-inf")).triu(1).to(options.device, options.torch_dtype)
+        held = mask.numel() * mask.element_size()
         call = lambda module, x: module(x, x, x, attn_mask=mask, need_weights=False)[0]  # noqa: E731
     elif name == "sdpa":
         module = FusedAttention(width, heads, dropout)
@@ -75,14 +77,14 @@ def build(name: str, options: argparse.Namespace, length: int) -> Callable[[Tens
         )
         call = lambda module, x: module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]  # noqa: E731
     module.to(options.device, options.torch_dtype).train(options.direction == "training")
-    return Layer(module, call)
+    return Layer(module, call, held)
 
 
 class Layer:
     """One timed step: forward, and backward to the input and all parameters where the direction asks for it."""
 
-    def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        self.module, self.call = module, call
+    def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor], held: int) -> None:
+        self.module, self.call, self.held = module, call, held
 
     def step(self, x: Tensor, cotangent: Tensor, training: bool) -> None:
         with torch.set_grad_enabled(training):
@@ -106,7 +108,10 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
     layers = {name: build(name, options, length) for name in options.layers}
     runs = {name: lambda layer=layer: layer.step(x, cotangent, training) for name, layer in layers.items()}
     times = measure.alternate(runs, options.rounds, f"n {length}")
-    memory = {name: measure.peak_bytes(run, options.device) for name, run in runs.items()}
+    memory = {}
+    for name, run in runs.items():
+        peak = measure.peak_bytes(run, options.device)
+        memory[name] = None if peak is None else peak + layers[name].held
     base = options.baseline
     results = []
     for name in options.layers:
@@ -119,6 +124,7 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
                 "milliseconds": round(median * 1e3, 3),
                 "quartiles": [round(q1 * 1e3, 3), round(q3 * 1e3, 3)],
                 "ratio": round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3),
+                "mask_mebibytes": round(layers[name].held / 2**20, 1),
                 "peak_mebibytes": None if memory[name] is None else round(memory[name] / 2**20, 1),
                 "memory_ratio": round(memory[name] / memory[base], 3) if memory[name] and memory[base] else None,
             }

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt: see malloc.h
+
 PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "numpy")
 
 
@@ -94,14 +96,19 @@ def peak_bytes(run: Callable[[], object], device: str) -> int | None:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     try:
-        # Give freed memory back first, or the run would find it and seem to need none; then restart the peak.
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+        c_library = ctypes.CDLL("libc.so.6")
+        # Tensors get memory of their own, given back when they are freed; then the recorded peak starts again.
+        c_library.mallopt(_MMAP_THRESHOLD, 1 << 16)
+        c_library.malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return None
     before = _resident("VmRSS")
     run()
-    return _resident("VmHWM") - before
+    peak = _resident("VmHWM") - before
+    c_library.mallopt(_MMAP_THRESHOLD, 32 << 20)
+    c_library.mallopt(_TRIM_THRESHOLD, 64 << 20)
+    return peak
 
 
 def _resident(field: str) -> int:

@@ -70,8 +70,9 @@ def _matrices(inputs: AttentionInputs) -> Tensor | None:
     weight, query_weight = inputs.mixing
     if query_weight is None:
         return at_least_float32(weight)
-    mixing = inputs.mixing._replace(weight=at_least_float32(weight), query_weight=at_least_float32(query_weight))
-    return mixing.matrices(at_least_float32(inputs.mixing_query))
+    # In [T, B, H, D], the order in which a layer projects queries, the product copies nothing.
+    query = at_least_float32(inputs.mixing_query).permute(2, 0, 1, 3)
+    return (query @ at_least_float32(query_weight) + at_least_float32(weight)).transpose(0, 1)
 
 
 class _Call(NamedTuple):
