@@ -194,13 +194,12 @@ def test_interactive_and_from_pretrained_translate_like_generate(preset, trained
     expected = texts(output)
     (tmp_path / "input").write_text("".join(f"{sources[number]}\n" for number in range(12)))
 
-    def interactive(*flags):
-        flags = [multi30k, "--path", folder / "checkpoint_last.pt", *SEARCH, *flags]
-        if preset == "mixhead-b":
-            return command("interactive", *flags, stdin=(tmp_path / "input").read_text())
-        return fairseq_command("interactive", *flags, "--input", tmp_path / "input")
-
-    output = interactive("--print-alignment")
+    search = [multi30k, "--path", folder / "checkpoint_last.pt", *SEARCH]
+    from_file = ["--input", tmp_path / "input"]
+    if preset == "mixhead-b":
+        output = command("interactive", *search, "--print-alignment", stdin=(tmp_path / "input").read_text())
+    else:
+        output = fairseq_command("interactive", *search, "--print-alignment", *from_file)
     assert texts(output) == expected
     alignments = {
         number: dict(pair.split("-")[::-1] for pair in pairs.split()) for number, (pairs,) in lines(output, "A").items()
@@ -210,7 +209,7 @@ def test_interactive_and_from_pretrained_translate_like_generate(preset, trained
     assert hypotheses == [expected[number] for number in range(12)]
 
     # each unknown word becomes the word of the source that it attends to most, which may be unknown itself
-    output = interactive("--replace-unk")
+    output = fairseq_command("interactive", *search, "--replace-unk", *from_file)
     assert texts(output) != expected
     for number, text in texts(output).items():
         words, source = expected[number].split(), lines(output, "S")[number][0].split()
@@ -222,19 +221,12 @@ def test_interactive_and_from_pretrained_translate_like_generate(preset, trained
 
 @pytest.mark.parametrize("preset", SEARCHED)
 def test_training_aids_of_fairseq_work_together(preset, multi30k, fairseq_command, tmp_path):
-    flags = [
-        *ARCH,
-        *preset_flags(preset),
-        *TRAIN,
-        "--checkpoint-activations",
-        "--max-update",
-        8,
-        "--save-dir",
-        tmp_path,
-    ]
-    flags += ["--encoder-layerdrop", 0.3, "--decoder-layerdrop", 0.3, "--quant-noise-pq", 0.2]
-    flags += ["--quant-noise-pq-block-size", 4, "--label-smoothing", 0.1, "--criterion", "label_smoothed_cross_entropy"]
-    losses = logged(fairseq_command("train", multi30k, *flags, "--no-epoch-checkpoints"), "loss")
+    flags = ["--checkpoint-activations", "--encoder-layerdrop", 0.3, "--decoder-layerdrop", 0.3]
+    flags += ["--quant-noise-pq", 0.2, "--quant-noise-pq-block-size", 4]
+    flags += ["--criterion", "label_smoothed_cross_entropy", "--label-smoothing", 0.1]
+    flags += ["--max-update", 20, "--no-epoch-checkpoints", "--save-dir", tmp_path]
+    output = fairseq_command("train", multi30k, *ARCH, *preset_flags(preset), *TRAIN, *flags)
+    losses = logged(output, "loss")
     assert sum(losses[-5:]) < sum(losses[:5])
     fewer = "{'encoder_layers_to_keep': '1', 'decoder_layers_to_keep': '0'}"
     path = tmp_path / "checkpoint_last.pt"
