@@ -21,7 +21,7 @@ the cache, cheaper than exp(s − lse), so the row statistics are computed again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,6 +39,8 @@ _SCORES = 1 << 19
 # In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
 _HIDDEN = torch.finfo(torch.float32).min / 8
+
+Buffer = Callable[..., Tensor]
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -329,14 +331,18 @@ class _Bias:
         part += grad_scores.sum_to_size(part.shape)
 
 
+# How heads are mixed. ``mix`` gives P̄ of P, ``score_gradient`` the gradient of the scores (before what sigsoftmax adds) of
+# P and dP̄, both ``[B, H, rows, keys]``; ``most_scores`` bounds a block of several batch entries.
+
+
 class _Unmixed:
     most_scores = _SCORES
     gradient = None
 
-    def mix(self, weights, block, buffer):
+    def mix(self, weights: Tensor, block: _Block, buffer: Buffer) -> Tensor:
         return weights
 
-    def score_gradient(self, weights, grad, block, buffer):
+    def score_gradient(self, weights: Tensor, grad: Tensor, block: _Block, buffer: Buffer) -> Tensor:
         return _softmax_gradient(weights, grad)
 
 
@@ -347,13 +353,14 @@ class _StaticMixing:
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
-        self.gradient = torch.zeros_like(matrix)
+        self.gradient = torch.zeros_like(matrix) if matrix.requires_grad else None
 
-    def mix(self, weights: Tensor, block: _Block, buffer) -> Tensor:
+    def mix(self, weights: Tensor, block: _Block, buffer: Buffer) -> Tensor:
         return self._multiply(self.matrix.t(), weights, buffer("mixed", *weights.shape))
 
-    def score_gradient(self, weights: Tensor, grad: Tensor, block: _Block, buffer) -> Tensor:
-        self.gradient += torch.bmm(weights.flatten(2), grad.flatten(2).transpose(1, 2)).sum(dim=0)
+    def score_gradient(self, weights: Tensor, grad: Tensor, block: _Block, buffer: Buffer) -> Tensor:
+        if self.gradient is not None:
+            self.gradient += torch.bmm(weights.flatten(2), grad.flatten(2).transpose(1, 2)).sum(dim=0)
         return _softmax_gradient(weights, self._multiply(self.matrix, grad, buffer("unmixed", *grad.shape)))
 
     def _multiply(self, matrix: Tensor, weights: Tensor, out: Tensor) -> Tensor:
@@ -369,12 +376,12 @@ class _PositionwiseMixing:
 
     def __init__(self, matrices: Tensor) -> None:
         self.matrices = matrices
-        self.gradient = torch.empty_like(matrices)
+        self.gradient = torch.zeros_like(matrices)  # zero where a whole block sees no key
 
-    def mix(self, weights: Tensor, block: _Block, buffer) -> Tensor:
+    def mix(self, weights: Tensor, block: _Block, buffer: Buffer) -> Tensor:
         return self._multiply(self._of(block).transpose(1, 2), weights, buffer("mixed", *_by_query(weights).shape))
 
-    def score_gradient(self, weights: Tensor, grad: Tensor, block: _Block, buffer) -> Tensor:
+    def score_gradient(self, weights: Tensor, grad: Tensor, block: _Block, buffer: Buffer) -> Tensor:
         matrices, by_query = self._of(block), _by_query(weights)
         matrices_gradient = torch.bmm(_rows(by_query), _rows(_by_query(grad)).transpose(1, 2))
         self.gradient[block.batch, block.rows] = matrices_gradient.view(*by_query.shape[:2], *matrices.shape[1:])

@@ -151,6 +151,20 @@ def test_the_gradient_of_a_bias_has_its_shape(device):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("mixing", [None, "static", "positionwise"])
+def test_blocks_before_the_first_visible_key_give_zeros(mixing, device):
+    """200 queries over 50 keys: causality shows the first 150 queries no key."""
+    built = problem(200, device, mixing=mixing)
+    built |= {name: built[name].detach()[:, :, :50].requires_grad_() for name in ("k", "v")}
+    results = []
+    for backend in ("blocked", "reference"):
+        heads, _ = attention(**built, backend=backend)
+        results.append([heads, *gradients(heads, built)])
+    assert results[0][0][:, :, :150].abs().max() == 0
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_very_low_scores_keep_their_sigsoftmax(device):
     """At scores of −1000 both exp and σ vanish in float32; the row is softmax(2 s) all the same."""
     scores = torch.tensor([-1000.0, -1000.5, -1003.0], device=device)
