@@ -107,7 +107,7 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
     x.requires_grad_(training)
     layers = {name: build(name, options, length) for name in options.layers}
     runs = {name: lambda layer=layer: layer.step(x, cotangent, training) for name, layer in layers.items()}
-    times = measure.alternate(runs, options.rounds, f"n {length}")
+    times = measure.alternate(runs, options.rounds, f"n {length}", options.clock)
     memory = {}
     for name, run in runs.items():
         peak = measure.peak_bytes(run, options.device)
@@ -216,7 +216,18 @@ def main() -> None:
         print(measure.table(rows, header), flush=True)
     settings = {
         name: getattr(options, name)
-        for name in ("embed_dim", "heads", "head_dim", "dtype", "device", "direction", "dropout", "rounds", "baseline")
+        for name in (
+            "embed_dim",
+            "heads",
+            "head_dim",
+            "dtype",
+            "device",
+            "direction",
+            "dropout",
+            "rounds",
+            "clock",
+            "baseline",
+        )
     }
     measure.write(
         options.output, {"machine": measure.machine(options.device), "settings": settings, "results": results}

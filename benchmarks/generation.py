@@ -109,7 +109,7 @@ def main() -> None:
         batches.append(utils.move_to_cuda(batch) if options.device.startswith("cuda") else batch)
         sentences += batch["nsentences"]
     runs = {row: lambda row=row: rows[row].translate(batches) for row in options.rows}
-    times = measure.alternate(runs, options.rounds)
+    times = measure.alternate(runs, options.rounds, clock=options.clock)
 
     base, results = options.rows[0], []
     for row, taken in times.items():

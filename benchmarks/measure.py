@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt: see malloc.h
 
+CLOCKS = {"elapsed": time.perf_counter, "processor": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "numpy")
 
 
@@ -46,29 +47,39 @@ def machine(device: str) -> dict[str, str | int]:
 def add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--rounds", type=int, default=rounds, help=f"measurements of each (default: {rounds})")
     parser.add_argument("--threads", type=int, help="threads of torch on the CPU (default: torch's own choice)")
+    parser.add_argument(
+        "--clock",
+        default="elapsed",
+        choices=CLOCKS,
+        help="processor: seconds of the CPU itself, for a machine that others use too; with --threads 1",
+    )
     parser.add_argument("--output", type=Path, help="write the results to this JSON file")
 
 
-def alternate(runs: dict[str, Callable[[], float | None]], rounds: int, label: str = "") -> dict[str, list[float]]:
+def alternate(
+    runs: dict[str, Callable[[], object]], rounds: int, label: str = "", clock: str = "elapsed"
+) -> dict[str, list[float]]:
     """Run everything once a round, so that what else the machine does falls on all alike.
 
     Args:
-        runs: name → a function whose run is timed, or that returns its own measurement.
+        runs: name → what is timed.
         rounds: measurements of each, after one to warm up.
+        label: of the progress bar.
+        clock: one of :data:`CLOCKS`.
 
     Returns:
-        name → a number for each round.
+        name → seconds in each round.
     """
+    now = CLOCKS[clock]
     found: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for turn in tqdm(range(-1, rounds), desc=label, leave=False, disable=None):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            start = time.perf_counter()
-            own = runs[name]()
-            taken = time.perf_counter() - start if own is None else own
+            start = now()
+            runs[name]()
             if turn >= 0:
-                found[name].append(taken)
+                found[name].append(now() - start)
     return found
 
 

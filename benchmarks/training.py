@@ -83,7 +83,9 @@ def main() -> None:
         "ntokens": batch * options.length,
     }
     rows = {row: Training(row, options) for row in options.rows}
-    times = measure.alternate({row: lambda t=t: t.update(sample) for row, t in rows.items()}, options.rounds)
+    times = measure.alternate(
+        {row: lambda t=t: t.update(sample) for row, t in rows.items()}, options.rounds, clock=options.clock
+    )
 
     base, results = options.rows[0], []
     for row, taken in times.items():

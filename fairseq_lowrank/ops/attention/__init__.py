@@ -101,11 +101,12 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> ModuleType:
 def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
     """The backends from the fastest on, as measured; "auto" takes the first that can compute what is asked for."""
     queries, keys, shared = inputs.q.size(2), inputs.k.size(2), inputs.k.size(1) < inputs.q.size(1)
-    others = (reference, blocked) if queries * keys <= _TINY and not shared else (blocked, reference)
-    if inputs.q.device.type == "cpu":
-        if inputs.dropout_p:
-            # SDPA would build all T×S weights to drop some of them.
-            return others
-        if shared and inputs.mask.causal and 256 <= keys <= 1024:
-            return blocked, sdpa, reference
+    tiny = queries * keys <= _TINY
+    others = (reference, blocked) if tiny and not shared else (blocked, reference)
+    cpu = inputs.q.device.type == "cpu"
+    if (cpu and inputs.dropout_p) or (sdpa.needs_causal_tensor(inputs) and not tiny):
+        # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.
+        return others
+    if cpu and shared and inputs.mask.causal and 256 <= keys <= 1024:
+        return blocked, sdpa, reference
     return sdpa, *others

@@ -21,13 +21,9 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     q, k, v, mask = inputs.q, inputs.k, inputs.v, inputs.mask
-    # SDPA aligns its causal mask to the top left, ours is aligned to the bottom right: the same where T = S, and
-    # no mask at all where T = 1.
-    causal = mask.causal and q.size(2) > 1
-    if q.size(2) == 1 or (causal and q.size(2) == k.size(2) and not _other_parts(inputs)):
+    causal = mask.causal and q.size(2) > 1 and not needs_causal_tensor(inputs)
+    if causal or q.size(2) == 1:
         mask = AttentionMask(False, mask.key_padding, mask.additive)
-    else:
-        causal = False
     dense = mask.dense(inputs)
     if inputs.score_bias is not None:
         bias = inputs.score_bias.to(q.dtype)
@@ -46,5 +42,11 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     return heads, None
 
 
-def _other_parts(inputs: AttentionInputs) -> bool:
-    return inputs.mask.key_padding is not None or inputs.mask.additive is not None or inputs.score_bias is not None
+def needs_causal_tensor(inputs: AttentionInputs) -> bool:
+    """Whether causality has to become a T×S tensor: SDPA takes no mask beside ``is_causal`` and aligns it top left.
+
+    Ours is aligned bottom right: the same where T = S, and no mask at all where T = 1.
+    """
+    mask, queries, keys = inputs.mask, inputs.q.size(2), inputs.k.size(2)
+    other_parts = mask.key_padding is not None or mask.additive is not None or inputs.score_bias is not None
+    return mask.causal and queries > 1 and (queries != keys or other_parts)

@@ -198,6 +198,8 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
         (blocked, {"length": 300, "activation": "sigsoftmax"}),
         (blocked, {"length": 300, "groups": 1}),
         (sdpa, {"length": 30, "groups": 1}),
+        (sdpa, {"length": 300, "mask": AttentionMask(False, torch.zeros(1, 300, dtype=torch.bool))}),
+        (blocked, {"length": 300, "mask": AttentionMask(True, torch.zeros(1, 300, dtype=torch.bool))}),
         (reference, {"length": 300, "need_weights": True}),
         (reference, {"length": 30, "mixing": "static"}),
         (blocked, {"length": 30, "mixing": "static", "groups": 1}),
