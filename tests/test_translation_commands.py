@@ -126,7 +126,12 @@ def test_a_resumed_training_is_an_uninterrupted_one(preset, trained, multi30k, f
         checkpoint_utils.load_checkpoint_to_cpu(path / "checkpoint_last.pt") for path in (tmp_path, folder)
     )
     assert state["optimizer_history"][-1]["num_updates"] == expected["optimizer_history"][-1]["num_updates"] > 40
-    torch.testing.assert_close(state["model"], expected["model"], atol=1e-5, rtol=0)
+    # A bias of keys adds the same to all scores of a row: its gradient is rounding noise, which Adam blows up.
+    models = [
+        {name: value for name, value in each["model"].items() if not name.endswith("k_proj.bias")}
+        for each in (state, expected)
+    ]
+    torch.testing.assert_close(models[0], models[1], atol=1e-5, rtol=0)
     states = [history["last_optimizer_state"] for history in (state, expected)]
     assert states[0]["param_groups"] == states[1]["param_groups"]
     torch.testing.assert_close(states[0]["state"], states[1]["state"], atol=1e-5, rtol=0)
