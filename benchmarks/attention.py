@@ -108,10 +108,7 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
     layers = {name: build(name, options, length) for name in options.layers}
     runs = {name: lambda layer=layer: layer.step(x, cotangent, training) for name, layer in layers.items()}
     times = measure.alternate(runs, options.rounds, f"n {length}", options.clock)
-    memory = {}
-    for name, run in runs.items():
-        peak = measure.peak_bytes(run, options.device)
-        memory[name] = None if peak is None else peak + layers[name].held
+    memory = {name: measure.peak_bytes(run, options.device) + layers[name].held for name, run in runs.items()}
     base = options.baseline
     results = []
     for name in options.layers:
@@ -125,8 +122,8 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
                 "quartiles": [round(q1 * 1e3, 3), round(q3 * 1e3, 3)],
                 "ratio": round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3),
                 "mask_mebibytes": round(layers[name].held / 2**20, 1),
-                "peak_mebibytes": None if memory[name] is None else round(memory[name] / 2**20, 1),
-                "memory_ratio": round(memory[name] / memory[base], 3) if memory[name] and memory[base] else None,
+                "peak_mebibytes": round(memory[name] / 2**20, 1),
+                "memory_ratio": round(memory[name] / memory[base], 3),
             }
         )
     return results

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import importlib.metadata
 import json
+import os
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt: see malloc.h
 
 CLOCKS = {"elapsed": time.perf_counter, "processor": time.process_time}
 PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "numpy")
@@ -96,8 +95,8 @@ def ratios(values: list[float], baseline: list[float]) -> list[float]:
     return [value / base for value, base in zip(values, baseline, strict=True)]
 
 
-def peak_bytes(run: Callable[[], object], device: str) -> int | None:
-    """How far memory rises above where it was while ``run`` runs: resident memory on the CPU, allocated on CUDA."""
+def peak_bytes(run: Callable[[], object], device: str) -> int:
+    """The most memory of tensors that ``run`` holds at once beyond what there was before it."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -106,25 +105,12 @@ def peak_bytes(run: Callable[[], object], device: str) -> int | None:
         run()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    try:
-        c_library = ctypes.CDLL("libc.so.6")
-        # Tensors get memory of their own, given back when they are freed; then the recorded peak starts again.
-        c_library.mallopt(_MMAP_THRESHOLD, 1 << 16)
-        c_library.malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return None
-    before = _resident("VmRSS")
-    run()
-    peak = _resident("VmHWM") - before
-    c_library.mallopt(_MMAP_THRESHOLD, 32 << 20)
-    c_library.mallopt(_TRIM_THRESHOLD, 64 << 20)
-    return peak
-
-
-def _resident(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces its start and stop otherwise
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    return max(held, default=0)
 
 
 def write(path: Path | None, results: dict) -> None:
