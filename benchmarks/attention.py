@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,8 +140,12 @@ def picture(results: list[dict], path: Path, baseline: str) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     lengths = sorted({result["length"] for result in results})
     for axis, key, label in zip(
-        axes, ("milliseconds", "peak_mebibytes"), ("milliseconds a sequence", "peak memory, MiB"), strict=True
+        axes,
+        ("milliseconds", "peak_mebibytes"),
+        ("milliseconds a sequence", "peak memory of a batch, MiB"),
+        strict=True,
     ):
+        axis.set_prop_cycle(color=pyplot.colormaps["tab20"].colors)
         for name in dict.fromkeys(result["layer"] for result in results):
             points = [
                 (r["length"], r[key] / (r["batch"] if key == "milliseconds" else 1))
@@ -193,6 +198,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    logging.disable(logging.INFO)  # fairseq switches every library's messages on
     results: list[dict] = []
     for length in options.lengths:
         found = at_length(options, length)
