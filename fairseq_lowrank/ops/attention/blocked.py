@@ -36,6 +36,9 @@ _ROWS = 64
 # Scores of a block of several batch entries at most: 2 MiB in float32, so that its few buffers stay in a CPU's cache.
 _SCORES = 1 << 19
 
+# Keys of a tile in which the gradients of keys and values are summed.
+_TILE = 256
+
 # In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
 _HIDDEN = torch.finfo(torch.float32).min / 8
@@ -257,9 +260,12 @@ class _Gradients:
         self.problem = problem
         q, k, v = problem.q, problem.k, problem.v
         self.q = _empty_heads(q, q.size(2), q.size(1), q.size(3))
-        # Transposed, [B·G, D, S]: qᵀ ds is a faster product than dsᵀ q.
+        # Transposed, since qᵀ ds is a faster product than dsᵀ q, and in tiles of keys, [tiles, B·G, D, _TILE]: several
+        # threads share a product into contiguous memory better.
+        self.tile = min(_TILE, problem.num_keys)
+        tiles = -(-problem.num_keys // self.tile) if self.tile else 0
         self.k, self.v = (
-            torch.zeros(t.size(0) * t.size(1), t.size(3), t.size(2), dtype=problem.dtype, device=t.device)
+            torch.zeros(tiles, t.size(0) * t.size(1), t.size(3), self.tile, dtype=problem.dtype, device=t.device)
             for t in (k, v)
         )
         self.biases = [bias for bias, needed in zip(problem.biases, bias_needed, strict=True) if needed]
@@ -294,23 +300,28 @@ class _Gradients:
     def _accumulate(self, total: Tensor, block: _Block, rows: Tensor, weights: Tensor, scale: float = 1.0) -> None:
         """total += scale · rowsᵀ weights over the block's keys."""
         groups, problem = self.problem.groups, self.problem
-        part = total[block.batch.start * groups : block.batch.stop * groups, :, : block.keys]
-        if rows.dtype == weights.dtype == total.dtype:
-            part.baddbmm_(rows.transpose(1, 2), weights, alpha=scale)
-        else:
-            part.add_(problem.product(rows.transpose(1, 2), weights, scale=scale))
+        entries, rows = slice(block.batch.start * groups, block.batch.stop * groups), rows.transpose(1, 2)
+        for tile, start in zip(total, range(0, block.keys, self.tile), strict=False):
+            part_of_weights = weights[:, :, start : start + self.tile]
+            part = tile[entries, :, : part_of_weights.size(2)]
+            if rows.dtype == weights.dtype == total.dtype:
+                part.baddbmm_(rows, part_of_weights, alpha=scale)
+            else:
+                part.add_(problem.product(rows, part_of_weights, scale=scale))
 
     def of_inputs(self) -> tuple[Tensor | None, ...]:
         problem = self.problem
-        k, v = (
-            total.transpose(1, 2).unflatten(0, (-1, problem.groups)).to(t.dtype)
-            for total, t in ((self.k, problem.k), (self.v, problem.v))
-        )
+        k, v = (self._of_keys(total).to(t.dtype) for total, t in ((self.k, problem.k), (self.v, problem.v)))
         biases = [
             bias.gradient.to(bias.bias.dtype) if needed else None
             for bias, needed in zip(problem.biases, self.bias_needed, strict=True)
         ]
         return None, self.q, k, v, problem.mixing.gradient, *biases
+
+    def _of_keys(self, total: Tensor) -> Tensor:
+        """The tiles as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
+        tiles = total.unflatten(1, (self.problem.batch, self.problem.groups)).permute(0, 4, 1, 2, 3)
+        return tiles.flatten(0, 1)[: self.problem.num_keys].permute(1, 2, 0, 3)
 
 
 class _Bias:
