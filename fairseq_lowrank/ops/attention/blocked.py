@@ -184,6 +184,9 @@ class _Problem:
             self._buffers[name] = torch.empty(self._elements, dtype=dtype or self.dtype, device=self.q.device)
         return self._buffers[name][:size].view(shape)
 
+    def release_buffers(self) -> None:
+        self._buffers.clear()
+
     # Heads that share a key become further queries of it: [B, H, T, D] beside [B, G, S, D] is taken as
     # [B·G, (H/G)·T, D] beside [B·G, S, D], so that keys and values are never expanded.
 
@@ -311,6 +314,7 @@ class _Gradients:
 
     def of_inputs(self) -> tuple[Tensor | None, ...]:
         problem = self.problem
+        problem.release_buffers()  # before the copies, so that both never stand side by side
         k, v = (self._of_keys(total).to(t.dtype) for total, t in ((self.k, problem.k), (self.v, problem.v)))
         biases = [
             bias.gradient.to(bias.bias.dtype) if needed else None
