@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.attention.cache import DecodingCache, extended
 from fairseq_lowrank.attention.masks import as_tensor, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS, HeadEmbeddings
@@ -17,7 +18,7 @@ from fairseq_lowrank.ops import AttentionMask, attention
 from fairseq_lowrank.ops.attention import choose_backend, reference
 from fairseq_lowrank.ops.attention.contract import AttentionInputs
 
-IncrementalState = dict[str, dict[str, Tensor | None]]
+IncrementalState = dict[str, dict[str, Tensor | DecodingCache | None]]
 
 
 class Regulariser(Protocol):
@@ -353,11 +354,12 @@ class MultiheadAttention(nn.Module):
         if incremental_state is not None:
             names = ("prev_key", "prev_value")[: len(tensors)]
             new_keys = tensors[0].size(2)
+            cache = None
             if "prev_key" in saved:
-                tensors = [torch.cat((saved[name], tensor), dim=2) for name, tensor in zip(names, tensors, strict=True)]
+                cache, tensors = extended(saved.get("cache"), [saved[name] for name in names], tensors)
             key_padding_mask = _join_padding(saved.get("prev_key_padding_mask"), key_padding_mask, tensors[0], new_keys)
-            buffer = dict(zip(names, tensors, strict=True))
-            self._set_input_buffer(incremental_state, {**buffer, "prev_key_padding_mask": key_padding_mask})
+            buffer = dict(zip(names, tensors, strict=True), prev_key_padding_mask=key_padding_mask)
+            self._set_input_buffer(incremental_state, buffer if cache is None else {**buffer, "cache": cache})
         return tensors[0], tensors[-1], key_padding_mask
 
     def _append_keys(
@@ -411,10 +413,19 @@ class MultiheadAttention(nn.Module):
                 return incremental_state
             if self.beam_size > 1:
                 new_order = new_order[:: self.beam_size] // self.beam_size
-        self._set_input_buffer(
-            incremental_state,
-            {name: None if saved is None else saved.index_select(0, new_order) for name, saved in buffer.items()},
-        )
+        if _keeps_order(new_order, buffer["prev_key"].size(0)):
+            return incremental_state
+        buffer, cache = dict(buffer), buffer.get("cache")
+        names = [name for name in ("prev_key", "prev_value") if name in buffer]
+        if cache is not None and cache.continues([buffer[name] for name in names]):
+            cache = buffer["cache"] = cache.select(new_order)
+            buffer.update(zip(names, cache.views(), strict=True))
+        else:
+            buffer.pop("cache", None)
+            buffer.update((name, buffer[name].index_select(0, new_order)) for name in names)
+        padding = buffer.get("prev_key_padding_mask")
+        buffer["prev_key_padding_mask"] = None if padding is None else padding.index_select(0, new_order)
+        self._set_input_buffer(incremental_state, buffer)
         return incremental_state
 
     def set_beam_size(self, beam_size: int) -> None:
@@ -434,6 +445,11 @@ class MultiheadAttention(nn.Module):
 def _split_beams(tensor: Tensor, beam: int) -> Tensor:
     """``[B, H, beam*T, N]`` to ``[B*beam, H, T, N]``."""
     return tensor if beam == 1 else tensor.unflatten(2, (beam, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _keeps_order(order: Tensor, batch: int) -> bool:
+    """Whether every entry stays where it is. Not asked of a GPU, where the answer would take longer than the copy."""
+    return order.device.type == "cpu" and torch.equal(order, torch.arange(batch))
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Decoding step by step, with beams, equals the pass over the whole sequence."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -16,9 +17,15 @@ def decode(layer, x, state, **options):
     return torch.cat(steps)
 
 
+@pytest.fixture(params=[True, False], ids=["recording gradients", "in place"])
+def recording(request):
+    with torch.set_grad_enabled(request.param):
+        yield
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_decoding_equals_the_full_pass_when_beams_are_reordered(preset, activation, make, inputs, device):
+def test_decoding_equals_the_full_pass_when_beams_are_reordered(preset, activation, make, inputs, device, recording):
     for options in ({}, {"add_bias_kv": True, "add_zero_attn": True}):
         layer = make(preset, head_dim=4, activation=activation, self_attention=True, **options)
         x, rest, state = inputs(3, 4, 12), inputs(2, 4, 12, seed=3), {}
@@ -166,6 +173,47 @@ def test_the_cache_holds_what_the_projection_needs_and_no_more(preset, numbers, 
     # storages, not views: a narrow view of a large tensor would keep all of it
     assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == 5 * 2 * numbers * 8
     assert all(tensor.size(0) == 2 for tensor in saved)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("preset", PRESETS)
+def test_steps_write_behind_the_saved_keys_and_copy_them_seldom(preset, make, inputs, device):
+    layer, x, state = make(preset, head_dim=4, self_attention=True), inputs(64, 2, 12), {}
+    places, outputs, stays = [], [], torch.arange(2, device=device)
+    for step in x.split(1):
+        outputs.append(decode(layer, step, state))
+        if device == "cpu":
+            layer.reorder_incremental_state(state, stays)
+        places.append(layer._get_input_buffer(state)["prev_key"].data_ptr())
+    assert sum(first != second for first, second in itertools.pairwise(places)) <= 8
+    keys = layer._get_input_buffer(state)["prev_key"]
+    assert keys.untyped_storage().nbytes() <= (1.25 * 64 + 8) * keys[:, :, 0].numel() * keys.element_size()
+    torch.testing.assert_close(torch.cat(outputs), layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0])
+
+
+@torch.no_grad()
+def test_a_copied_state_goes_its_own_way(make, inputs):
+    layer, x, one, other = make(self_attention=True), inputs(6, 2, 12), inputs(3, 2, 12), inputs(3, 2, 12, seed=5)
+    state = {}
+    decode(layer, x, state)
+    fork = {name: dict(buffer) for name, buffer in state.items()}
+    for rest, branch in ((one, state), (other, fork)):
+        whole = torch.cat((x, rest))
+        expected = layer(whole, whole, whole, attn_mask=CAUSAL, need_weights=False)[0][6:]
+        torch.testing.assert_close(decode(layer, rest[:2], branch), expected[:2])
+    for rest, branch in ((one, state), (other, fork)):  # and neither wrote over the other
+        whole = torch.cat((x, rest))
+        expected = layer(whole, whole, whole, attn_mask=CAUSAL, need_weights=False)[0][6:]
+        torch.testing.assert_close(decode(layer, rest[2:], branch), expected[2:])
+
+
+def test_a_state_made_in_inference_mode_goes_on_outside(make, inputs):
+    layer, x, state = make(self_attention=True), inputs(6, 2, 12), {}
+    with torch.inference_mode():
+        decode(layer, x[:4], state)
+    with torch.no_grad():
+        rest = decode(layer, x[4:], state)
+        torch.testing.assert_close(rest, layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0][4:])
 
 
 def test_without_a_state_the_buffer_is_empty(make, inputs):
