@@ -107,6 +107,6 @@ def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
     if (cpu and inputs.dropout_p) or (sdpa.needs_causal_tensor(inputs) and not tiny):
         # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.
         return others
-    if cpu and shared and inputs.mask.causal and 256 <= keys <= 1024:
+    if cpu and shared and inputs.mask.causal and 256 <= keys < 1024:
         return blocked, sdpa, reference
     return sdpa, *others

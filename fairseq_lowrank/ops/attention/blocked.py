@@ -32,7 +32,7 @@ from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
-_ROWS = 64
+_LEAST_ROWS, _MOST_ROWS = 64, 128
 # Scores of a block of several batch entries at most: 2 MiB in float32, so that its few buffers stay in a CPU's cache.
 _SCORES = 1 << 19
 
@@ -151,7 +151,7 @@ class _Problem:
             self.mixing = _Unmixed()
         else:
             self.mixing = (_StaticMixing if matrices.dim() == 2 else _PositionwiseMixing)(matrices)
-        self.rows = min(_ROWS, self.queries)
+        self.rows = min(self.queries, max(_LEAST_ROWS, min(_MOST_ROWS, self.num_keys // 128 * 16)))
         scores = self.heads * self.rows * self.num_keys
         self.entries = min(self.batch, max(1, self.mixing.most_scores // max(scores, 1)))
         self._elements = (self.entries * scores + 3) // 4 * 4

@@ -108,6 +108,12 @@ def test_long_sequences_cross_the_borders_of_blocks(backend, activation, mixing,
 
 
 @pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
+def test_blocks_that_grow_with_the_length_give_the_same(backend, activation, mixing, device):
+    long = problem(activation, mixing, device, 1100) | {"mask": AttentionMask(True)}
+    assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)
+
+
+@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
 def test_queries_without_keys_give_zeros_and_no_gradient(backend, activation, mixing, device):
     small = problem(activation, mixing, device, 3)
     key_padding = torch.tensor([[True, True, True], [True, False, False]], device=device)
