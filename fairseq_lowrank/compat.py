@@ -174,6 +174,10 @@ def differences(message: str) -> str | None:
         name, theirs, ours = shapes[0]
         more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
         found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
+    # of weights that fit, the layers of attention say what else is different
+    if not found and (meanings := re.findall(r"(\S+) was saved with (\S+) and is loaded with (\S+)", message)):
+        name, theirs, ours = meanings[0]
+        found.append(f"{name} was saved with {theirs} and is built with {ours}")
     if not found:
         return None
     return f"The checkpoint is of another model: {'; '.join(found)}. Give the flags that it was trained with"

@@ -432,6 +432,26 @@ class MultiheadAttention(nn.Module):
         """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""
         self.beam_size = beam_size
 
+    # Weights of one shape can mean different things: 4 heads or 8, embeddings added or multiplied. So a saved state says
+    # what its layers computed, beside the version that torch keeps of each module; states of other code do not.
+
+    def _meaning(self) -> dict[str, int | str]:
+        sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
+        return sizes | {"projection": self.spec.projection, "mixing": self.spec.mixing}
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {})["attention"] = self._meaning()
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        saved, ours = local_metadata.get("attention", {}), self._meaning()
+        for name in saved.keys() & ours.keys():
+            begins = name == "mixing" and saved[name] == "none"  # mixing starts as the identity
+            if saved[name] != ours[name] and not begins:
+                errors.append(f"{prefix[:-1]} was saved with {name}={saved[name]} and is loaded with {ours[name]}")
+
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint ``in_proj_weight`` and ``in_proj_bias`` of old fairseq checkpoints."""
         prefix = f"{name}." if name else ""

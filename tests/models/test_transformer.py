@@ -284,6 +284,8 @@ def test_layers_kept_of_a_stock_state_get_mixing(task):
             "mixhead-a",
             "only the checkpoint has encoder.layers.0.self_attn.mixing.query_weight and 5 more.",
         ),
+        ("mhe-add", "mhe-mul", "self_attn was saved with projection=head-embedding-add and is built with head-"),
+        ("mixhead-a", "avghead", "was saved with mixing=static and is built with average. "),
         ("mqa", "mha", "k_proj.weight is [4, 16] in the checkpoint and [16, 16] in the model, and 23 more differ. "),
     ],
 )
@@ -292,3 +294,12 @@ def test_a_state_of_another_kind_of_attention_is_refused_in_one_line(trained, bu
         lowrank(built, task=task).load_state_dict(lowrank(trained, task=task).state_dict(), strict=True)
     assert message in str(refusal.value)
     assert len(str(refusal.value)) < 400
+
+
+def test_a_saved_state_of_other_heads_is_refused_though_its_shapes_fit(task, tmp_path):
+    torch.save({"model": lowrank("mha", task=task).state_dict()}, tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)["model"]
+    lowrank("mixhead-a", task=task).load_state_dict(state, strict=True)
+    eight = ("--encoder-attention-heads", 8, "--decoder-attention-heads", 8)
+    with pytest.raises(ValueError, match="num_heads=4 and is built with 8"):
+        lowrank("mha", *eight, task=task).load_state_dict(state, strict=True)
