@@ -96,8 +96,8 @@ CHECKPOINT_CLASSES = [
 ]
 
 
-class CheckpointRefused(ValueError):
-    """A checkpoint is unsafe, unreadable or another model's: no fault of the program, so commands print one line."""
+class Refused(ValueError):
+    """What was asked for does not go together, or a checkpoint with it: commands print one line, not a traceback."""
 
 
 def load_checkpoints_safely() -> None:
@@ -110,7 +110,7 @@ def load_checkpoints_safely() -> None:
             with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
                 return load(path, *args, **kwargs)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise CheckpointRefused(refusal(path, error)) from error
+            raise Refused(refusal(path, error)) from error
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
@@ -133,7 +133,7 @@ def refusal(path: str, error: Exception) -> str:
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
 def explain_unfit_checkpoints() -> None:
-    """Say in one line how a checkpoint differs from the model, and end commands with the line of a refused checkpoint."""
+    """Say in one line how a checkpoint differs from the model, and end commands with the line of what is :class:`Refused`."""
     load, show = models.BaseFairseqModel.load_state_dict, sys.excepthook
 
     @functools.wraps(load)
@@ -142,12 +142,12 @@ def explain_unfit_checkpoints() -> None:
             return load(self, *args, **kwargs)
         except RuntimeError as error:
             if difference := differences(str(error)):
-                raise CheckpointRefused(difference) from error
+                raise Refused(difference) from error
             raise
 
     def excepthook(kind, error, traceback):
         cause, message = error, ""
-        while cause is not None and not isinstance(cause, CheckpointRefused):
+        while cause is not None and not isinstance(cause, Refused):
             cause, message = cause.__cause__ or cause.__context__, f"{cause} "
         if cause is None:
             show(kind, error, traceback)
@@ -216,9 +216,12 @@ def mend_parsed_arguments() -> None:
         for section in (cfg.common, cfg.distributed_training, cfg.model):
             vars(flat).update(vars(section) if isinstance(section, argparse.Namespace) else section)
         if reason := unworkable(flat):
-            raise ValueError(reason)
+            raise Refused(reason)
         if hasattr(criterion, "check_model"):
-            criterion.check_model(model)
+            try:
+                criterion.check_model(model)
+            except ValueError as error:
+                raise Refused(str(error)) from error
         init(self, cfg, task, model, criterion, *args, **kwargs)
 
     trainer.Trainer.__init__ = __init__
@@ -321,7 +324,7 @@ def evaluate_every_block() -> None:
         longest = max(dataset.sizes, default=0)
         if max_positions is not None and longest > max_positions:
             count = sum(size > max_positions for size in dataset.sizes)
-            raise ValueError(
+            raise Refused(
                 f"{count} of {len(dataset)} blocks are longer than the {max_positions} tokens the model accepts (the "
                 f"longest has {longest}) and would be left out of the perplexity. Lower --tokens-per-sample (from "
                 "which --context-window is subtracted) or raise max_target_positions in --model-overrides"
