@@ -5,8 +5,9 @@
     python benchmarks/attention.py --device cuda --dtype bfloat16 --baseline sdpa --lengths 512 2048 8192 16384
 
 A layer is PRESET[+sigsoftmax][@BACKEND], or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
-(PyTorch's fused attention between four projections), talking-heads (x-transformers' post-softmax talking heads).
-Peers other than sdpa need requirements/bench.txt. All layers take turns in every round; ratios are medians of the
+(PyTorch's fused attention between four projections), flex-sigsoftmax (the same with FlexAttention, compiled on a GPU; on
+the CPU only --direction forward), talking-heads (x-transformers' post-softmax talking heads).
+talking-heads needs requirements/bench.txt. All layers take turns in every round; ratios are medians of the
 ratios within a round. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it.
 """
 
@@ -26,7 +27,8 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
 
 OURS = (*(name for name in PRESETS if name != "fixedhead"), "mha+sigsoftmax", "mixhead-a+sigsoftmax")
-PEERS = {"fairseq": "fairseq", "sdpa": "torch", "talking-heads": "x_transformers"}
+FLEX = "flex-sigsoftmax"
+PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "talking-heads": "x_transformers"}
 
 
 class FusedAttention(nn.Module):
@@ -39,8 +41,24 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.joint(x).unflatten(-1, (3, self.heads, -1)).permute(2, 1, 3, 0, 4)
-        heads = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
-        return self.out(heads.permute(2, 0, 1, 3).flatten(2))
+        return self.out(self.attend(q, k, v).permute(2, 0, 1, 3).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+
+
+class FlexSigsoftmax(FusedAttention):
+    """The same around PyTorch's FlexAttention with sigsoftmax: exp(s) σ(s) is the exponential of s + log σ(s)."""
+
+    def __init__(self, embed_dim: int, heads: int, length: int, device: str) -> None:
+        super().__init__(embed_dim, heads, dropout=0.0)
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        self.mask = create_block_mask(lambda b, h, query, key: query >= key, None, None, length, length, device)
+        self.flex = torch.compile(flex_attention) if device.startswith("cuda") else flex_attention
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.flex(q, k, v, score_mod=lambda score, *_: score + F.logsigmoid(score), block_mask=self.mask)
 
 
 def build(name: str, options: argparse.Namespace, length: int) -> Layer:
@@ -56,6 +74,9 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
         call = lambda module, x: module(x, x, x, attn_mask=mask, need_weights=False)[0]  # noqa: E731
     elif name == "sdpa":
         module = FusedAttention(width, heads, dropout)
+        call = lambda module, x: module(x)  # noqa: E731
+    elif name == FLEX:
+        module = FlexSigsoftmax(width, heads, length, options.device)
         call = lambda module, x: module(x)  # noqa: E731
     elif name == "talking-heads":
         from x_transformers.x_transformers import Attention
@@ -183,14 +204,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.torch_dtype = getattr(torch, options.dtype)
     if options.threads:
         torch.set_num_threads(options.threads)
+    flexible = not options.dropout and (options.device.startswith("cuda") or options.direction == "forward")
     installed = {name for name, module in PEERS.items() if importlib.util.find_spec(module)}
-    options.layers = options.layers or [name for name in PEERS if name in installed] + list(OURS)
+    possible = installed if flexible else installed - {FLEX}
+    options.layers = options.layers or [name for name in PEERS if name in possible] + list(OURS)
     options.layers = list(dict.fromkeys((options.baseline, *options.layers)))
     for name in options.layers:
         if name in PEERS and name not in installed:
             parser.error(
                 f"{name} is not installed: pip install -r requirements/bench.txt, or choose --layers, --baseline"
             )
+        if name == FLEX and not flexible:
+            parser.error(f"{FLEX} has no dropout, and on the CPU no backward pass: --dropout 0 --direction forward")
         if name not in PEERS and name.partition("@")[0].partition("+")[0] not in PRESETS:
             parser.error(f"unknown layer {name!r}: expected one of {', '.join((*PEERS, *PRESETS))}")
     return options
