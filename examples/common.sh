@@ -139,7 +139,8 @@ generate() {
     case "$1" in */multi30k*) pieces=sentencepiece ;; esac
     if [ -z "$DRY_RUN" ]; then rm -f "$2/generate-$3.out"; fi
     logged "$2/generate-$3.out" fairseq-generate "$1" --user-dir "$USER_DIR" --gen-subset "$3" --seed "$SEED" \
-        --path "$2/checkpoints/checkpoint_best.pt" --remove-bpe "$pieces" --max-tokens 4096 ${GENERATE:---beam 5}
+        --path "$2/checkpoints/checkpoint_best.pt" --remove-bpe "$pieces" --max-tokens 4096 ${GENERATE:---beam 5} \
+        ${SMOKE:+--max-len-a 0 --max-len-b 10} # a model that has hardly begun does not know when to stop
 }
 
 # evaluate DATA RUN SPLIT FLAGS…: perplexity of the best checkpoint, into RUN/evaluate-SPLIT.out.
