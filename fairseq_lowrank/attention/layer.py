@@ -446,11 +446,12 @@ class MultiheadAttention(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        saved, ours = local_metadata.get("attention", {}), self._meaning()
-        for name in saved.keys() & ours.keys():
-            begins = name == "mixing" and saved[name] == "none"  # mixing starts as the identity
-            if saved[name] != ours[name] and not begins:
-                errors.append(f"{prefix[:-1]} was saved with {name}={saved[name]} and is loaded with {ours[name]}")
+        saved = local_metadata.get("attention", {})
+        for name, ours in self._meaning().items():
+            theirs = saved.get(name, ours)
+            begins = name == "mixing" and theirs == "none"  # mixing starts as the identity
+            if theirs != ours and not begins:
+                errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint ``in_proj_weight`` and ``in_proj_bias`` of old fairseq checkpoints."""
