@@ -77,6 +77,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(options):
         gradients(heads, built)
     # float32 scores of one block of queries; all scores are 16 times as much
     assert largest.bytes <= 4 * HEADS * blocked._MOST_ROWS * length == 4 * HEADS * length**2 / 16
+    assert largest.bytes < length * length
 
 
 def test_the_reference_does_build_all_scores():
