@@ -20,8 +20,10 @@ __all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
 BACKENDS = ("auto", *_BACKENDS)
 
-# Up to so many scores a head, fewer and simpler steps win over fewer bytes.
-_TINY = 1024
+# Below so many scores, over the heads of a batch entry, fewer and simpler steps win over fewer bytes ...
+_REFERENCE_SCORES = 4096
+# ... and up to so many of one head, SDPA with a mask that is a tensor over blocks that need none.
+_MASK_SCORES = 1024
 
 
 def attention(
@@ -100,11 +102,12 @@ def choose_backend(backend: str, inputs: AttentionInputs) -> ModuleType:
 
 def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
     """The backends from the fastest on, as measured; "auto" takes the first that can compute what is asked for."""
-    queries, keys, shared = inputs.q.size(2), inputs.k.size(2), inputs.k.size(1) < inputs.q.size(1)
-    tiny = queries * keys <= _TINY
-    others = (reference, blocked) if tiny and not shared else (blocked, reference)
+    heads, queries, keys = inputs.q.size(1), inputs.q.size(2), inputs.k.size(2)
+    shared = inputs.k.size(1) < heads
+    few = heads * queries * keys < _REFERENCE_SCORES and not shared
+    others = (reference, blocked) if few else (blocked, reference)
     cpu = inputs.q.device.type == "cpu"
-    if (cpu and inputs.dropout_p) or (sdpa.needs_causal_tensor(inputs) and not tiny):
+    if (cpu and inputs.dropout_p) or (sdpa.needs_causal_tensor(inputs) and queries * keys > _MASK_SCORES):
         # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.
         return others
     if cpu and shared and inputs.mask.causal and 256 <= keys < 1024:

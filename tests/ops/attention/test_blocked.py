@@ -26,21 +26,21 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def problem(length, device, *, mixing=None, groups=HEADS, **options):
+def problem(length, device, *, mixing=None, heads=HEADS, groups=None, **options):
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator).to(device).requires_grad_()
 
     built = {
-        "q": normal(1, HEADS, length, DIM),
-        "k": normal(1, groups, length, DIM),
-        "v": normal(1, groups, length, DIM),
+        "q": normal(1, heads, length, DIM),
+        "k": normal(1, groups or heads, length, DIM),
+        "v": normal(1, groups or heads, length, DIM),
         "mask": AttentionMask(causal=True),
     }
     if mixing is not None:
-        query_weight = normal(DIM, HEADS) if mixing == "positionwise" else None
-        built |= {"mixing": HeadMixing(normal(HEADS, HEADS), query_weight), "mixing_query": built["q"]}
+        query_weight = normal(DIM, heads) if mixing == "positionwise" else None
+        built |= {"mixing": HeadMixing(normal(heads, heads), query_weight), "mixing_query": built["q"]}
     return built | options
 
 
@@ -203,6 +203,7 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
         (blocked, {"length": 300, "mask": AttentionMask(True, torch.zeros(1, 300, dtype=torch.bool))}),
         (reference, {"length": 300, "need_weights": True}),
         (reference, {"length": 30, "mixing": "static"}),
+        (blocked, {"length": 30, "mixing": "static", "heads": 32}),
         (blocked, {"length": 30, "mixing": "static", "groups": 1}),
     ],
 )
