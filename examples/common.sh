@@ -128,9 +128,17 @@ prepare() {
     if [ -z "$DRY_RUN" ]; then "$ROOT/scripts/prepare_$name.sh" "${flags[@]}" >/dev/null; fi
 }
 
-# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped.
+# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped. RUN/trained holds the flags of a run that came to
+# its end and is empty before that: started again with these flags, fairseq would add an update before it looks at --max-update.
 train() {
+    local trained="$2/trained"
+    if [ -z "$DRY_RUN" ] && [ -e "$2/checkpoints/checkpoint_best.pt" ] && [ "$(cat "$trained" 2>&1)" = "${*:3}" ]; then
+        echo "$name (seed $SEED): trained already, see $2" >&2
+        return
+    fi
+    if [ -z "$DRY_RUN" ]; then : >"$trained"; fi
     logged "$2/train.log" fairseq-train "$1" --user-dir "$USER_DIR" --save-dir "$2/checkpoints" "${@:3}"
+    if [ -z "$DRY_RUN" ]; then echo "${*:3}" >"$trained"; fi
 }
 
 # generate DATA RUN SPLIT: beam search with the best checkpoint, into RUN/generate-SPLIT.out.

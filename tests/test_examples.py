@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -50,6 +51,51 @@ def recipe(tmp_path):
         )
         assert (done.returncode != 0) == fails, done.stdout
         return done
+
+    return run
+
+
+# Stands for fairseq's commands and Python: notes its call in CALLS, fails if it is named in FAILS; training leaves a checkpoint.
+STAND_IN = """#!/usr/bin/env bash
+name="$(basename "$0")"
+case "$name $*" in
+    *" finished "*) echo "$FINISHED"; exit ;;
+    *.corpora*) exit ;;
+    python*) name="$3" ;;
+esac
+echo "$name" >>"$CALLS"
+[ "$name" != "${FAILS:-}" ] || exit 1
+if [ "$name" = fairseq-train ]; then
+    while [ "$1" != --save-dir ]; do shift; done
+    mkdir -p "$2" && touch "$2/checkpoint_best.pt"
+fi
+"""
+
+
+@pytest.fixture
+def rehearse(tmp_path):
+    """``rehearse(name, **environment)``: run a copy of a recipe over stand-ins; the calls it made, or what it said if it failed."""
+    root, tools, calls = tmp_path / "repository", tmp_path / "tools", tmp_path / "calls"
+    tools.mkdir()
+    for folder in ("examples", "scripts"):
+        shutil.copytree(ROOT / folder, root / folder)
+    for name in ("python", "fairseq-train", "fairseq-generate", "fairseq-eval-lm"):
+        (tools / name).write_text(STAND_IN)
+        (tools / name).chmod(0o755)
+
+    def run(name: str, *, fails: str = "", **environment) -> list[str]:
+        calls.write_text("")
+        own = {"PATH": f"{tools}:{os.environ['PATH']}", "LOWRANK_WORK": tmp_path / "work", "CALLS": calls}
+        own |= {"FAILS": fails, "FINISHED": "", "THREADS": "1"}
+        done = subprocess.run(
+            ["bash", root / "examples" / name],
+            env={key: str(value) for key, value in (own | environment).items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert (done.returncode != 0) == bool(fails), done.stdout
+        return calls.read_text().split()
 
     return run
 
@@ -123,6 +169,16 @@ def test_a_smoke_run_ends_in_one_line_and_is_not_run_twice(recipe, slices, tmp_p
     assert line["updates"] > 0 and line["value"] >= 0 and line["attention_parameters"] < line["parameters"]
     assert f"{row} (seed 1): done already" in recipe(name, **settings).stdout
     assert len(read_results(tmp_path / "results.jsonl")) == 1
+
+
+def test_a_run_that_was_interrupted_after_training_is_only_scored(rehearse):
+    row = {"ROWS": "mha"}
+    assert rehearse("multi30k/compare.sh", fails="fairseq-generate", **row) == ["fairseq-train", "fairseq-generate"]
+    assert rehearse("multi30k/compare.sh", **row) == ["fairseq-generate", "bleu"]
+    longer = row | {"EXTRA": "--max-epoch 13"}
+    assert rehearse("multi30k/compare.sh", fails="fairseq-train", **longer) == ["fairseq-train"]
+    # the checkpoint is now neither of the first length nor of the second
+    assert rehearse("multi30k/compare.sh", **row) == ["fairseq-train", "fairseq-generate", "bleu"]
 
 
 def test_a_row_that_a_recipe_does_not_have_is_refused_with_those_it_has(recipe):
