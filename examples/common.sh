@@ -16,13 +16,14 @@
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl)
 #   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
 #
-# A row whose line is in RESULTS is skipped; one that was interrupted goes on from its last checkpoint.
+# A row whose line is in RESULTS is skipped; one that was interrupted goes on from its last checkpoint. Several processes may
+# run a recipe at once: each takes the rows at which no other one is.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 SEED="${SEED:-1}" SMOKE="${SMOKE:-}" DRY_RUN="${DRY_RUN:-}" EXTRA="${EXTRA:-}"
 export OMP_NUM_THREADS="${THREADS:-$(nproc)}"
 USER_DIR="$ROOT/fairseq_lowrank"
 LOGGING=(--no-progress-bar --log-format simple --log-interval 50)
-ROW_NAMES=()
+ROW_NAMES=() BUSY=()
 declare -A ROW_FLAGS ROW_CORPUS
 
 # ---- what recipes call
@@ -60,12 +61,25 @@ translation_rows() { run_rows translation; }
 language_model_rows() { run_rows language_model; }
 
 # report OPTIONS…: the results of this paper beside the published values.
-report() { command_line report "$(results_file)" --paper "$PAPER" "$@"; }
+report() {
+    no_other_process_at ${ROWS:-"${ROW_NAMES[@]}"}
+    command_line report "$(results_file)" --paper "$PAPER" "$@"
+}
 
-# spectra NAME ROWS…: spectra of the attention of trained rows on the test set, in a folder beside the lines of results.
+# spectra NAME ROWS…: spectra of the attention of rows on the test set, in a folder beside the lines of results. A row that has
+# its line but no checkpoint here, as in a clone of the repository, is trained for it and gets no second line.
 spectra() {
-    local name checkpoints=()
-    for name in "${@:2}"; do checkpoints+=("$(run_folder "$name")/checkpoints/checkpoint_best.pt"); done
+    local name run checkpoints=()
+    for name in "${@:2}"; do
+        run="$(run_folder "$name")"
+        checkpoints+=("$run/checkpoints/checkpoint_best.pt")
+        if [ -n "$DRY_RUN" ]; then continue; fi
+        # An empty file: its training was interrupted.
+        if [ ! -e "${checkpoints[-1]}" ] || { [ -e "$run/trained" ] && [ ! -s "$run/trained" ]; }; then
+            run_row "$name"
+        fi
+    done
+    no_other_process_at "${@:2}"
     command_line spectrum "${checkpoints[@]}" --labels "${@:2}" --subset test --sequences "${SEQUENCES:-16}" \
         --output "${OUTPUT:-$(dirname "$(results_file)")}/$1"
 }
@@ -183,7 +197,7 @@ selected_rows() {
             echo "no row '$name' here; rows: ${ROW_NAMES[*]}" >&2
             return 2
         elif grep -qxF -e "$name" <<<"$finished"; then
-            echo "$name (seed $SEED): done already, see $(results_file)" >&2
+            echo "$name (seed $SEED): done already, see $(results_file); RESULTS=OTHER.jsonl runs it all the same" >&2
         else
             echo "$name"
         fi
@@ -203,32 +217,50 @@ last_value() {
 
 run_rows() { # KIND
     local name selected
+    KIND="$1"
     selected="$(selected_rows)"
-    for name in $selected; do run_row "$1" "$name"; done
+    for name in $selected; do run_row "$name" "score_$KIND"; done
 }
 
 run_folder() { echo "$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$1-seed$SEED"; }
 
-run_row() { # KIND NAME
-    local kind="$1" name="$2" corpus="${ROW_CORPUS[$2]}" flags data run
+run_row() { # NAME [SCORE]
+    local name="$1" corpus="${ROW_CORPUS[$1]}" flags data run
     read -ra flags <<<"${ROW_FLAGS[$name]} ${COMMON[*]} --seed $SEED ${LOGGING[*]} $EXTRA"
     if [ -n "$SMOKE" ]; then
-        corpus="$(smoke_corpus "$kind" "$corpus")"
-        flags+=($("smoke_$kind" "${flags[@]}"))
+        corpus="$(smoke_corpus "$KIND" "$corpus")"
+        flags+=($("smoke_$KIND" "${flags[@]}"))
     fi
     data="$LOWRANK_WORK/data/$corpus"
     run="$(run_folder "$name")"
-    if [ -z "$DRY_RUN" ]; then mkdir -p "$run"; else run_parts "$@"; return; fi
-    (
-        flock -n 9 || { echo "$name (seed $SEED): another process is at it" >&2; exit 0; }
-        run_parts "$@"
-    ) 9>"$run/lock"
+    if [ -z "$DRY_RUN" ]; then mkdir -p "$run"; else run_parts "${@:2}"; return; fi
+    {
+        if flock -n 9; then
+            run_parts "${@:2}"
+        else
+            echo "$name (seed $SEED): another process is at it" >&2
+            BUSY+=("$name")
+        fi
+    } 9>"$run/lock"
 }
 
-run_parts() { # KIND NAME; the rest is run_row's
+run_parts() { # [SCORE]; the rest is run_row's
     prepare "$corpus"
     train "$data/bin" "$run" "${flags[@]}"
-    "score_$kind"
+    "$@"
+}
+
+# no_other_process_at ROWS…: fail if another process is at one of these rows, or was when its turn came here.
+no_other_process_at() {
+    local name lock
+    if [ -n "$DRY_RUN" ]; then return; fi
+    for name in "$@"; do
+        lock="$(run_folder "$name")/lock"
+        if [[ " ${BUSY[*]} " == *" $name "* ]] || { [ -e "$lock" ] && ! flock -n "$lock" true; }; then
+            echo "$PAPER $TABLE: another process is at $name (seed $SEED); call this again when that has ended" >&2
+            return 1
+        fi
+    done
 }
 
 score_translation() {

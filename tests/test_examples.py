@@ -1,5 +1,6 @@
 """The recipes: every command that they would run is one that fairseq accepts."""
 
+import fcntl
 import gzip
 import os
 import re
@@ -179,6 +180,26 @@ def test_a_run_that_was_interrupted_after_training_is_only_scored(rehearse):
     assert rehearse("multi30k/compare.sh", fails="fairseq-train", **longer) == ["fairseq-train"]
     # the checkpoint is now neither of the first length nor of the second
     assert rehearse("multi30k/compare.sh", **row) == ["fairseq-train", "fairseq-generate", "bleu"]
+
+
+def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(rehearse):
+    row = {"ROWS": "mha-h32", "FINISHED": "mha-h32"}
+    assert rehearse("brown/spectra.sh", fails="fairseq-train", **row) == ["fairseq-train"]
+    assert rehearse("brown/spectra.sh", **row) == ["fairseq-train", "spectrum"]
+    assert rehearse("brown/spectra.sh", **row) == ["spectrum"]
+
+
+@pytest.mark.parametrize("name, row", [("brown/spectra.sh", "mha-h32"), ("mixhead/fig2.sh", "h4-mha")])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(rehearse, tmp_path, name, row, finished):
+    table = {"brown/spectra.sh": "brown-compare", "mixhead/fig2.sh": "mixhead-table4"}[name]
+    run = tmp_path / "work" / "runs" / table / f"{row}-seed1"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "checkpoint_best.pt").touch()
+    with open(run / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert rehearse(name, ROWS=row, FINISHED=row if finished else "", fails="the lock") == []
+    assert rehearse(name, ROWS=row, FINISHED=row)[-1] in ("spectrum", "report")
 
 
 def test_a_row_that_a_recipe_does_not_have_is_refused_with_those_it_has(recipe):
