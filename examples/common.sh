@@ -158,7 +158,7 @@ train() {
 # generate DATA RUN SPLIT: beam search with the best checkpoint, into RUN/generate-SPLIT.out.
 generate() {
     local pieces=subword_nmt
-    case "$1" in */multi30k*) pieces=sentencepiece ;; esac
+    case "$corpus" in multi30k*) pieces=sentencepiece ;; esac
     if [ -z "$DRY_RUN" ]; then rm -f "$2/generate-$3.out"; fi
     logged "$2/generate-$3.out" fairseq-generate "$1" --user-dir "$USER_DIR" --gen-subset "$3" --seed "$SEED" \
         --path "$2/checkpoints/checkpoint_best.pt" --remove-bpe "$pieces" --max-tokens 4096 ${GENERATE:---beam 5} \

@@ -182,6 +182,15 @@ def test_a_run_that_was_interrupted_after_training_is_only_scored(rehearse):
     assert rehearse("multi30k/compare.sh", **row) == ["fairseq-train", "fairseq-generate", "bleu"]
 
 
+@pytest.mark.parametrize(
+    "name, pieces", [("mixhead/table4.sh", "subword_nmt"), ("multi30k/compare.sh", "sentencepiece")]
+)
+def test_pieces_are_joined_as_the_corpus_was_cut_whatever_the_folder_is_called(recipe, tmp_path, name, pieces):
+    for work in ("multi30k-trials", "iwslt14"):
+        said = recipe(name, LOWRANK_WORK=tmp_path / work).stdout
+        assert {found[found.index("--remove-bpe") + 1] for found in commands(said, "fairseq-generate")} == {pieces}
+
+
 def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(rehearse):
     row = {"ROWS": "mha-h32", "FINISHED": "mha-h32"}
     assert rehearse("brown/spectra.sh", fails="fairseq-train", **row) == ["fairseq-train"]
