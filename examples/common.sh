@@ -12,7 +12,7 @@
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   EXTRA="--fp16 …"             more flags of fairseq-train
 #   PREPARE="--download …"       flags of the preparation script
-#   GPUS=8                       batches are split over them (default: all GPUs here, which fairseq-train uses)
+#   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl)
 #   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
 #
@@ -25,6 +25,27 @@ USER_DIR="$ROOT/fairseq_lowrank"
 LOGGING=(--no-progress-bar --log-format simple --log-interval 50)
 ROW_NAMES=() BUSY=()
 declare -A ROW_FLAGS ROW_CORPUS
+
+# ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
+
+visible_gpus() {
+    local there gpu
+    there="$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p')" || return 0
+    for gpu in $(tr , ' ' <<<"${CUDA_VISIBLE_DEVICES-$there}"); do
+        # CUDA too ends the list at the first that is not there; names it takes beside numbers.
+        [[ " ${there//$'\n'/ } " == *" $gpu "* || "$gpu" == [GM]* ]] || break
+        echo "$gpu"
+    done
+}
+VISIBLE_GPUS=($(visible_gpus))
+GPU_COUNT="${GPUS:-${#VISIBLE_GPUS[@]}}"
+if [[ ! "$GPU_COUNT" =~ ^[0-9]+$ ]] || { [ -z "$DRY_RUN" ] && ((GPU_COUNT > 1 && GPU_COUNT > ${#VISIBLE_GPUS[@]})); }; then
+    echo "GPUS=$GPU_COUNT: expected a number up to ${#VISIBLE_GPUS[@]}, the GPUs that are here" >&2
+    exit 2
+fi
+if [ -n "${GPUS:-}" ]; then
+    export CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${VISIBLE_GPUS[*]:0:GPU_COUNT}")"
+fi
 
 # ---- what recipes call
 
@@ -46,11 +67,22 @@ ffn() { echo "--encoder-ffn-embed-dim $1 --decoder-ffn-embed-dim $1"; }
 # lm_width N: a language model of width N throughout.
 lm_width() { echo "--decoder-embed-dim $1 --decoder-input-dim $1 --decoder-output-dim $1"; }
 
-# batch N TOTAL: N tokens at a time on each GPU, and as many such steps that an update sees TOTAL tokens.
+# batch N TOTAL [BLOCK]: an update sees TOTAL tokens, or next to it, in steps of at most N tokens on each GPU, a multiple of
+# BLOCK: of a language model the length of its sequences, since a step takes them whole.
 batch() {
-    local gpus="${GPUS:-$(nvidia-smi -L 2>/dev/null | grep -c . || true)}"
-    local updates=$(($2 / ($1 * (gpus > 0 ? gpus : 1))))
-    echo "--max-tokens $1 --update-freq $((updates > 0 ? updates : 1))"
+    local gpus=$((GPU_COUNT > 1 ? GPU_COUNT : 1)) block="${3:-1}" fewest updates tokens off nearest="" flags=""
+    fewest=$(($2 / ($1 * gpus)))
+    for ((updates = fewest > 0 ? fewest : 1; updates <= 2 * (fewest + 1); updates++)); do
+        tokens=$(((2 * $2 / (updates * gpus * block) + 1) / 2 * block))
+        tokens=$((tokens > block ? tokens : block))
+        off=$((tokens * updates * gpus - $2))
+        off=${off#-}
+        if ((tokens <= $1 && off < ${nearest:-off + 1})); then
+            nearest=$off flags="--max-tokens $tokens --update-freq $updates"
+            if ((100 * off <= $2)); then break; fi
+        fi
+    done
+    echo "$flags"
 }
 
 # translation_rows: run the rows and score them on the test set with beam search (GENERATE: flags of fairseq-generate,

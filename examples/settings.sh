@@ -24,7 +24,7 @@ WMT14=(
 VANILLA_LM=(
     --task language_modeling --sample-break-mode none
     --dropout 0.1 --optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --clip-norm 0.0
-    --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 2048 32768)
+    --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 2048 32768 512)
     --max-update 50000 --no-epoch-checkpoints
 )
 
@@ -33,7 +33,7 @@ VANILLA_LM=(
 BAEVSKI=(
     --task language_modeling --sample-break-mode none --criterion adaptive_loss --ddp-backend legacy_ddp
     --optimizer nag --lr 1.0 --min-lr 0.0001 --lr-scheduler cosine --t-mult 2 --lr-period-updates 270000 --lr-shrink 0.75
-    --warmup-updates 16000 --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --clip-norm 0.1 $(batch 3072 36864)
+    --warmup-updates 16000 --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --clip-norm 0.1 $(batch 3072 36864 512)
     --max-update 286000 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
 

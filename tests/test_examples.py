@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,47 @@ def test_pieces_are_joined_as_the_corpus_was_cut_whatever_the_folder_is_called(r
     for work in ("multi30k-trials", "iwslt14"):
         said = recipe(name, LOWRANK_WORK=tmp_path / work).stdout
         assert {found[found.index("--remove-bpe") + 1] for found in commands(said, "fairseq-generate")} == {pieces}
+
+
+def tokens_per_update(output: str, gpus: int) -> set[int]:
+    """Of each training that a recipe printed, taking into account that a step takes only whole sequences."""
+    found = set()
+    for command in commands(output, "fairseq-train"):
+        last = {flag: int(number) for flag, number in pairwise(command) if flag in SIZES and number.isdigit()}
+        length = last.get("--tokens-per-sample", 1)
+        assert last["--max-tokens"] >= length
+        found.add(last["--max-tokens"] // length * length * last["--update-freq"] * gpus)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, tokens", [("mixhead/table4.sh", 4096), ("mixhead/table9.sh", 36864), ("mhe/wmt14.sh", 25088)]
+)
+def test_an_update_sees_as_many_tokens_on_any_number_of_gpus(recipe, name, tokens):
+    for gpus in (0, 1, 2, 4, 8):
+        assert tokens_per_update(recipe(name, GPUS=gpus).stdout, gpus or 1) == {tokens}
+    for gpus in (3, 5):
+        assert tokens_per_update(recipe(name, GPUS=gpus).stdout, gpus).pop() == pytest.approx(tokens, rel=0.05)
+
+
+def test_sequences_that_fill_a_step_make_an_update_as_near_as_they_can(recipe):
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=2).stdout, 2) == {36864}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8).stdout, 8) == {32768}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8, N=512).stdout, 8) == {36864}
+
+
+def test_batches_are_split_over_the_gpus_that_fairseq_sees(recipe, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: NVIDIA (UUID: GPU-$i)"; done\n')
+    smi.chmod(0o755)
+    four = {"name": "mixhead/table4.sh", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for visible, count in (("1,3", 2), ("GPU-2", 1), ("0,-1,1", 1), ("2,9,3", 1), ("", 1), ("0,1,2,3", 4)):
+        assert tokens_per_update(recipe(**four, CUDA_VISIBLE_DEVICES=visible).stdout, count) == {4096}
+    said = recipe(**four, DRY_RUN="", GPUS=3, CUDA_VISIBLE_DEVICES="1,3", fails=True).stdout
+    assert said == "GPUS=3: expected a number up to 2, the GPUs that are here\n"
+    shell = ["bash", "-c", 'source "$0" && echo "$CUDA_VISIBLE_DEVICES"', ROOT / "examples" / "common.sh"]
+    chosen = {"PATH": four["PATH"], "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "3,1,0", "GPUS": "2"}
+    assert subprocess.run(shell, env=chosen, capture_output=True, text=True).stdout == "3,1\n"
 
 
 def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(rehearse):

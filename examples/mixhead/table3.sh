@@ -9,5 +9,5 @@ if [ "$N" != 2048 ]; then TABLE=table3-n$N; fi
 for attention in mha mixhead-a mixhead-b; do
     row baevski-$attention --arch lowrank_transformer_lm_gbw --attention $attention
 done
-COMMON=("${BAEVSKI[@]}" --tokens-per-sample "$N" $(batch "$((N > 3072 ? N : 3072 / N * N))" 36864))
+COMMON=("${BAEVSKI[@]}" --tokens-per-sample "$N" $(batch "$((N > 3072 ? N : 3072 / N * N))" 36864 "$N"))
 language_model_rows
