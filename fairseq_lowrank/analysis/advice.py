@@ -108,15 +108,15 @@ class Variants:
         self.possible = model_name(self.args).startswith("lowrank_")
         self.total = count(build(self.args, vocab_size))["total"]
 
-    def cost(self, **changes: object) -> int | None:
+    def cost(self, *, vocab_size: int | None = None, **changes: object) -> int | None:
         """Parameters that the changes add; None where the model refuses them."""
-        if not self.possible:
+        if changes and not self.possible:
             return None
         args = copy(self.args)
         for name, value in changes.items():
             setattr(args, name, value)
         try:
-            return count(build(args, self.vocab_size))["total"] - self.total
+            return count(build(args, vocab_size or self.vocab_size))["total"] - self.total
         except ValueError:
             return None
 
@@ -195,8 +195,15 @@ def head_size(
     ]
     widened = variants.cost(attention="fixedhead", head_dim=wanted, **here)
     changes.append((f"--attention fixedhead --head-dim {wanted}{flag}", widened))
-    if (fewer := _fewer_heads(module.embed_dim, wanted)) < heads:
-        changes.append((f"fewer heads: {fewer} of size {module.embed_dim // fewer} in place of {heads}", 0))
+    fewer = _fewer_heads(module.embed_dim, wanted)
+    larger = module.embed_dim // fewer
+    if fewer < heads and larger > head_dim:
+        stack = "encoder" if site == "encoder" else "decoder"
+        # a head size that was given does not grow by itself
+        given = getattr(getattr(module, "spec", None), "head_dim", None) is not None
+        size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
+        cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
+        changes.append((f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost))
     verdict = BOTTLENECK if stats["median"] > head_dim + 1 else PARTLY
     return Finding(
         "head size", verdict, text, f"{FIXEDHEAD} (d_k = n − 1 already suffices); {tables}", numbers, changes
@@ -263,12 +270,14 @@ def embedding(
         f"{low} at width {full} made about {redundancy['redundant_percent']} % of the parameters redundant."
     )
     changes = []
-    deeper = round(layers * (width / rank) ** 2)
+    narrower = rank // heads * heads
+    deeper = round(layers * (width / narrower) ** 2) if narrower else 0
     if layers < deeper <= 4 * layers:
-        changes.append((f"width {rank} and about {deeper} layers, for as many parameters in the layers", None))
+        deepen = f"width {narrower} and about {deeper} layers, the feed-forward in proportion"
+        changes.append((f"{deepen}, for as many parameters in the layers", None))
     if vocab_size <= rank:
         more = f"a vocabulary of at least {width:,} (sub-words in place of characters)"
-        changes.append((more, (width - vocab_size) * width))
+        changes.append((more, variants.cost(vocab_size=width)))
     elif getattr(variants.args, "embed_rank", None):
         changes.append(("no --embed-rank", variants.cost(embed_rank=None, decoder_input_dim=width)))
     elif stack == "decoder":
@@ -325,7 +334,7 @@ def attention_width(site: str, module: nn.Module, variants: Variants) -> Finding
     )
     changes = [(f"width {heads * head_dim} with the same heads (T5.1.1 did so)", None)]
     if width % heads == 0:
-        changes.append((f"--head-dim {width // heads}", variants.cost(attention="mha", head_dim=width // heads)))
+        changes.append((f"--head-dim {width // heads}", variants.cost(head_dim=width // heads)))
     return Finding("attention width", BOTTLENECK, text, source, numbers, changes)
 
 

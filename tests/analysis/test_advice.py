@@ -9,6 +9,7 @@ from fairseq_lowrank.analysis.architecture import build, parse
 from fairseq_lowrank.analysis.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
+LM = "lowrank_transformer_lm"
 SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
 
 
@@ -27,6 +28,10 @@ def one(found, topic, **numbers):
 
 def changes(finding):
     return dict(finding.changes)
+
+
+def total(architecture, flags, vocab_size):
+    return count(build(parse(architecture, flags), vocab_size))["total"]
 
 
 def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
@@ -50,7 +55,45 @@ def test_the_cost_of_fixedhead_is_that_of_the_built_model():
     ]
     assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
     assert costs["--attention mixhead-a"] == 384
-    assert costs["fewer heads: 2 of size 256 in place of 8"] == 0
+    assert costs["--decoder-attention-heads 2 (fewer heads, of size 256)"] == 0
+
+
+FREE_HEAD_SIZE = ["--attention", "fixedhead", "--head-dim", "100", "--decoder-attention-heads", "6"]
+
+
+@pytest.mark.parametrize(
+    "architecture, flags, vocab_size",
+    [
+        (f"{LM}_wiki103_vanilla", ["--attention", "mhe-mul"], 1000),
+        (f"{LM}_wiki103_vanilla", ["--attention", "mixhead-b", "--head-dim", "128"], 1000),
+        (f"{LM}_wiki103_vanilla", FREE_HEAD_SIZE, 1000),
+        (f"{LM}_lm1b_small", ["--attention", "mqa", "--decoder-input-dim", "64"], 1000),
+        (LM, [], 257),
+        ("transformer_lm", [], 257),
+        (TRANSLATION, ["--encoder-attention-heads", "16"], 1000),
+        (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder", "--head-dim", "200"], 1000),
+    ],
+)
+def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, vocab_size):
+    long = numpy.array([300])
+    lengths = {"text": long} if "_lm" in architecture else {"source": long, "target": long}
+    # a stock architecture has the attention flags under our name
+    ours = f"lowrank_{architecture.removeprefix('lowrank_')}"
+    before = total(ours, flags, vocab_size)
+    checked = 0
+    for finding in findings(architecture, flags, vocab_size=vocab_size, lengths=lengths):
+        for change, cost in finding.changes:
+            if cost is None:
+                continue
+            more, size = change.partition(" (")[0], vocab_size
+            if change == "one more layer":
+                stack = finding.numbers["stack"]
+                more = f"--{stack}-layers {finding.numbers['layers'] + 1}"
+            elif change.startswith("a vocabulary of at least"):
+                more, size = "", finding.numbers["width"]
+            assert cost == total(ours, [*flags, *more.split()], size) - before, change
+            checked += 1
+    assert checked >= 2
 
 
 def test_a_head_as_large_as_the_length_less_one_is_no_bottleneck():
@@ -77,9 +120,33 @@ def test_a_small_vocabulary_caps_the_width():
     assert finding.verdict == advice.BOTTLENECK
     assert finding.numbers["embedding_rank"] == 400
     assert "deepen rather than widen" in finding.text and "504" in finding.text
-    assert changes(finding)["a vocabulary of at least 512 (sub-words in place of characters)"] == 112 * 512
+    assert changes(finding)["a vocabulary of at least 512 (sub-words in place of characters)"] == 112 * 512  # tied
+    untied = changes(one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank"))
+    assert untied["a vocabulary of at least 512 (sub-words in place of characters)"] == 2 * 255 * 512
     wide_enough = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=512, lengths={}), "embedding rank")
     assert wide_enough.verdict == advice.FINE
+
+
+def test_a_narrower_width_is_a_multiple_of_the_heads():
+    found = one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank")
+    (narrower,) = [change for change, cost in found.changes if cost is None]
+    assert narrower.startswith("width 256 and about 24 layers, the feed-forward in proportion")
+    sizes = ["--decoder-embed-dim", "256", "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "24"]
+    layers = [count(build(parse(LM, more), 257)) for more in ([], sizes)]
+    before, after = (counted["attention"] + counted["feed_forward"] for counted in layers)
+    assert after == pytest.approx(before, rel=0.01)
+
+
+def test_more_heads_than_the_rank_leave_no_narrower_width():
+    flags = ["--decoder-attention-heads", "32"]
+    found = one(findings(LM, flags, vocab_size=20, lengths={}), "embedding rank")
+    assert [change.partition(" ")[0] for change, _ in found.changes] == ["a"]
+
+
+def test_a_smaller_head_is_no_remedy_for_a_small_one():
+    flags = ["--attention", "fixedhead", "--head-dim", "600"]
+    found = one(findings(LM, flags, lengths={"text": numpy.array([1000])}), "head size")
+    assert not [change for change, _ in found.changes if "fewer heads" in change]
 
 
 def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
