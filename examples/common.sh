@@ -222,7 +222,8 @@ selected_rows() {
     if [ -n "$SMOKE" ]; then names=("${ROW_NAMES[0]}" "${ROW_NAMES[-1]}"); fi
     if [ -n "${ROWS:-}" ]; then read -ra names <<<"$ROWS"; fi
     if [ -z "$DRY_RUN" ]; then
-        finished="$(results finished --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --seed "$SEED")"
+        finished="$(results finished --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --seed "$SEED" \
+            ${SMOKE:+--smoke})"
     fi
     for name in "${names[@]}"; do
         if [ -z "${ROW_FLAGS[$name]:-}" ]; then

@@ -201,13 +201,13 @@ def main(argv: list[str] | None = None) -> int:
     common.add_argument("--paper", required=True)
     common.add_argument("--table", required=True)
     common.add_argument("--seed", type=int, required=True)
+    common.add_argument("--smoke", action="store_true", help="a trial at another scale")
     run = argparse.ArgumentParser(add_help=False, parents=[common])
     run.add_argument("--row", required=True)
     run.add_argument("--flags", required=True, help="fairseq-train's flags, in one string")
     run.add_argument("--log", type=Path, required=True, help="what fairseq-train printed")
     run.add_argument("--split", required=True, help="what the score was measured on")
     run.add_argument("--checkpoint", type=Path, help="whose attention parameters are counted")
-    run.add_argument("--smoke", action="store_true", help="a trial at another scale")
     one = subparsers.add_parser("bleu", parents=[run], help="score a translation run and append its line")
     one.add_argument("--generated", type=Path, required=True, help="what fairseq-generate printed")
     one.add_argument("--references", type=Path, required=True, help="tokenised references, in corpus order")
@@ -217,11 +217,11 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--valid-references", type=Path, help="its tokenised references")
     one = subparsers.add_parser("perplexity", parents=[run], help="append the line of a language model run")
     one.add_argument("--evaluated", type=Path, required=True, help="what fairseq-eval-lm printed")
-    subparsers.add_parser("finished", parents=[common], help="print the rows that have a line, one a line")
+    subparsers.add_parser("finished", parents=[common], help="print the rows that have a line, trials (--smoke) or others")
     args = parser.parse_args(argv)
     try:
         if args.command == "finished":
-            keys = ("paper", "table", "seed")
+            keys = ("paper", "table", "seed", "smoke")
             lines = (line for line in read_results(args.file) if all(line[k] == getattr(args, k) for k in keys))
             print(*(line["row"] for line in lines), sep="\n")
         else:

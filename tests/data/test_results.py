@@ -142,18 +142,21 @@ def test_a_finished_run_becomes_one_line_and_counts_as_finished(finished_run, tm
     assert (line["metric"], line["value"], line["updates"]) == ("sacrebleu", 100.0, 200)
     assert len(line["curve"]) == 2 and all(line["versions"].values())
     capsys.readouterr()
-    command = [
-        "finished",
-        "--file",
-        str(tmp_path / "results.jsonl"),
-        "--paper",
-        "mixhead",
-        "--table",
-        "table4",
-        "--seed",
-    ]
+    file = str(tmp_path / "results.jsonl")
+    command = ["finished", "--file", file, "--paper", "mixhead", "--table", "table4", "--smoke", "--seed"]
     assert results.main([*command, "3"]) == 0 and capsys.readouterr().out == "h4-mha\n"
     assert results.main([*command, "4"]) == 0 and capsys.readouterr().out == "\n"
+
+
+@pytest.mark.parametrize("recorded, asked", [(["--smoke"], []), ([], ["--smoke"])])
+def test_a_trial_does_not_count_as_a_real_run_nor_a_real_run_as_a_trial(
+    finished_run, tmp_path, capsys, recorded, asked
+):
+    assert results.main([*finished_run, *recorded]) == 0
+    capsys.readouterr()
+    command = ["finished", *finished_run[1:5], "--table", "table4", "--seed", "3"]
+    assert results.main([*command, *asked]) == 0 and capsys.readouterr().out == "\n"
+    assert results.main([*command, *recorded]) == 0 and capsys.readouterr().out == "h4-mha\n"
 
 
 def test_a_run_that_cannot_be_read_leaves_no_line(finished_run, tmp_path, capsys):
