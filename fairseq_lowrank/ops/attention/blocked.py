@@ -151,9 +151,9 @@ class _Problem:
             self.mixing = _Unmixed()
         else:
             self.mixing = (_StaticMixing if matrices.dim() == 2 else _PositionwiseMixing)(matrices)
-        self.rows = min(self.queries, max(_LEAST_ROWS, min(_MOST_ROWS, self.num_keys // 128 * 16)))
+        self.rows = min(max(self.queries, 1), max(_LEAST_ROWS, min(_MOST_ROWS, self.num_keys // 128 * 16)))
         scores = self.heads * self.rows * self.num_keys
-        self.entries = min(self.batch, max(1, self.mixing.most_scores // max(scores, 1)))
+        self.entries = min(max(self.batch, 1), max(1, self.mixing.most_scores // max(scores, 1)))
         self._elements = (self.entries * scores + 3) // 4 * 4
         self._buffers: dict[str, Tensor] = {}
         # Hidden keys are 1 and times _HIDDEN added to scores: on the CPU 20 times as fast as filling under a bool mask.
@@ -204,6 +204,10 @@ class _Problem:
 
     def product(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """scale · left @ right in the dtype of q, into float32 or better."""
+        if self.q.dtype == torch.float16 and scale != 1:
+            # Unscaled products may pass the largest float16.
+            left, right = (left * scale, right) if left.numel() < right.numel() else (left, right * scale)
+            scale = 1.0
         if self.q.dtype != self.dtype:
             result = torch.bmm(left.to(self.q.dtype), right.to(self.q.dtype)).to(self.dtype).mul_(scale)
             return result if out is None else out.copy_(result)
