@@ -53,6 +53,7 @@ class LowrankTransformerLanguageModel(TransformerLanguageModel):
             ValueError: a flag is refused, or sizes do not fit together.
         """
         options = AttentionOptions.from_args(args)
+        options.check_sites("decoder")
         options.check("decoder", args.decoder_embed_dim, args.decoder_attention_heads, scale_heads=args.scale_heads)
         rank = args.embed_rank
         if rank is None:

@@ -54,7 +54,8 @@ FLAGS: dict[str, tuple[type, dict, str]] = {
     "attention_sites": (
         str,
         {"metavar": "SITES"},
-        f"comma list of {', '.join(SITES)}: where the flags above apply; other attention is plain mha (default: all)",
+        f"comma list of {', '.join(SITES)}: where heads, projection, activation and mixing are as chosen; other attention "
+        "is plain mha (default: all)",
     ),
     "mixing_lr_scale": (
         float,
@@ -114,6 +115,9 @@ class AttentionOptions:
             ValueError: a flag whose value is refused, named with what would be accepted.
         """
         flags = {name: getattr(args, name, None) for name in FLAGS}
+        for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
+            if getattr(args, name, None):
+                raise ValueError(f"--{name.replace('_', '-')}: expected none, attention is what --attention says")
         sites = frozenset(SITES)
         if flags["attention_sites"] is not None:
             sites = frozenset(site.strip() for site in flags["attention_sites"].split(",") if site.strip())
@@ -135,6 +139,18 @@ class AttentionOptions:
             mixing=flags["head_mixing"],
         )
         return cls(spec, sites, not flags["no_attention_bias"], backend, scale)
+
+    def check_sites(self, *present: str) -> None:
+        """Refuse a choice of sites where the model has no attention.
+
+        Raises:
+            ValueError: ``--attention-sites`` names a site that is not ``present``.
+        """
+        if self.sites != set(SITES) and (missing := sorted(self.sites - set(present))):
+            raise ValueError(
+                f"--attention-sites {','.join(missing)}: this model has no such attention; expected "
+                f"{', '.join(present)}"
+            )
 
     def spec_at(self, site: str) -> AttentionSpec:
         """The composition at a site."""

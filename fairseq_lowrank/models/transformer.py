@@ -13,16 +13,21 @@ from fairseq.models.transformer import (
     transformer_wmt_en_de_big,
 )
 from fairseq.models.transformer.transformer_legacy import base_architecture
+from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
-from fairseq_lowrank.models.options import AttentionOptions, add_attention_args, as_namespace
+from fairseq_lowrank.models.options import SITES, AttentionOptions, add_attention_args, as_namespace
 
 
 class LowrankEncoderLayer(TransformerEncoderLayerBase):
     """An encoder layer whose attention comes from ``cfg.attention_options``."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        _name_dropouts(self, "TransformerEncoderLayerBase")
 
     def build_self_attention(self, embed_dim: int, cfg) -> MultiheadAttention:
         return cfg.attention_options.build(
@@ -39,6 +44,7 @@ class LowrankDecoderLayer(TransformerDecoderLayerBase):
 
     def __init__(self, cfg, *args, **kwargs) -> None:
         super().__init__(cfg, *args, **kwargs)
+        _name_dropouts(self, "TransformerDecoderLayerBase")
         # Otherwise fairseq computes cross-attention weights in every layer at validation, and reads none.
         self.need_attn = False
 
@@ -78,6 +84,13 @@ def _noise(cfg) -> dict[str, float]:
     }
 
 
+def _name_dropouts(module: nn.Module, name: str) -> None:
+    """Let ``--retain-dropout-modules`` find the dropouts of ``module`` under the name that they have in fairseq's own models."""
+    for child in module.children():
+        if isinstance(child, FairseqDropout):
+            child.module_name = name
+
+
 def _wrap(layer: nn.Module, cfg) -> nn.Module:
     """What fairseq does with a finished layer: ``--checkpoint-activations`` and FSDP."""
     if cfg.checkpoint_activations:
@@ -88,6 +101,10 @@ def _wrap(layer: nn.Module, cfg) -> nn.Module:
 class LowrankTransformerEncoder(TransformerEncoderBase):
     """fairseq's encoder over :class:`LowrankEncoderLayer`."""
 
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        _name_dropouts(self, "TransformerEncoder")
+
     def build_encoder_layer(self, cfg) -> nn.Module:
         return _wrap(LowrankEncoderLayer(cfg, return_fc=self.return_fc), cfg)
 
@@ -96,10 +113,15 @@ class LowrankTransformerDecoder(TransformerDecoderBase):
     """fairseq's decoder over :class:`LowrankDecoderLayer`.
 
     Cross-attention weights are computed only where something reads them: with ``need_alignment`` (set by
-    ``--load-alignments``, ``--print-alignment`` and ``--replace-unk``) or an explicit ``alignment_layer``.
+    ``--load-alignments``, ``--print-alignment``, ``--replace-unk`` and ``from_pretrained``, whose caller may read them) or
+    an explicit ``alignment_layer``.
     """
 
     need_alignment = False
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        _name_dropouts(self, "TransformerDecoder")
 
     def build_decoder_layer(self, cfg, no_encoder_attn: bool = False) -> nn.Module:
         return _wrap(LowrankDecoderLayer(cfg, no_encoder_attn), cfg)
@@ -150,6 +172,7 @@ class LowrankTransformerModel(TransformerModel):
             ValueError: a flag is refused, or sizes do not fit together.
         """
         options = AttentionOptions.from_args(args)
+        options.check_sites(*(site for site in SITES if site != "cross" or not args.no_cross_attention))
         options.check("encoder", args.encoder_embed_dim, args.encoder_attention_heads)
         options.check("decoder", args.decoder_embed_dim, args.decoder_attention_heads)
         if not args.no_cross_attention:
@@ -176,8 +199,9 @@ class LowrankTransformerModel(TransformerModel):
 
     def prepare_for_inference_(self, cfg) -> None:
         super().prepare_for_inference_(cfg)
+        called = cfg.common_eval.path is None  # by a program; commands are told a path
         replaces = cfg.generation.replace_unk is not None
-        self.decoder.need_alignment = replaces or bool(cfg.generation.print_alignment)
+        self.decoder.need_alignment = called or replaces or bool(cfg.generation.print_alignment)
 
 
 register_model_architecture("lowrank_transformer", "lowrank_transformer")(base_architecture)

@@ -10,7 +10,7 @@ from tiny_transformer import SIZES, arguments, build
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.models.options import FLAGS, SITES, AttentionOptions, as_namespace
 
-ARCH = "lowrank_transformer_iwslt_de_en"
+ARCH, LM = "lowrank_transformer_iwslt_de_en", "lowrank_transformer_lm"
 
 
 def specs(model):
@@ -72,6 +72,24 @@ def test_flags_apply_at_the_chosen_sites_only():
 
 def test_sizes_are_checked_at_the_chosen_sites_only():
     arguments(ARCH, "--attention", "el", "--encoder-embed-dim", 256, "--attention-sites", "encoder,decoder")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            [LM, "--attention-sites", "encoder"],
+            "--attention-sites encoder: this model has no such attention; expected dec",
+        ),
+        ([LM, "--attention-sites", "decoder,cross"], "--attention-sites cross: this model has no such attention"),
+        ([ARCH, "--no-cross-attention", "--attention-sites", "cross"], "expected encoder, decoder"),
+        ([ARCH, "--encoder-xformers-att-config", "{}"], "--encoder-xformers-att-config"),
+    ],
+)
+def test_what_the_model_would_ignore_is_refused(flags, message, capsys):
+    with pytest.raises(SystemExit):
+        arguments(*flags, "--attention", "mixhead-a")
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_flag_for_an_axis_wins_over_the_preset():

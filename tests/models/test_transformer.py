@@ -8,6 +8,8 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.modules import FairseqDropout
 from fairseq.sequence_generator import SequenceGenerator
 from tiny_transformer import SIZES, arguments, build, make_task, preset_flags, sentences, shake
 
@@ -246,6 +248,26 @@ def test_alignments_read_the_weights_of_the_last_layer(flags, task, source, targ
         assert calls == [] and weights is None
 
 
+def test_a_program_gets_attention_and_alignments_with_its_hypotheses(task, source):
+    model = shake(lowrank("mixhead-b", task=task))
+    hub = GeneratorHubInterface(convert_namespace_to_omegaconf(arguments(f"lowrank_{IWSLT}", *SIZES)), task, [model])
+    sentence = source[0]
+    best = hub.generate([sentence], beam=2, max_len_b=5)[0][0]
+    assert best["attention"].shape == (len(sentence), len(best["tokens"]))
+    aligned = hub.generate([sentence], beam=2, max_len_b=5, print_alignment="hard")[0][0]["alignment"]
+    assert all(0 <= place < len(sentence) for place, _ in aligned)
+
+
+def test_dropouts_are_retained_by_the_names_of_stock_fairseq(task):
+    flags = [*SIZES, "--dropout", 0.1]
+    names = [
+        {name: module.module_name for name, module in built.named_modules() if isinstance(module, FairseqDropout)}
+        for built in (build(f"lowrank_{IWSLT}", *flags, task=task), build(IWSLT, *flags, task=task))
+    ]
+    assert names[0] == names[1]
+    assert len(names[0]) > 10
+
+
 def test_alignment_training_gets_weights(source, target):
     task = make_task()
     task.cfg.load_alignments = True
@@ -286,6 +308,7 @@ def test_layers_kept_of_a_stock_state_get_mixing(task):
         ),
         ("mhe-add", "mhe-mul", "self_attn was saved with projection=head-embedding-add and is built with head-"),
         ("mixhead-a", "avghead", "was saved with mixing=static and is built with average. "),
+        ("mha", "avghead", "was saved with mixing=none and is built with average. "),
         ("mqa", "mha", "k_proj.weight is [4, 16] in the checkpoint and [16, 16] in the model, and 23 more differ. "),
     ],
 )
