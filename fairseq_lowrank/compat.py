@@ -5,9 +5,11 @@ runs once, when the plugin is imported, so a stock fairseq checkpoint too needs 
 """
 
 import argparse
+import ast
 import collections
 import dataclasses
 import functools
+import operator
 import os
 import pickle
 import re
@@ -22,6 +24,7 @@ import torch
 from fairseq import checkpoint_utils, criterions, models, optim, options, sequence_generator, trainer, utils
 from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import meters
@@ -38,6 +41,8 @@ def apply() -> None:
     """Apply every repair, once a process."""
     restore_numpy_names()
     load_checkpoints_safely()
+    evaluate_literals_only()
+    broadcast_whole_states()
     explain_unfit_checkpoints()
     mend_parsed_arguments()
     show_every_flag_in_help()
@@ -102,22 +107,26 @@ class Refused(ValueError):
 
 def load_checkpoints_safely() -> None:
     """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else."""
-    load, broadcast = checkpoint_utils.load_checkpoint_to_cpu, distributed_utils._broadcast_object_slow
+    broadcast = distributed_utils._broadcast_object_slow
 
-    @functools.wraps(load)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):
-        try:
-            with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-                return load(path, *args, **kwargs)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise Refused(refusal(path, error)) from error
+    def safely(load):
+        @functools.wraps(load)
+        def load_safely(path, *args, **kwargs):
+            try:
+                with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+                    return load(path, *args, **kwargs)
+            except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+                raise Refused(refusal(path, error)) from error
+
+        return load_safely
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
         with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
             return broadcast(*args, **kwargs)
 
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    checkpoint_utils.load_checkpoint_to_cpu = safely(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.load_ema_from_checkpoint = safely(checkpoint_utils.load_ema_from_checkpoint)
     distributed_utils._broadcast_object_slow = _broadcast_object_slow
 
 
@@ -129,6 +138,78 @@ def refusal(path: str, error: Exception) -> str:
             "code while loading. If you trust the file, convert it where it was written."
         )
     return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
+
+
+# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, to Python's eval, and a checkpoint
+# brings a configuration along: one of plain strings could run any code.
+def evaluate_literals_only() -> None:
+    """Let no module of fairseq evaluate more than :func:`literal` does."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq.") and isinstance(module, types.ModuleType):
+            module.eval = literal
+
+
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def literal(text: str) -> object:
+    """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
+
+    Raises:
+        Refused: anything else.
+    """
+
+    def value(node: ast.AST) -> object:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Tuple() | ast.List() | ast.Set():
+                kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
+                return kind(value(element) for element in node.elts)
+            case ast.Dict() if None not in node.keys:
+                return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True)}
+            case ast.UnaryOp() if type(node.op) in OPERATORS:
+                return OPERATORS[type(node.op)](value(node.operand))
+            case ast.BinOp() if type(node.op) in OPERATORS:
+                return OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise Refused(
+            f"{text!r} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
+        )
+
+    if not isinstance(text, str):
+        raise TypeError(f"expected a string, not {text!r}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise Refused(f"{text!r} is not a value: {error.msg}") from error
+    return value(tree.body)
+
+
+# fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
+# says what its layers computed.
+def broadcast_whole_states() -> None:
+    """Let the state of a model reach every worker with its metadata, without which no layer can refuse it."""
+
+    def whole(rebuild):
+        @functools.wraps(rebuild)
+        def rebuild_whole(obj, tensors):
+            rebuilt = rebuild(obj, tensors)
+            if isinstance(obj, collections.OrderedDict):
+                rebuilt = collections.OrderedDict(rebuilt)
+                vars(rebuilt).update(vars(obj))
+            return rebuilt
+
+        return rebuild_whole
+
+    distributed_utils._split_tensors_from_obj = whole(distributed_utils._split_tensors_from_obj)
+    distributed_utils._put_tensors_in_obj = whole(distributed_utils._put_tensors_in_obj)
 
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
@@ -212,6 +293,8 @@ def mend_parsed_arguments() -> None:
 
     @functools.wraps(init)
     def __init__(self, cfg, task, model, criterion, *args, **kwargs):
+        if isinstance(cfg, argparse.Namespace):
+            cfg = convert_namespace_to_omegaconf(cfg)
         flat = argparse.Namespace()
         for section in (cfg.common, cfg.distributed_training, cfg.model):
             vars(flat).update(vars(section) if isinstance(section, argparse.Namespace) else section)
@@ -272,14 +355,15 @@ def show_every_flag_in_help() -> None:
     options.parse_args_and_arch = parse_args_and_arch
 
 
-# fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32.
+# fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32. They alone are told a
+# path: a model that comes by from_pretrained has the configuration of its training.
 def evaluate_in_bfloat16() -> None:
     """Let ``--bf16`` mean bfloat16 in fairseq-generate, -interactive and -eval-lm, as ``--fp16`` means float16."""
     prepare = models.BaseFairseqModel.prepare_for_inference_
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self, cfg):
-        if cfg.common.bf16:
+        if cfg.common.bf16 and cfg.common_eval.path is not None:
             self.bfloat16()
         prepare(self, cfg)
 
@@ -368,8 +452,8 @@ def align_unknown_words() -> None:
     utils.replace_unk = replace_unk
 
 
-# fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which wants
-# a full configuration for each group), and flattens half-precision copies into one tensor in which none can differ.
+# fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which reads the
+# settings of one parameter for a whole group), and flattens half-precision copies into one tensor in which none can differ.
 def honour_parameter_overrides() -> None:
     """Let every optimizer follow what :mod:`fairseq_lowrank.optim` reads from the parameters."""
     build, build_half, set_lr = (
@@ -383,7 +467,12 @@ def honour_parameter_overrides() -> None:
         params = list(params)
         optimizer = build(cfg, params, *args, **kwargs)
         tensors = [param for param in params if isinstance(param, torch.Tensor)]
-        if has_overrides(tensors) and not isinstance(optimizer, composite.FairseqCompositeOptimizer):
+        if has_overrides(tensors):
+            if isinstance(optimizer, composite.FairseqCompositeOptimizer):
+                raise Refused(
+                    "--optimizer composite does not go with head mixing or head embeddings, which have a learning rate "
+                    "and a weight decay of their own: expected another optimizer"
+                )
             split_groups(optimizer.optimizer)
         return optimizer
 

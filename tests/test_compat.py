@@ -12,14 +12,20 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils, options, utils
+from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import utils as distributed_utils
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.logging.meters import AverageMeter
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
+from tiny_transformer import SIZES, arguments, build, make_task
 
-import fairseq_lowrank  # noqa: F401
+from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.compat import literal
 
 TINY_TRANSFORMER = [
     *("--arch", "transformer", "--optimizer", "adam", "--lr", "0.01", "--cpu", "--max-tokens", "500", "--seed", "3"),
@@ -67,6 +73,60 @@ def test_a_checkpoint_holding_another_class_is_refused_by_name_and_runs_nothing(
     with pytest.raises(ValueError, match=f"was not loaded: it holds {name}, which has no place"):
         checkpoint_utils.load_checkpoint_to_cpu(path)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm", "lowrank_transformer_lm"])
+def test_a_checkpoint_whose_configuration_is_code_is_refused_and_runs_nothing(tmp_path, arch):
+    Dictionary().save(str(tmp_path / "dict.txt"))
+    target = tmp_path / "made_by_the_checkpoint"
+    model = {"_name": arch, "decoder_layers": 1, "tokens_per_sample": 8, "max_target_positions": 8}
+    model |= {"add_bos_token": False, "tpu": False}
+    model["adaptive_softmax_cutoff"] = f"[__import__('os').mkdir({str(target)!r}), 2]"
+    config = {"task": {"_name": "language_modeling", "data": str(tmp_path)}, "model": model}
+    history = [{"optimizer_name": "Adam", "lr_scheduler_state": {}, "num_updates": 1}]
+    extra = {"train_iterator": {"epoch": 1}}
+    state = {"args": None, "cfg": config, "model": {}, "optimizer_history": history, "extra_state": extra}
+    torch.save(state, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"made_by_the_checkpoint.* is not evaluated: expected numbers, strings"):
+        checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint.pt")])
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.25,0.5", (0.25, 0.5)),
+        ("(0.9, 0.98)", (0.9, 0.98)),
+        ("[(512, 3)] * 2 + [(1024, -1)]", [(512, 3), (512, 3), (1024, -1)]),
+        (" {'beam': 5, 'kinds': {1, 2}, 'none': None}", {"beam": 5, "kinds": {1, 2}, "none": None}),
+        ("1e-3 * (1 - 1 / 4)", 7.5e-4),
+        ("True", True),
+    ],
+)
+def test_what_fairseq_writes_as_text_is_evaluated(text, value):
+    assert literal(text) == value
+
+
+@pytest.mark.parametrize("text", ["print(1)", "x", "[x for x in 'ab']", "().__class__", "{**{}}", "2 ** 9", "1,,2", ""])
+def test_nothing_else_is_evaluated(text):
+    with pytest.raises(ValueError, match=r"is not evaluated|is not a value"):
+        utils.eval_str_list(text)
+
+
+def test_a_checkpoint_with_an_average_of_the_weights_loads_safely_too(tmp_path):
+    weights = checkpoint_utils.load_ema_from_checkpoint(save(tmp_path, ema={"w": torch.ones(2)}))["model"]
+    assert weights["w"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match=r"was not loaded: it holds posix\.mkdir"):
+        checkpoint_utils.load_ema_from_checkpoint(save(tmp_path, trap=RunsCode(os.mkdir, tmp_path / "made")))
+
+
+def test_a_state_that_workers_send_one_another_is_refused_by_other_layers_as_one_from_a_file():
+    tensors = []
+    sent = distributed_utils._split_tensors_from_obj({"model": build_attention("mha", 8, 2).state_dict()}, tensors)
+    received = distributed_utils._put_tensors_in_obj(sent, tensors)["model"]
+    build_attention("mha", 8, 2).load_state_dict(received)
+    with pytest.raises(RuntimeError, match="num_heads=2 and is loaded with 4"):
+        build_attention("mha", 8, 4).load_state_dict(received)
 
 
 @pytest.mark.parametrize("size", [0, 300])
@@ -138,6 +198,13 @@ def test_translation_runs_in_the_precision_that_is_asked_for(
     assert used == {dtype}
 
 
+def test_a_model_used_by_a_program_keeps_its_precision_though_trained_in_another():
+    flags = [*SIZES, "--bf16"]
+    model = build("transformer", *flags)
+    GeneratorHubInterface(convert_namespace_to_omegaconf(arguments("transformer", *flags)), make_task(), [model])
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 def test_bf16_asks_for_a_tpu_only_with_the_flag_for_one():
     def tpu(*flags):
         return options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", "transformer", *flags]).tpu
@@ -176,6 +243,10 @@ def test_a_trainer_built_from_a_configuration_refuses_the_same():
     cfg.common.cpu, cfg.common.amp, cfg.model = True, True, {}
     with pytest.raises(ValueError, match="--amp needs a GPU"):
         Trainer(cfg, None, None, None)
+    args = arguments("transformer", "--cpu")
+    args.amp = True
+    with pytest.raises(ValueError, match="--amp needs a GPU"):
+        Trainer(args, None, None, None)
 
 
 def test_language_models_of_single_sentences_train_and_score(fairseq_command, language_model_data, tmp_path):

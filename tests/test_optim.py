@@ -8,6 +8,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 from fairseq import optim as fairseq_optim
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, build
 
 from fairseq_lowrank.optim import overrides
@@ -136,3 +137,14 @@ def test_training_scales_the_first_update_of_mixing_and_resuming_keeps_the_group
     assert all(torch.equal(second["model"][name], weight) for name, weight in weights.items())
     projection = "encoder.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(first["model"][projection], second["model"][projection])
+
+
+def test_the_composite_optimizer_is_refused():
+    adam = {"_name": "adam", "lr": [LR], "adam_betas": "(0.9, 0.999)", "adam_eps": 1e-8, "weight_decay": DECAY}
+    adam |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
+    schedule = {"_name": "fixed", "lr": [LR], "lr_shrink": 0.1, "warmup_updates": 0, "force_anneal": None}
+    group = {"lr_float": None, "optimizer": adam, "lr_scheduler": schedule}
+    config = OmegaConf.create({"_name": "composite", "dynamic_groups": False, "groups": {"default": group}})
+    assert fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES).parameters())).param_groups
+    with pytest.raises(ValueError, match="--optimizer composite does not go with head mixing"):
+        fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES, *MIXHEAD).parameters()))

@@ -437,7 +437,7 @@ class MultiheadAttention(nn.Module):
 
     def _meaning(self) -> dict[str, int | str]:
         sizes = {"num_heads": self.num_heads, "head_dim": self.head_dim}
-        return sizes | {"projection": self.spec.projection, "mixing": self.spec.mixing}
+        return sizes | {axis: getattr(self.spec, axis) for axis in ("projection", "activation", "mixing")}
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -449,8 +449,8 @@ class MultiheadAttention(nn.Module):
         saved = local_metadata.get("attention", {})
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
-            begins = name == "mixing" and theirs == "none"  # mixing starts as the identity
-            if theirs != ours and not begins:
+            # mixing that is learned starts as the identity: what had none goes on
+            if theirs != ours and not (name == "mixing" and theirs == "none" and list(self.mixing.parameters())):
                 errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
