@@ -10,13 +10,15 @@ IWSLT14=(
     --max-epoch 50 --no-epoch-checkpoints
 )
 
-# WMT'14: fairseq's recipe for Vaswani et al. (2017) (examples/scaling_nmt/README.md, the lr of its base model);
-# 25,000 tokens an update, as in that paper.
+# WMT'14: fairseq's recipe for the big model of Vaswani et al. (2017) (examples/scaling_nmt/README.md); 25,000 tokens an
+# update, as in that paper. Rows give the lr by size: that recipe's for big, for base that of fairseq's mixtures of base
+# models on WMT'17 (examples/translation_moe/README.md).
+WMT14_BASE_LR="--lr 0.0007" WMT14_BIG_LR="--lr 0.0005"
 WMT14=(
     --source-lang en --target-lang de --share-all-embeddings
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.0
-    --lr 0.0007 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 3584 25088)
+    --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 3584 25088)
     --save-interval-updates 5000 --keep-interval-updates 5 --no-epoch-checkpoints
 )
 

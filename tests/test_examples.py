@@ -233,6 +233,14 @@ def test_batches_are_split_over_the_gpus_that_fairseq_sees(recipe, tmp_path):
     assert subprocess.run(shell, env=chosen, capture_output=True, text=True).stdout == "3,1\n"
 
 
+def test_wmt14_has_the_learning_rate_of_fairseqs_recipe_for_each_size(recipe):
+    rates = {}
+    for command in commands(recipe("mhe/wmt14.sh").stdout, "fairseq-train"):
+        rates.setdefault(command[command.index("--arch") + 1], set()).add(command[command.index("--lr") + 1])
+        assert command.count("--lr") == 1
+    assert rates == {"lowrank_transformer_wmt_en_de": {"0.0007"}, "lowrank_transformer_wmt_en_de_big": {"0.0005"}}
+
+
 def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(rehearse):
     row = {"ROWS": "mha-h32", "FINISHED": "mha-h32"}
     assert rehearse("brown/spectra.sh", fails="fairseq-train", **row) == ["fairseq-train"]
