@@ -24,14 +24,17 @@ case "$*" in
     *) fail "unknown arguments '$*'; usage: scripts/setup.sh [--test]" ;;
 esac
 
-# A .venv that does not start, has another Python or was moved with its folder is made anew.
+# A .venv that does not start, has another Python or was moved with its folder is made anew. Its commands know where they
+# were installed in their first line or, where the path has a space or is long, in their second.
 if [ -e .venv ] && ! { is_python311 .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null &&
-    head -n 1 .venv/bin/pip | grep -qF "$PWD/.venv/"; }; then
+    head -n 2 .venv/bin/pip | grep -qF "$(pwd -P)/.venv/"; }; then
     say ".venv is broken, of another Python, or was moved: making it anew"
     rm -rf .venv
 fi
 if [ ! -e .venv ]; then
-    for python in ${PYTHON:-python3.11 python3 python} ""; do
+    pythons=(python3.11 python3 python)
+    [ -z "${PYTHON:-}" ] || pythons=("$PYTHON")
+    for python in "${pythons[@]}" ""; do
         if [ -n "$python" ] && is_python311 "$python"; then break; fi
     done
     [ -n "$python" ] || fail "Python 3.11 is needed, but ${PYTHON:-none of python3.11, python3 and python} is not it." \
