@@ -31,6 +31,8 @@ ADDED_SCORES = {
 }
 LOWER_IS_BETTER = {"perplexity", "loss"}
 NAMES = {"bleu": "BLEU", "sacrebleu": "BLEU (sacrebleu)", "tokenised_bleu": "BLEU (tokenised)"}
+# Flags that end a training, and what they count.
+ENDS = {"max-update": "updates", "max-epoch": "epochs"}
 # Printed parameter counts are rounded, and leave out or count biases and positions differently.
 PARAMETER_TOLERANCE = 0.02
 
@@ -96,16 +98,28 @@ def split_row(name: str) -> tuple[str, str | None]:
     return name.lower(), None
 
 
-def flags_of(line: dict) -> dict[str, str]:
-    """fairseq-train's flags by name without dashes; of a flag given twice the last counts."""
+def flags_of(line: dict) -> list[tuple[str, str]]:
+    """fairseq-train's flags, name without dashes and value, in their order; of a flag given twice the last counts."""
     words = line["flags"]
     words = shlex.split(words) if isinstance(words, str) else [str(word) for word in words]
-    found = {}
+    found = []
     for word, following in itertools.zip_longest(words, words[1:], fillvalue="--"):
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            found[name] = value or ("" if following.startswith("--") else following)
+            found.append((name, value or ("" if following.startswith("--") else following)))
     return found
+
+
+def cut_short(line: dict) -> list[str]:
+    """How much of its recipe's updates or epochs a run has, if it has fewer."""
+    ends = [(name, int(value)) for name, value in flags_of(line) if name in ENDS and value.isdigit()]
+    if not ends:
+        return []
+    # What a user adds stands behind the recipe's flags: the first is of the recipe's kind, the largest is not shortened.
+    end = ends[0][0]
+    wanted = max(value for name, value in ends if name == end)
+    done = line["updates"] if end == "max-update" else len(line.get("curve") or []) or wanted
+    return [f"{done} of {wanted} {ENDS[end]}"] if done < wanted else []
 
 
 def other_scale(line: dict, published: dict | None) -> list[str]:
@@ -115,14 +129,19 @@ def other_scale(line: dict, published: dict | None) -> list[str]:
         return marks
     if published.get("architecture", line["architecture"]) != line["architecture"]:
         marks.append(f"{line['architecture']} (paper: {published['architecture']})")
-    flags = flags_of(line) | {"max-update": str(line["updates"])}
-    for name, wanted in published.get("settings", {}).items():
+    flags = dict(flags_of(line)) | {"max-update": str(line["updates"])}
+    settings = published.get("settings", {})
+    for name, wanted in settings.items():
         if (value := flags.get(name)) is not None and value != str(wanted):
             marks.append(f"{name} {value} (paper {wanted})")
-    wanted = read_count(published.get("parameters"))
-    wanted = wanted and wanted + published.get("extra_parameters", 0)
-    if wanted and abs(line["parameters"] / wanted - 1) > PARAMETER_TOLERANCE:
-        marks.append(f"{short_count(line['parameters'])} parameters (paper {published['parameters']})")
+    if "max-update" not in settings:
+        marks += cut_short(line)
+    for key in ("parameters", "attention_parameters"):
+        wanted, ours = read_count(published.get(key)), line.get(key)
+        if key == "parameters" and wanted:
+            wanted += published.get("extra_parameters", 0)
+        if wanted and ours is not None and abs(ours / wanted - 1) > PARAMETER_TOLERANCE:
+            marks.append(f"{short_count(ours)} {key.replace('_', ' ')} (paper {published[key]})")
     return marks
 
 
@@ -291,7 +310,10 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     made = [("", lambda row: row["label"])]
     made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
     if any("attention_parameters" in (row["published"] or {}) for row in rows):
-        made.append(("attention, paper", lambda row: (row["published"] or {}).get("attention_parameters", "")))
+        made.append(("attention parameters", attention_cell))
+        made.append(
+            ("attention parameters, paper", lambda row: (row["published"] or {}).get("attention_parameters", ""))
+        )
     elif any("parameters" in (row["published"] or {}) for row in rows):
         made.append(("parameters, paper", lambda row: printed_parameters(row["published"] or {})))
     for split, group in order:
@@ -319,6 +341,11 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     cells = [[text(row) for _, text in made] for row in rows]
     filled = [index for index in range(len(header)) if index == 0 or any(row[index] for row in cells)]
     return [header[index] for index in filled], [[row[index] for index in filled] for row in cells]
+
+
+def attention_cell(row: dict) -> str:
+    count = (row["ours"] or {}).get("attention_parameters")
+    return "" if count is None else short_count(count)
 
 
 def printed_parameters(published: dict) -> str:

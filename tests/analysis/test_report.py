@@ -113,7 +113,7 @@ def test_extra_parameters_in_the_papers_follow_from_their_sizes():
                 per_layer = heads * heads + (head_dim * heads if "mixhead-b" in row["row"] else 0)
                 assert extra == layers * per_layer, row["row"]
                 checked += 1
-    assert checked == 28
+    assert checked == 30
 
 
 def test_a_row_stands_beside_the_papers_value_whichever_way_its_name_is_ordered():
@@ -142,6 +142,54 @@ def test_runs_at_another_scale_say_in_what_they_differ():
     ]
     updates = only([line("base-mha", 24.0, paper="mhe", table="wmt14", flags="--encoder-layers=6")])
     assert updates["base-mha"]["ours"]["other_scale"] == ["max-update 1000 (paper 100000)"]
+
+
+def test_a_run_with_another_size_of_attention_than_the_papers_is_marked():
+    row = {"paper": "mhe", "table": "wmt14", "updates": 100_000}
+    for count, marks in ((99_999_999, ["100.00M attention parameters (paper 6.52M)"]), (6_515_712, [])):
+        rows = only([line("base-mhe-mul", 23.0, attention_parameters=count, **row)])
+        assert rows["base-mhe-mul"]["ours"]["other_scale"] == marks
+    assert only([line("base-mhe-mul", 23.0, **row)])["base-mhe-mul"]["ours"]["other_scale"] == []
+
+
+def test_attention_parameters_stand_beside_the_papers():
+    lines = [line("base-mha", 24.0, paper="mhe", table="wmt14", parameters=60_000_000, attention_parameters=18_874_368)]
+    header, cells = report.columns(report.build(lines, PAPERS)[0])
+    assert header[1:4] == ["parameters", "attention parameters", "attention parameters, paper"]
+    assert cells[0][1:4] == ["60.00M", "18.87M", "18.87M"]
+    assert cells[1][1:4] == ["", "", "6.52M"]
+
+
+@pytest.mark.parametrize(
+    "flags, updates, epochs, marks",
+    [
+        ("--max-update 286000", 1000, 1, ["1000 of 286000 updates"]),
+        ("--max-update 286000", 286_000, 9, []),
+        ("--max-update 50000 --max-update 300000", 300_000, 9, []),
+        ("--max-update=286000 --max-update 1000", 1000, 1, ["1000 of 286000 updates"]),
+        ("--max-update 286000 --max-epoch 1", 1000, 1, ["1000 of 286000 updates"]),
+        ("--max-update 2000 --max-epoch 50", 2000, 1, []),
+        ("--max-epoch 50", 1000, 50, []),
+        ("--max-epoch 50 --max-update 1000", 1000, 2, ["2 of 50 epochs"]),
+        ("--max-epoch 50", 1000, 0, []),
+    ],
+)
+def test_a_run_that_ended_before_its_recipes_end_is_marked(flags, updates, epochs, marks):
+    curve = [{"updates": updates, "train_loss": 2.0, "valid_loss": 2.0}] * epochs
+    rows = only([line("h4-mha", 34.0, flags=flags, updates=updates, curve=curve)])
+    assert rows["h4-mha"]["ours"]["other_scale"] == marks
+
+
+def test_runs_in_the_blocks_of_the_papers_text_stand_beside_table_3():
+    gbw = {"architecture": "lowrank_transformer_lm_gbw", "parameters": 330_500_000}
+    flags = "--tokens-per-sample 512"
+    lines = [line("baevski-mha", 38.0, table="table3-n512", metric="perplexity", flags=flags, **gbw)]
+    (table,) = report.build(lines, PAPERS)
+    assert table["title"].endswith("n 512, as the text says")
+    assert rows_of(table)["baevski-mha"]["ours"]["other_scale"] == []
+    same = rows_of(PAPERS["mixhead"]["tables"]["table3"])
+    for name, row in rows_of(table).items():
+        assert row["published"]["values"] == same[name]["values"]
 
 
 def test_a_run_at_the_papers_scale_carries_no_mark():
