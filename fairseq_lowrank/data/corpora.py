@@ -5,12 +5,15 @@ and does nothing once it is done:
 
     raw/   what the publisher's files say, a sentence a line        tok/   tokenised, cleaned
     bpe/   cut into sub-words                                       bin/   fairseq's binary form
+
+What shapes these files is kept beside them in settings.json: a folder is not made half one way, half another.
 """
 
 from __future__ import annotations
 
 import argparse
 import html
+import json
 import logging
 import os
 import re
@@ -35,6 +38,37 @@ from fairseq_lowrank.data.text import (
 )
 
 # --- steps that every corpus shares ---
+
+SETTINGS = ("size", "head", "pieces", "operations", "joined_dictionary")
+
+
+def spell(setting: str, value: object) -> str:
+    """A setting as on the command line."""
+    flag = f"--{setting.replace('_', '-')}"
+    return f"no {flag}" if value is None or value is False else flag if value is True else f"{flag} {value}"
+
+
+def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
+    """Refuse settings other than those that --output was made with; with `keep`, note them where nothing is made yet.
+
+    A folder without a note is older than these notes: made with the default sub-words, and the rest as its name says.
+    """
+    file = args.output / "settings.json"
+    given = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+    kept = dict(given)
+    if file.exists():
+        kept |= json.loads(file.read_text())
+    elif any((args.output / name).exists() for name in ("bpe.model", "bin")):
+        defaults = vars(build_parser().parse_args([args.corpus]))
+        kept |= {name: defaults[name] for name in ("pieces", "operations") if defaults.get(name)}
+    elif keep:
+        make(file, write_lines, file, [json.dumps(given)])
+    for name, value in given.items():
+        if value != kept[name]:
+            made = spell(name, kept[name])
+            raise ValueError(
+                f"{args.output} was made with {made}, not with {spell(name, value)}: give {made}, or remove that folder"
+            )
 
 
 def preprocess(folder: Path, *flags: str) -> None:
@@ -64,6 +98,7 @@ def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] 
 
 def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str]) -> Path:
     """Learn sub-words of `kind` on tok/train.* and cut every tok/NAME into bpe/NAME."""
+    check_settings(args, keep=True)
     names = list(names)
     tokenised, pieces, model = args.output / "tok", args.output / "bpe", args.output / "bpe.model"
     training = [tokenised / name for name in names if name.startswith("train.")]
@@ -100,6 +135,7 @@ def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> 
 
 def join_sentences(args: argparse.Namespace, base: Path, languages: tuple[str, str]) -> Path:
     """The corpus prepared in `base` with every --join consecutive sentences as one, and the same dictionaries."""
+    check_settings(args, keep=True)
     names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in languages]
     for source in [base / stage / name for stage in ("tok", "bpe") for name in names] + sorted(
         (base / "raw").glob("test.*")
@@ -261,6 +297,7 @@ BROWN = {
 
 def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *flags: str) -> Path:
     """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
+    check_settings(args, keep=True)
     for split, parts in files.items():
         target = args.output / "tok" / f"{split}.txt"
         make(target, write_lines, target, islice(chain.from_iterable(map(read_lines, parts)), args.head))
@@ -400,6 +437,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     locate(args)
     try:
+        check_settings(args)
         done = args.output / "bin"
         made = done if done.exists() else CORPORA[args.corpus](args)
         if getattr(args, "join", None):

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_multi30k_becomes_a_fairseq_corpus_and_goes_on_where_it_stopped(prepare,
     )
 
     before = files(folder)
-    assert prepare("multi30k", "--data", tmp_path / "gone") == (0, str(folder / "bin"))
+    assert prepare("multi30k", "--data", tmp_path / "gone", "--pieces", 300) == (0, str(folder / "bin"))
     assert files(folder) == before
     # An interrupted run left neither the last step nor one of the files before it.
     for path in [*(folder / "bin").iterdir(), folder / "bpe" / "valid.en"]:
@@ -73,6 +74,36 @@ def test_joined_sentences_share_the_dictionaries(prepare, corpus, tmp_path):
     assert list(read_lines(joined / "bpe" / "train.de"))[1] == " ".join(lines[10:20])
     assert len(list(read_lines(joined / "tok" / "train.en"))) == 11
     assert (joined / "bin" / "dict.en.txt").read_text() == (single / "bin" / "dict.en.txt").read_text()
+
+    shutil.rmtree(single)  # as the refusal of other pieces says, which holds for the joined folder too
+    status, said = prepare("multi30k", "--data", data, "--pieces", 250, "--join", 10)
+    assert status == 2 and f"{joined} was made with --pieces 200, not with --pieces 250" in said
+
+
+def test_a_folder_made_with_other_settings_is_refused_even_half_made(prepare, corpus, tmp_path):
+    data = shorten(corpus("multi30k"), tmp_path / "data", train=105, val=20, test=20)
+    assert prepare("multi30k", "--data", data, "--pieces", 200)[0] == 0
+    folder = tmp_path / "work" / "data" / "multi30k"
+    refused = (
+        2,
+        f"prepare_multi30k.sh: error: {folder} was made with --pieces 200, not with --pieces 6000: give --pieces 200, or "
+        "remove that folder",
+    )
+    assert prepare("multi30k", "--data", data) == refused
+    shutil.rmtree(folder / "bin")  # as after an interruption
+    assert prepare("multi30k", "--data", data) == refused
+    (folder / "settings.json").unlink()  # as made by an earlier version, which is taken for the default
+    assert "was made with --pieces 6000, not with --pieces 200" in prepare("multi30k", "--pieces", 200)[1]
+    assert prepare("multi30k", "--data", data)[0] == 0
+
+
+def test_settings_that_a_folders_name_tells_are_checked_where_it_is_named_otherwise(prepare, corpus, tmp_path):
+    data = shorten(corpus("brown"), tmp_path / "data", train=20, valid=20, test=20)
+    both = ("--data", data, "--output", tmp_path / "out")
+    assert prepare("brown", *both)[0] == 0
+    assert "out was made with no --head, not with --head 7: give no --head" in prepare("brown", *both, "--head", 7)[1]
+    (tmp_path / "out" / "settings.json").unlink()
+    assert prepare("brown", *both, "--head", 7) == (0, str(tmp_path / "out" / "bin"))
 
 
 def test_the_iwslt14_test_set_is_the_five_chunks_in_order(prepare, corpus, tmp_path):
