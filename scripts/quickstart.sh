@@ -4,7 +4,8 @@
 #   scripts/quickstart.sh [--data grammar|multi30k] [--attention PRESET]
 #
 #   --data grammar       a corpus made up on the spot by a small grammar (default; nothing to download, about 3 minutes)
-#   --data multi30k      real image captions: row PRESET of examples/multi30k/compare.sh (about 30 minutes)
+#   --data multi30k      real image captions: row PRESET of examples/multi30k/compare.sh (about 30 minutes); they are in
+#                        FOLDER/multi30k with LOWRANK_DATA=FOLDER, or fetched with PREPARE="--download"
 #   --attention PRESET   the kind of attention: mixhead-b (default), mha, mixhead-a, mhe-mul, mqa, …
 #
 # Sets up .venv first (SETUP=0: uses the Python on PATH), then makes the corpus, trains, translates the test set and
@@ -48,7 +49,7 @@ if [ "$data" = multi30k ]; then
     export ROWS="$attention" RESULTS="$work/quickstart/multi30k.jsonl"
     mkdir -p "$work/quickstart"
     "$ROOT/examples/multi30k/compare.sh"
-    [ -e "$run/generate-test.out" ] || exit 1 # compare.sh has said why
+    grep -qsF "\"row\": \"$attention\"" "$RESULTS" || exit 1 # compare.sh has said why
     DRY_RUN=1 "$ROOT/examples/multi30k/compare.sh" 2>&1 | sed 's/^+ //' >"$run/commands"
     report --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate-test.out" \
         --checkpoint "$run/checkpoints/checkpoint_best.pt" \

@@ -269,6 +269,7 @@ def test_a_row_that_a_recipe_does_not_have_is_refused_with_those_it_has(recipe):
 def test_a_recipe_without_its_corpus_says_what_to_get(recipe, tmp_path):
     said = recipe("mixhead/table2.sh", DRY_RUN="", ROWS="vanilla-mha", LOWRANK_DATA=tmp_path, fails=True).stdout
     assert "lacks wiki.train.tokens or train.txt" in said and "wikitext-2-v1.zip" in said
+    assert 'LOWRANK_DATA=FOLDER, with them in FOLDER/wikitext-2, or PREPARE="--download"' in said
     assert not (tmp_path / "results.jsonl").exists()
 
 

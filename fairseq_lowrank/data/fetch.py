@@ -94,6 +94,7 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise ValueError(
             f"{args.data} lacks {', '.join(missing[:10])}{more}. Say where they are with --data FOLDER, or fetch them with "
-            f"--download from {', '.join(urls)}{note}"
+            f"--download from {', '.join(urls)}{note}; from a recipe or the quickstart: LOWRANK_DATA=FOLDER, with them in "
+            f'FOLDER/{args.data.name}, or PREPARE="--download"'
         )
     return list(found.values())
