@@ -21,6 +21,7 @@ from fairseq.models import (
     FairseqEncoderModel,
     FairseqLanguageModel,
 )
+from omegaconf.errors import InterpolationKeyError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -98,7 +99,10 @@ def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = No
     args = options.parse_args_and_arch(parser, input_args=["no-data", "--arch", architecture, *flags])
     if ARCH_MODEL_NAME_REGISTRY[architecture] in MODEL_DATACLASS_REGISTRY:
         # as fairseq-train does: flags that were not given get the dataclass's defaults
-        args = as_namespace(convert_namespace_to_omegaconf(args).model)
+        try:
+            args = as_namespace(convert_namespace_to_omegaconf(args).model)
+        except InterpolationKeyError as error:  # a size that is the task's
+            raise _cannot_be_built(architecture, error) from error
     args.arch = architecture
     return args
 
@@ -124,22 +128,35 @@ def build(args: Namespace, vocab_size: int) -> nn.Module:
     """The model of :func:`parse`'s arguments with parameters that have shapes but no memory.
 
     Raises:
-        ValueError: the model refuses its arguments.
+        ValueError: the model refuses its arguments, or needs more than them and a dictionary.
     """
     dictionary = _SizedDictionary(vocab_size)
-    task = SimpleNamespace(
-        source_dictionary=dictionary, target_dictionary=dictionary, dictionary=dictionary, cfg=args, args=args
-    )
+    names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
+    task = SimpleNamespace(**dict.fromkeys(names, dictionary), cfg=args, args=args)
     build_model = ARCH_MODEL_REGISTRY[args.arch].build_model
     try:
-        with torch.device("meta"):
-            return build_model(args, task)
-    except NotImplementedError:
-        # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
-        with FakeTensorMode():
-            return build_model(args, task)
+        try:
+            with torch.device("meta"):
+                return build_model(args, task)
+        except NotImplementedError:
+            # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
+            with FakeTensorMode():
+                return build_model(args, task)
     except AssertionError as error:
-        raise ValueError(f"{args.arch}: fairseq refuses these flags ({error or 'an assertion failed'})") from error
+        reason = str(error) or "an assertion failed"
+        raise ValueError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
+    except (AttributeError, ImportError, NameError, OSError) as error:
+        if offers_attention(args.arch):
+            raise
+        raise _cannot_be_built(args.arch, error) from error
+
+
+def _cannot_be_built(architecture: str, error: Exception) -> ValueError:
+    """What to say of an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
+    return ValueError(
+        f"--arch {architecture}: fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())})"
+        "; expected a text architecture that needs no more, such as transformer or transformer_lm"
+    )
 
 
 def stacks(args: Namespace) -> Iterator[tuple[str, int, int, int]]:

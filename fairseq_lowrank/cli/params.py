@@ -1,4 +1,4 @@
-"""Count the parameters of any fairseq architecture, without allocating it.
+"""Count the parameters of a fairseq text architecture, without allocating it.
 
 Prints the total and its parts, attention at each site, and what the chosen attention costs over `--attention mha`. Any
 flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
@@ -25,7 +25,7 @@ TAKES_FLAGS = True
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--arch", required=True, metavar="A", help="fairseq architecture, ours or stock")
+    parser.add_argument("--arch", required=True, metavar="A", help="fairseq text architecture, ours or stock")
     parser.add_argument(
         "--vocab-size", type=int, required=True, metavar="V", help="dictionary size, fairseq's special symbols included"
     )

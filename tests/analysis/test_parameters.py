@@ -100,6 +100,11 @@ def test_parameters_over_plain_attention(architecture, flags, extra):
     assert parameters.describe(architecture, 100_000, flags)["extra"] == extra
 
 
+def test_an_architecture_that_asks_the_task_for_its_output_dictionary_is_counted():
+    small, large = (parameters.describe("lightconv_lm", size)["embeddings"] for size in (1000, 1001))
+    assert large > small
+
+
 def test_fixedhead_is_compared_with_heads_of_width_over_heads():
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     extra = parameters.describe("lowrank_transformer_lm_wiki103", 267744, flags)["extra"]
@@ -180,6 +185,17 @@ def test_the_command_prints_json(capsys):
         (["--arch", TRANSLATION, "--attention", "fixedhead"], "needs a head size"),
         (["--arch", TRANSLATION, "--encoder-attention-heads", "7"], "not divisible"),
         (["--arch", "transformer", "--encoder-attention-heads", "7"], "fairseq refuses"),
+        (["--arch", "multilingual_transformer"], "refuses these flags (an assertion failed)"),
+        (
+            ["--arch", "s2t_transformer_s"],
+            "--arch s2t_transformer_s: fairseq cannot build it from flags and a dictionary",
+        ),
+        (
+            ["--arch", "transformer_lm_megatron"],
+            "expected a text architecture that needs no more, such as transformer or transformer_lm",
+        ),
+        (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
+        (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),
         (["--arch", "transformer", "--sweep", "heads"], "take a lowrank_"),
     ],
 )
