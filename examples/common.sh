@@ -67,8 +67,8 @@ ffn() { echo "--encoder-ffn-embed-dim $1 --decoder-ffn-embed-dim $1"; }
 # lm_width N: a language model of width N throughout.
 lm_width() { echo "--decoder-embed-dim $1 --decoder-input-dim $1 --decoder-output-dim $1"; }
 
-# batch N TOTAL [BLOCK]: an update sees TOTAL tokens, or next to it, in steps of at most N tokens on each GPU, a multiple of
-# BLOCK: of a language model the length of its sequences, since a step takes them whole.
+# batch N TOTAL [BLOCK]: an update sees TOTAL tokens, or next to it, in steps of at most N tokens on each GPU, a multiple
+# of BLOCK: of a language model the length of its sequences, since a step takes them whole.
 batch() {
     local gpus=$((GPU_COUNT > 1 ? GPU_COUNT : 1)) block="${3:-1}" fewest updates tokens off nearest="" flags=""
     fewest=$(($2 / ($1 * gpus)))
@@ -174,8 +174,8 @@ prepare() {
     if [ -z "$DRY_RUN" ]; then "$ROOT/scripts/prepare_$name.sh" "${flags[@]}" >/dev/null; fi
 }
 
-# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped. RUN/trained holds the flags of a run that came to
-# its end and is empty before that: started again with these flags, fairseq would add an update before it looks at --max-update.
+# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped. RUN/trained holds the flags of a run that came
+# to its end and is empty before that: started again, fairseq would add an update before it looks at --max-update.
 train() {
     local trained="$2/trained"
     if [ -z "$DRY_RUN" ] && [ -e "$2/checkpoints/checkpoint_best.pt" ] && [ "$(cat "$trained" 2>&1)" = "${*:3}" ]; then

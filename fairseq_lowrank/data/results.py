@@ -217,7 +217,9 @@ def main(argv: list[str] | None = None) -> int:
     one.add_argument("--valid-references", type=Path, help="its tokenised references")
     one = subparsers.add_parser("perplexity", parents=[run], help="append the line of a language model run")
     one.add_argument("--evaluated", type=Path, required=True, help="what fairseq-eval-lm printed")
-    subparsers.add_parser("finished", parents=[common], help="print the rows that have a line, trials (--smoke) or others")
+    subparsers.add_parser(
+        "finished", parents=[common], help="print the rows that have a line, trials (--smoke) or others"
+    )
     args = parser.parse_args(argv)
     try:
         if args.command == "finished":
