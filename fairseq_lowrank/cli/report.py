@@ -3,7 +3,8 @@
 Reads the JSON lines that the recipes write, and prints one Markdown table for every table of a paper that has results:
 our value beside the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
 better, and, for every run at another scale than the paper's (a smoke run, other sizes, updates other than the paper's,
-or fewer than the recipe's where the paper gives none), in what it differs. Tables are never mixed: the Mixhead paper calls its tables 7 to 10 comparable only within themselves.
+or fewer than the recipe's where the paper gives none), in what it differs. Tables are never mixed: the Mixhead paper
+calls its tables 7 to 10 comparable only within themselves.
 
   fairseq-lowrank report results/
   fairseq-lowrank report results/ --paper mixhead --table table4
