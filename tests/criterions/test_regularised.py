@@ -340,8 +340,7 @@ def test_what_cannot_be_penalised_is_refused_in_one_line(capsys, flags, message)
 
 def test_a_model_without_anything_to_penalise_is_refused_before_training(task):
     orthogonality, overlap = build_criterion(task, *ALL[:2]), build_criterion(task, *ALL[2:])
-    # sites can leave the mixing out of every layer that there is
-    unmixed = build_model(task, "--attention", "mixhead-a", "--attention-sites", "cross", "--no-cross-attention")
+    unmixed = build_model(task, "--attention", "mha", "--no-cross-attention")
     cfg = convert_namespace_to_omegaconf(arguments("lowrank_transformer", "--cpu"))
     with pytest.raises(ValueError, match="no head mixing that learns"):
         Trainer(cfg, task, unmixed, orthogonality)
