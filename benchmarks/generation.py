@@ -51,6 +51,7 @@ class Generation:
         else:
             self.model = models.build(self.task, cfg, options.device, options.seed)
         self.model.to(options.device).eval()
+        cfg.common_eval.path = checkpoint or "untrained"  # so that it is what fairseq-generate does
         cfg.generation.beam = options.beam
         if not options.checkpoint:
             cfg.generation.update(max_len_a=0, max_len_b=options.length, min_len=options.length)
