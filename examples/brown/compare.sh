@@ -11,7 +11,7 @@ COMMON=(
     --criterion adaptive_loss --ddp-backend legacy_ddp --adaptive-softmax-cutoff 5000,20000
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 0.25 --weight-decay 0.01
     --lr 1e-3 --lr-scheduler cosine --warmup-updates 200 --warmup-init-lr 1e-07
-    --max-tokens 2048 --max-update 2000 --no-epoch-checkpoints
+    $(batch 2048 2048 256) --max-update 2000 --no-epoch-checkpoints
 )
 row mha --attention mha --decoder-attention-heads 4
 row sigsoftmax --attention mha --attention-activation sigsoftmax --decoder-attention-heads 4

@@ -9,7 +9,7 @@ COMMON=(
     $(layers 3) $(width 256) $(ffn 512) --dropout 0.2
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas 0.9,0.98 --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 400
-    --max-tokens 4096 --max-epoch 12 --no-epoch-checkpoints
+    $(batch 4096 4096) --max-epoch 12 --no-epoch-checkpoints
 )
 OURS="--arch lowrank_transformer_iwslt_de_en"
 row stock --arch transformer_iwslt_de_en $(heads 4)

@@ -51,8 +51,14 @@ def refusal(inputs: AttentionInputs) -> str | None:
     return "the attention weights (need_weights)" if inputs.need_weights else None
 
 
-@torch.compiler.disable
 def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
+    if torch.compiler.is_compiling():
+        # As a decorator it would import the compiler into every command, for a second and more.
+        return torch.compiler.disable(_compute)(inputs)
+    return _compute(inputs)
+
+
+def _compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     q, k, v = inputs.q, inputs.k, inputs.v
     device = q.device.type
     if torch.is_autocast_enabled(device):
