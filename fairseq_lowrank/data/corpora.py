@@ -6,7 +6,8 @@ and does nothing once it is done:
     raw/   what the publisher's files say, a sentence a line        tok/   tokenised, cleaned
     bpe/   cut into sub-words                                       bin/   fairseq's binary form
 
-What shapes these files is kept beside them in settings.json: a folder is not made half one way, half another.
+What shapes these files is kept beside them in settings.json: a folder is not made half one way, half another. Of several
+processes that prepare the same corpus one does it and the others wait.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
-from fairseq_lowrank.data.fetch import gather, make
+from fairseq_lowrank.data.fetch import gather, locked, make
 from fairseq_lowrank.data.text import (
     BytePieces,
     MosesTokenizer,
@@ -437,12 +438,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     locate(args)
     try:
-        check_settings(args)
-        done = args.output / "bin"
-        made = done if done.exists() else CORPORA[args.corpus](args)
-        if getattr(args, "join", None):
-            base, args.output = args.output, args.output.with_name(f"{args.output.name}-x{args.join}")
-            made = join_sentences(args, base, LANGUAGES[args.corpus])
+        with locked(args.output):
+            check_settings(args)
+            done = args.output / "bin"
+            made = done if done.exists() else CORPORA[args.corpus](args)
+            if getattr(args, "join", None):
+                base, args.output = args.output, args.output.with_name(f"{args.output.name}-x{args.join}")
+                made = join_sentences(args, base, LANGUAGES[args.corpus])
     except (ValueError, OSError) as error:
         print(f"prepare_{args.corpus}.sh: error: {error}", file=sys.stderr)
         return 2

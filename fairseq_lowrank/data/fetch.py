@@ -1,15 +1,17 @@
-"""Finding a corpus's published files, in a local folder or by download with a checked SHA-256."""
+"""Making a corpus's files: finding what is published, in a local folder or by download with a checked SHA-256."""
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import shutil
 import tarfile
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fairseq_lowrank.data.text import say, whole_file
@@ -60,6 +62,24 @@ def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Pa
         target.parent.mkdir(parents=True, exist_ok=True)
         recipe(*arguments, **options)
     return target
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of `folder`, made if need be, while the block runs; wait for one that is in there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process, which is making {folder}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+        with suppress(OSError):  # only an empty folder goes: nothing was made
+            folder.rmdir()
 
 
 def find(folders: Iterable[Path], names: str) -> Path | None:

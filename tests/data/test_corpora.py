@@ -3,12 +3,15 @@
 import gzip
 import hashlib
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from fairseq_lowrank.data import corpora
+from fairseq_lowrank.data.fetch import locked
 from fairseq_lowrank.data.text import read_lines, write_lines
 
 
@@ -64,6 +67,20 @@ def test_multi30k_becomes_a_fairseq_corpus_and_goes_on_where_it_stopped(prepare,
     after = files(folder)
     changed = {path.relative_to(folder).parts[0] for path in before if after[path] != before[path]}
     assert changed == {"bin", "bpe"} and after[folder / "bpe" / "valid.de"] == before[folder / "bpe" / "valid.de"]
+
+
+def test_a_second_process_waits_for_the_first_and_takes_what_it_made(prepare, corpus, tmp_path):
+    data = shorten(corpus("brown"), tmp_path / "data", train=50, valid=20, test=20)
+    command = [sys.executable, "-m", "fairseq_lowrank.data.corpora", "brown", "--data", str(data)]
+    with locked(tmp_path / "work" / "data" / "brown"):
+        both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        assert all("waiting for another process" in process.stderr.readline() for process in both)
+    made = []
+    for process in both:
+        output, errors = process.communicate()
+        assert (process.returncode, output) == (0, f"{tmp_path}/work/data/brown/bin\n"), errors
+        made.append("making" in errors)
+    assert sorted(made) == [False, True]
 
 
 def test_joined_sentences_share_the_dictionaries(prepare, corpus, tmp_path):
@@ -128,6 +145,12 @@ def test_iwslt14_without_its_training_part_says_what_is_missing_and_whence(prepa
     assert status == 2
     assert "lacks train.tags.de-en.de, train.tags.de-en.en" in said
     assert "--download from http" in said and "--test-only" in said
+
+
+def test_a_missing_corpus_leaves_no_folder_behind(prepare, tmp_path):
+    status, said = prepare("brown", "--data", tmp_path / "none")
+    assert status == 2 and f"{tmp_path}/none lacks train.txt or cr09" in said
+    assert not (tmp_path / "work" / "data" / "brown").exists()
 
 
 def test_iwslt14_from_the_campaigns_files(prepare, corpus, tmp_path):
