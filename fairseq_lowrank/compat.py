@@ -115,7 +115,7 @@ def load_checkpoints_safely() -> None:
             try:
                 with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
                     return load(path, *args, **kwargs)
-            except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
                 raise Refused(refusal(path, error)) from error
 
         return load_safely

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy
@@ -17,6 +17,8 @@ from torch import nn
 from fairseq_lowrank.analysis.architecture import attention_layers, build, model_name, stacks
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.analysis.report import load_papers
+from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.models.options import SITES, AttentionOptions
 
 BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
 FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
@@ -49,12 +51,17 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
     Raises:
         ValueError: no such data.
     """
-    _, source, target = _language_pair(folder)
+    source, target = _language_pair(folder)
     pair = [f"{subset}.{source}-{target}.{language}" for language in (source, target)]
     names = dict(zip(("source", "target"), pair, strict=True)) if source else {"text": subset}
     found = {}
     for name, prefix in names.items():
-        data = data_utils.load_indexed_dataset(str(folder / prefix), None)
+        try:
+            data = data_utils.load_indexed_dataset(str(folder / prefix), None)
+        except (AssertionError, ValueError) as error:
+            raise ValueError(
+                f"{folder / prefix}.idx cannot be read as fairseq's: it is damaged or cut short"
+            ) from error
         if data is None:
             raise ValueError(f"{folder} holds no {prefix}.idx: --data takes a folder of fairseq-preprocess")
         found[name] = numpy.array(data.sizes)  # a copy: the file's memory goes with the data set
@@ -63,16 +70,17 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
 
 def read_vocab_size(folder: Path) -> int:
     """Size of the dictionary (the source's where there are two), fairseq's special symbols included."""
-    files = sorted(folder.glob("dict*.txt"))
-    if not files:
-        raise ValueError(f"{folder} holds no dict.txt: give --vocab-size")
-    return len(Dictionary.load(str(files[0])))
+    source, _ = _language_pair(folder)
+    file = folder / (f"dict.{source}.txt" if source else "dict.txt")
+    if not file.is_file():
+        raise ValueError(f"--data {folder} holds no {file.name}: give --vocab-size")
+    return len(Dictionary.load(str(file)))
 
 
-def _language_pair(folder: Path) -> tuple[Path, str | None, str | None]:
+def _language_pair(folder: Path) -> tuple[str | None, str | None]:
     if not folder.is_dir():
         raise ValueError(f"--data {folder}: no such folder")
-    return folder, *(data_utils.infer_language_pair(str(folder)) or (None, None))
+    return data_utils.infer_language_pair(str(folder)) or (None, None)
 
 
 def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
@@ -88,7 +96,7 @@ def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
 def lengths_by_site(lengths: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
     """What bounds the rank of each site's matrices beside the head size: the smaller of its two sides."""
     if "text" in lengths:
-        return dict.fromkeys(("encoder", "decoder"), lengths["text"])
+        return dict.fromkeys(SITES, lengths["text"])
     source, target = lengths["source"], lengths["target"]
     return {"encoder": source, "decoder": target, "cross": numpy.minimum(source, target)}
 
@@ -120,6 +128,60 @@ class Variants:
         except ValueError:
             return None
 
+    def attention_remedies(
+        self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
+    ) -> list[tuple[str, int]]:
+        """Flags that lift the rank at a site, with their cost: mixed heads, larger heads, or what other sites have.
+
+        A model has one composition, and plain mha at the sites that are not chosen. So a remedy is for all sites of the
+        same composition that want one; where that would leave a third kind of attention, for all of that composition.
+
+        Args:
+            sites: an attention layer for each of the model's sites.
+            wanted: the head size wanted at each site that wants a remedy.
+        """
+        if not self.possible:
+            return []
+        options = AttentionOptions.from_args(self.args)
+        now = {each: options.spec_at(each) for each in sites}
+        same = [each for each in sites if now[each] == now[site]]
+        needy = [each for each in same if each in wanted]
+        goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
+        if now[site].mixing == "none" and now[site].projection != "single":
+            goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
+        if now[site] != options.spec and (options.spec.mixing != "none" or options.spec.head_dim is not None):
+            goals = [*goals, options.spec] if options.spec not in goals else goals
+        found = []
+        for goal in goals:
+            for changed in (needy, same):
+                after = {each: goal if each in changed else now[each] for each in sites}
+                if {goal, AttentionSpec()} >= set(after.values()):
+                    break
+            else:
+                continue
+            changes = self._flags(options, goal, [each for each in after if after[each] == goal], list(sites))
+            if (cost := self.cost(**changes)) is not None:
+                words = (f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+                found.append((" ".join(words), cost))
+        return found
+
+    def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
+        """The flags that, beside those given, put a composition at the chosen sites."""
+        preset = getattr(self.args, "attention", None) or "mha"
+        changes = {}
+        if goal.mixing != options.spec.mixing:
+            if preset == "mha" and getattr(self.args, "head_mixing", None) is None:
+                changes["attention"] = {"static": "mixhead-a", "positionwise": "mixhead-b"}[goal.mixing]
+            else:
+                changes["head_mixing"] = goal.mixing
+        if goal.head_dim != options.spec.head_dim:
+            if preset == "mha":
+                changes["attention"] = "fixedhead"
+            changes["head_dim"] = goal.head_dim
+        if set(chosen) != {site for site in present if site in options.sites}:
+            changes["attention_sites"] = ",".join(chosen)
+        return changes
+
 
 def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> list[Finding]:
     """All findings for an architecture's arguments, its vocabulary and the lengths of its data.
@@ -129,22 +191,10 @@ def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) 
     """
     model = build(args, vocab_size)
     variants = Variants(args, vocab_size)
-    by_site = lengths_by_site(lengths) if lengths else {}
     sites = {}
     for layer in attention_layers(model):
         sites.setdefault(layer.site, layer.module)
-    findings = [
-        head_size(
-            site,
-            sites[site],
-            by_site[site],
-            variants,
-            is_language_model="text" in lengths,
-            several_sites=len(sites) > 1,
-        )
-        for site in sites
-        if site in by_site
-    ]
+    findings = head_sizes(sites, lengths_by_site(lengths) if lengths else {}, variants)
     for stack, layers, width, heads in stacks(args):
         if (rank := embedding_rank(model, stack, width)) is not None:
             findings.append(embedding(stack, layers, width, heads, rank, vocab_size, variants))
@@ -156,19 +206,38 @@ def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) 
     return findings
 
 
+def head_sizes(sites: dict[str, nn.Module], lengths: dict[str, numpy.ndarray], variants: Variants) -> list[Finding]:
+    """Head size against sequence length at every site whose lengths are known."""
+    short = {
+        site: lengths[site] for site in sites if site in lengths and share_beyond(sites[site], lengths[site]) > 0.05
+    }
+    wanted = {site: math.ceil(describe_lengths(found)["p95"]) for site, found in short.items()}
+    return [
+        head_size(
+            site,
+            sites[site],
+            lengths[site],
+            variants.attention_remedies(site, sites, wanted) + _wider_heads(site, sites[site], wanted[site], variants)
+            if site in short
+            else [],
+            pairs="cross" in sites,
+        )
+        for site in sites
+        if site in lengths
+    ]
+
+
+def share_beyond(module: nn.Module, lengths: numpy.ndarray) -> float:
+    """The share of sequences for which heads of this size can't produce every attention matrix."""
+    return float((lengths > module.head_dim + 1).mean())
+
+
 def head_size(
-    site: str,
-    module: nn.Module,
-    lengths: numpy.ndarray,
-    variants: Variants,
-    *,
-    is_language_model: bool,
-    several_sites: bool,
+    site: str, module: nn.Module, lengths: numpy.ndarray, changes: list[tuple[str, int | None]], *, pairs: bool
 ) -> Finding:
-    """Head size against sequence length."""
+    """Head size against sequence length at one site."""
     head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
-    beyond = float((lengths > head_dim + 1).mean())
-    mixing = getattr(module, "mixing", None) is not None
+    beyond = share_beyond(module, lengths)
     numbers = {"site": site, "head_dim": head_dim, "heads": heads, "lengths": stats, "share_beyond": beyond}
     length = (
         f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
@@ -177,37 +246,41 @@ def head_size(
         else f"sequence length n = {lengths[0]}."
     )
     about = f"{site} attention: head size d_k = {head_dim}; {length}"
-    evidence, tables = _mixing_evidence("text" if is_language_model else "pairs", short=beyond <= 0.05)
+    evidence, tables = _mixing_evidence("pairs" if pairs else "text", short=beyond <= 0.05)
     if beyond <= 0.05:
         text = f"{about} A head of this size can produce any attention matrix of such a length. {evidence}"
         return Finding("head size", FINE, text, f"{FIXEDHEAD}; {tables}", numbers)
+    spec = spec_of(module)
     text = f"{about} Above d_k + 1 there are attention matrices that no head of this size can produce. "
-    if mixing:
+    if spec.projection == "single":
+        text += "All heads share one matrix here, so mixing them lifts nothing."
+    elif spec.mixing != "none":
         text += f"Its {heads} heads are mixed, which lifts the rank of what they produce."
     else:
         text += evidence
-    wanted = math.ceil(stats["p95"])
-    here, flag = ({"attention_sites": site}, f" --attention-sites {site}") if several_sites else ({}, "")
-    changes = [
-        (f"--attention {kind}{flag}", variants.cost(attention=kind, **here))
-        for kind in ("mixhead-a", "mixhead-b")
-        if not mixing
-    ]
-    widened = variants.cost(attention="fixedhead", head_dim=wanted, **here)
-    changes.append((f"--attention fixedhead --head-dim {wanted}{flag}", widened))
-    fewer = _fewer_heads(module.embed_dim, wanted)
-    larger = module.embed_dim // fewer
-    if fewer < heads and larger > head_dim:
-        stack = "encoder" if site == "encoder" else "decoder"
-        # a head size that was given does not grow by itself
-        given = getattr(getattr(module, "spec", None), "head_dim", None) is not None
-        size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
-        cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
-        changes.append((f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost))
     verdict = BOTTLENECK if stats["median"] > head_dim + 1 else PARTLY
     return Finding(
         "head size", verdict, text, f"{FIXEDHEAD} (d_k = n − 1 already suffices); {tables}", numbers, changes
     )
+
+
+def spec_of(module: nn.Module) -> AttentionSpec:
+    """What an attention layer computes; fairseq's own is plain."""
+    return getattr(module, "spec", None) or AttentionSpec()
+
+
+def _wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
+    """Fewer heads of at least the wanted size, or the next to it, in the same width."""
+    fewer = _fewer_heads(module.embed_dim, wanted)
+    larger = module.embed_dim // fewer
+    if fewer >= module.num_heads or larger <= module.head_dim:
+        return []
+    stack = "encoder" if site == "encoder" else "decoder"
+    # a head size that was given does not grow by itself
+    given = spec_of(module).head_dim is not None
+    size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
+    cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
+    return [] if cost is None else [(f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost)]
 
 
 def _mixing_evidence(task: str, *, short: bool) -> tuple[str, str]:

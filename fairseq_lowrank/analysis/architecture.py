@@ -21,6 +21,7 @@ from fairseq.models import (
     FairseqEncoderModel,
     FairseqLanguageModel,
 )
+from fairseq.tasks import TASK_REGISTRY
 from omegaconf.errors import InterpolationKeyError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -90,6 +91,8 @@ def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = No
         raise ValueError(
             f"--arch {architecture}: unknown; {'did you mean' if close else 'there are'} {', '.join(close or ours)}?"
         )
+    if task is not None and task not in TASK_REGISTRY:
+        raise ValueError(f"--task {task}: unknown; expected one of {', '.join(sorted(TASK_REGISTRY))}")
     parser = options.get_training_parser(task or _default_task(architecture))
 
     def refuse(message: str) -> None:

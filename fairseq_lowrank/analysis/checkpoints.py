@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -45,7 +46,10 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     folder = Path(str(configuration(state, "task", "data")).split(":")[0])
     if not folder.is_dir():
         raise ValueError(f"the data folder {folder} of {path} is not there: give one with --data")
-    models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+    except AssertionError as error:
+        raise ValueError(f"{path} does not fit the data in {folder} ({error}): give its own with --data") from error
     return models[0].eval(), task
 
 
@@ -69,6 +73,8 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
         task.load_dataset(subset)
     except FileNotFoundError as error:
         raise ValueError(f"no subset {subset!r} in the data: {error}") from error
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"subset {subset!r} of {task.cfg.data} cannot be read: damaged or cut short") from error
     dataset = task.dataset(subset)
     samples = []
     for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
@@ -144,6 +150,17 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     for name, (module, total, positions) in totals.items():
         query_weight, base = module.mixing.query_weight.double(), module.mixing.weight.double()
         means[name] = (total / positions) @ query_weight + base
+
+
+def vocab_size(state: dict) -> int | None:
+    """Rows of a checkpoint's input embedding (the source's where there are two), None where it has none of words."""
+    rows: dict[str, int] = {}
+    for name, tensor in state["model"].items():
+        if match := re.fullmatch(
+            r"(encoder|decoder)\.(?:.+\.)?embed_tokens\.(weight|embeddings\.\d+\.0\.weight)", name
+        ):
+            rows[match[1]] = rows.get(match[1], 0) + len(tensor)
+    return rows.get("encoder") or rows.get("decoder")
 
 
 def model_arguments(state: dict) -> Namespace:

@@ -129,9 +129,15 @@ def complexity(heads: int, head_dim: int) -> list[dict]:
 
 
 def sweep(
-    architecture: str, vocab_size: int, quantity: str, flags: Sequence[str] = (), *, progress: bool = True
+    architecture: str,
+    vocab_size: int,
+    quantity: str,
+    flags: Sequence[str] = (),
+    *,
+    task: str | None = None,
+    progress: bool = True,
 ) -> list[dict]:
-    """Counts of every preset over a range of sizes.
+    """Counts of every preset, whatever kind of attention `flags` choose, over a range of sizes.
 
     With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures); with
     `layers` every stack gets that many; with `head-dim` heads and width stay (FixedHead).
@@ -139,7 +145,7 @@ def sweep(
     Returns:
         A row for each preset and size; a size that a preset refuses has no row.
     """
-    base = parse(architecture, flags)
+    base = parse(architecture, flags, task=task)
     if not offers_attention(architecture):
         raise ValueError(
             f"--sweep compares kinds of attention, which {architecture} does not offer: take a lowrank_* one"
@@ -157,12 +163,16 @@ def sweep(
     rows = []
     with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=not progress) as bar:
         for value in SWEEPS[quantity]:
-            args = parse(architecture, [*flags, *sizes(value)])
-            args.head_dim = value if quantity == "head-dim" else head_dim
             for preset in PRESETS:
-                args.attention = preset
                 bar.update()
                 try:
+                    args = parse(architecture, [*flags, *sizes(value)], task=task)
+                    args.attention = preset
+                    args.attention_projection = args.attention_activation = args.head_mixing = None
+                    if quantity != "layers":
+                        args.head_dim = value if quantity == "head-dim" else head_dim
+                    elif preset == "fixedhead" and getattr(args, "head_dim", None) is None:
+                        args.head_dim = head_dim
                     counts = count(build(args, vocab_size))
                 except ValueError:
                     continue

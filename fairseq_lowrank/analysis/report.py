@@ -126,10 +126,13 @@ def other_scale(line: dict, published: dict | None) -> list[str]:
     """In what a run differs from the paper's row; empty where nothing known differs."""
     marks = ["smoke run"] if line["smoke"] else []
     if published is None:
-        return marks
+        return marks if line["smoke"] else cut_short(line)
     if published.get("architecture", line["architecture"]) != line["architecture"]:
         marks.append(f"{line['architecture']} (paper: {published['architecture']})")
     flags = dict(flags_of(line)) | {"max-update": str(line["updates"])}
+    preset = split_row(line["row"])[1]
+    if preset and flags.get("attention", preset) != preset:
+        marks.append(f"attention {flags['attention']} (row: {preset})")
     settings = published.get("settings", {})
     for name, wanted in settings.items():
         if (value := flags.get(name)) is not None and value != str(wanted):
@@ -170,9 +173,13 @@ def family(metric: str) -> str:
 def collect(lines: list[dict], published: dict | None) -> dict:
     """One row of a report from the lines of one row of a table: mean and spread over seeds.
 
-    Lines at the paper's scale win over smoke runs; of lines of the same seed, metric and split the last one counts.
+    Runs at the paper's scale win over others, those over smoke runs, and runs of different scales are not averaged: the
+    scale of the last one counts. Of lines of the same seed, metric and split the last one counts.
     """
     lines = [line for line in lines if not line["smoke"]] or lines
+    marks = [other_scale(line, published) for line in lines]
+    scale = [] if [] in marks else marks[-1]
+    lines = [line for line, found in zip(lines, marks, strict=True) if found == scale]
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     values: dict[tuple[str, str], list[float]] = {}
     for line in latest.values():
@@ -197,7 +204,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
             }
             for (metric, split), found in values.items()
         ],
-        "other_scale": list(dict.fromkeys(mark for line in latest.values() for mark in other_scale(line, published))),
+        "other_scale": scale,
         "curves": [{"seed": line["seed"], "points": line["curve"]} for line in latest.values() if line.get("curve")],
     }
 

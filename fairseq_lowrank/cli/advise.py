@@ -44,21 +44,25 @@ def run(args) -> None:
     from fairseq_lowrank.analysis import advice
     from fairseq_lowrank.analysis.architecture import stacks
 
-    model_args, data, vocab_size = from_checkpoint(args) if args.checkpoint else from_flags(args)
+    model_args, data, vocab_size, break_mode = from_checkpoint(args) if args.checkpoint else from_flags(args)
     block = getattr(model_args, "tokens_per_sample", None)
+    pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
             raise ValueError(f"--length {args.length}: expected at least 1")
-        names = ("source", "target") if len(list(stacks(model_args))) == 2 else ("text",)
-        lengths = {name: numpy.array([args.length]) for name in names}
+        lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
         raise ValueError("how long are the sequences? Give --data or --length")
     else:
         lengths = advice.read_lengths(data, args.subset)
-        if "text" in lengths and block:
+        if "source" in lengths and not pairs:
+            raise ValueError(f"--data {data} holds pairs of sentences; {model_args.arch} expects text of one kind")
+        if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
     findings = advice.advise(model_args, vocab_size, lengths)
+    if not findings:
+        raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
     stats = {name: advice.describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
@@ -70,30 +74,38 @@ def run(args) -> None:
 
 
 def from_flags(args):
-    """The model's arguments, the data folder, and the vocabulary's size."""
+    """The model's arguments, the data folder, the vocabulary's size, and how text is cut into sequences."""
+    import argparse
+
     from fairseq_lowrank.analysis import advice
     from fairseq_lowrank.analysis.architecture import parse
 
     model_args = parse(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
         raise ValueError("--arch needs --vocab-size, or --data to take it from")
-    return model_args, args.data, args.vocab_size or advice.read_vocab_size(args.data)
+    vocab_size = advice.read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
+    of_the_task = argparse.ArgumentParser(add_help=False)
+    of_the_task.add_argument("--sample-break-mode")
+    return model_args, args.data, vocab_size, of_the_task.parse_known_args(args.flags)[0].sample_break_mode
 
 
 def from_checkpoint(args):
+    """The same of a checkpoint, whose own vocabulary it is."""
     from fairseq_lowrank.analysis import advice, checkpoints
 
     if args.flags:
         raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
-    if args.vocab_size is None and not data.is_dir():
-        raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data")
-    return (
-        checkpoints.model_arguments(state),
-        data if data.is_dir() else None,
-        args.vocab_size or advice.read_vocab_size(data),
-    )
+    vocab_size = checkpoints.vocab_size(state) or args.vocab_size
+    if vocab_size is None:
+        vocab_size = advice.read_vocab_size(data)
+    if args.vocab_size not in (None, vocab_size):
+        raise ValueError(f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}")
+    if args.data is None and args.length is None and not data.is_dir():
+        raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data or --length")
+    break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
+    return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode))
 
 
 def as_text(result: dict) -> str:

@@ -21,13 +21,14 @@ HELP = "show the learned head mixing and head embeddings of a checkpoint"
 
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
-    spectrum.add_data_arguments(parser)
+    spectrum.add_data_arguments(parser, default_data="without it, what needs none is shown")
     _output.add_output_arguments(parser, "inspect.json and .csv, and the heat maps as .png and .pdf")
 
 
 def run(args) -> None:
     from fairseq_lowrank.analysis import checkpoints, inspection
 
+    spectrum.check_data_arguments(args)
     state = checkpoints.load_state(args.checkpoint)
     means = mean_mixing(args) if args.data else None
     layers = inspection.inspect(state["model"], means)

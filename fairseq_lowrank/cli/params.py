@@ -40,7 +40,7 @@ def run(args) -> None:
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
-        rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags)
+        rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, task=args.task)
         heads, head_dim = parameters.head_sizes(parameters.parse(args.arch, args.flags, task=args.task))
         data["sweep"] = {"over": args.sweep, "rows": rows}
         data["complexity"] = parameters.complexity(heads, head_dim)

@@ -14,6 +14,7 @@ PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (
 the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both: MHE poster.
 """
 
+import sys
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
@@ -35,10 +36,15 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     from fairseq_lowrank.analysis import report
 
+    if args.logs and not args.output:
+        raise ValueError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
     tables = report.build(report.load_results(args.results), report.load_papers(), paper=args.paper, table=args.table)
     curves = report.with_logs(tables, args.logs)
     if not tables and not curves:
-        raise ValueError(f"no results in {', '.join(map(str, args.results))}")
+        asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
+        where = ", ".join(map(str, args.results))
+        hint = "; with --table its published values are shown" if args.paper and not args.table else ""
+        raise ValueError(f"no results{asked} in {where}{hint}")
     figures = {f"curves-{name}": report.draw(plot, name) for name, plot in curves.items()} if args.output else {}
     names = {name: f"curves-{name}.png" for name in curves} if args.output else {}
     text = report.as_markdown(tables, names)
@@ -46,9 +52,10 @@ def run(args) -> None:
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in tables for score in flat(table)]
     _output.write(args, NAME, tables, rows, figures)
     if args.output:
-        (args.output / "report.md").write_text(text, encoding="utf-8")
         pages = {name.removeprefix("curves-"): figure for name, figure in figures.items()}
-        (args.output / "report.html").write_text(report.as_html(tables, pages), encoding="utf-8")
+        for name, page in (("report.md", text), ("report.html", report.as_html(tables, pages))):
+            (args.output / name).write_text(page, encoding="utf-8")
+            print("wrote", args.output / name, file=sys.stderr)
 
 
 def flat(table: dict):

@@ -18,6 +18,8 @@ the same data: curves of different lengths are stretched to one axis. Causal mat
 diagonals alone keep their rank from falling very low.
 """
 
+from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
@@ -35,11 +37,9 @@ def add_arguments(parser) -> None:
     _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
 
 
-def add_data_arguments(parser) -> None:
+def add_data_arguments(parser, default_data: str = "default: the model's own") -> None:
     """What to run a checkpoint on; `inspect` takes the same."""
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
-    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help=f"folder of fairseq-preprocess ({default_data})")
     parser.add_argument("--subset", default="valid", help="train, valid, test (default %(default)s)")
     parser.add_argument("--sequences", type=int, default=32, metavar="N", help="how many (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of their choice (default %(default)s)")
@@ -52,14 +52,20 @@ def add_data_arguments(parser) -> None:
     )
 
 
+def check_data_arguments(args) -> None:
+    """Refuse numbers below 1."""
+    for name in ("sequences", "min_length", "max_length", "length"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+
+
 def run(args) -> None:
     from fairseq_lowrank.analysis import spectrum
 
     labels = args.labels or default_labels(args.checkpoints)
     if len(labels) != len(args.checkpoints):
         raise ValueError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints")
-    if args.sequences < 1 or args.min_length < 1:
-        raise ValueError("--sequences and --min-length must be at least 1")
+    check_data_arguments(args)
     results = [measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True)]
     _output.show(args, results, as_text(results))
     figures = {}
@@ -72,12 +78,19 @@ def run(args) -> None:
 
 
 def default_labels(paths: list[Path]) -> list[str]:
-    """The file's name, with as many folders before it as tell the checkpoints apart."""
-    for parts in range(1, 8):
-        labels = ["/".join(path.with_suffix("").parts[-parts:]) for path in paths]
-        if len(set(labels)) == len(paths):
-            return labels
-    return [str(path) for path in paths]
+    """What tells the paths apart: without the folders that all begin with and the names that all end with."""
+    parts = [path.absolute().with_suffix("").parts for path in paths]
+    first = _count_equal(zip(*parts, strict=False))
+    last = _count_equal(zip(*map(reversed, parts), strict=False))
+    labels = ["/".join(names[first : len(names) - last]) for names in parts]
+    if all(labels) and len(set(labels)) == len(paths):
+        return labels
+    return [paths[0].stem] if len(paths) == 1 else [str(path) for path in paths]
+
+
+def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
+    """At how many places from the first on all names are the same."""
+    return sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, places))
 
 
 def measure(path: Path, label: str, args) -> dict:
@@ -129,9 +142,11 @@ def as_text(results: list[dict]) -> str:
         for result in results
         for site, found in result["sites"].items()
     ]
-    about = results[0]
-    title = f"{about['sequences']} sequences of {about['subset']!r}, {about['mean_length']:.0f} tokens on average"
-    return f"{title}\n{_output.table(['', 'site', 'd_k', *COLUMNS.values()], rows)}"
+    about = dict.fromkeys(
+        f"{result['sequences']} sequences of {result['subset']!r}, {result['mean_length']:.0f} tokens on average"
+        for result in results
+    )
+    return f"{'; '.join(about)}\n{_output.table(['', 'site', 'd_k', *COLUMNS.values()], rows)}"
 
 
 def flat(results: list[dict]) -> list[dict]:

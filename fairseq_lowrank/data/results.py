@@ -30,8 +30,13 @@ def read_results(path: Path) -> list[dict]:
             line = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}, line {number}: {text[:40]} is no result, which is a JSON object")
         if missing := [field for field in FIELDS if field not in line]:
             raise ValueError(f"{path}, line {number}: lacks {', '.join(missing)}")
+        for field in ("value", "updates", "parameters"):
+            if not isinstance(line[field], (int, float)):
+                raise ValueError(f"{path}, line {number}: {field} is {json.dumps(line[field])}, expected a number")
         lines.append(line)
     return lines
 

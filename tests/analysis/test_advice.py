@@ -46,6 +46,42 @@ def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
     assert one(found, "head size", site="cross").verdict == advice.FINE
 
 
+LONG = {name: numpy.array([200]) for name in ("source", "target")}
+
+
+def test_one_remedy_serves_all_sites_that_want_it():
+    heads = ["--encoder-attention-heads", "8", "--decoder-attention-heads", "8"]
+    found = findings(TRANSLATION, heads, lengths=LONG)
+    for site in ("encoder", "decoder", "cross"):
+        assert changes(one(found, "head size", site=site))["--attention mixhead-a"] == 18 * 8 * 8
+    found = findings(TRANSLATION, heads, lengths=LONG | {"source": numpy.array([20])})
+    decoder = changes(one(found, "head size", site="decoder"))
+    assert decoder["--attention mixhead-a --attention-sites decoder"] == 6 * 8 * 8
+    assert one(found, "head size", site="cross").verdict == advice.FINE
+
+
+def test_remedies_leave_what_was_chosen_as_it_is():
+    def remedies(flags, site="encoder", architecture=TRANSLATION, lengths=LONG):
+        return changes(one(findings(architecture, flags, lengths=lengths), "head size", site=site))
+
+    text = {"text": numpy.array([200])}
+    mixed = remedies(["--attention", "mhe-mul"])
+    assert mixed["--head-mixing static"] == 18 * 4 * 4 and not any("mixhead" in change for change in mixed)
+    assert "--head-mixing static" in remedies(["--head-mixing", "none"], "decoder", LM, text)
+    # a third kind of attention beside mixhead-b and plain mha is not to be had, mixhead-b everywhere is
+    flags = ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"]
+    kept = [change for change in remedies(flags) if "fewer heads" not in change]
+    assert kept == ["--attention-sites encoder,decoder,cross"]
+    assert remedies(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
+
+
+def test_heads_that_share_one_matrix_are_not_told_to_mix():
+    for flags in (["--attention", "sha"], ["--attention", "sha", "--head-mixing", "static"]):
+        found = one(findings(LM, flags, lengths={"text": numpy.array([300])}), "head size")
+        assert "mixing them lifts nothing" in found.text
+        assert not any("mix" in change for change, _ in found.changes)
+
+
 def test_the_cost_of_fixedhead_is_that_of_the_built_model():
     found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([256])})
     costs = changes(one(found, "head size"))
@@ -72,6 +108,9 @@ FREE_HEAD_SIZE = ["--attention", "fixedhead", "--head-dim", "100", "--decoder-at
         ("transformer_lm", [], 257),
         (TRANSLATION, ["--encoder-attention-heads", "16"], 1000),
         (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder", "--head-dim", "200"], 1000),
+        (TRANSLATION, ["--attention", "mhe-mul"], 1000),
+        (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"], 1000),
+        (f"{LM}_wiki103_vanilla", ["--head-mixing", "none"], 1000),
     ],
 )
 def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, vocab_size):
@@ -219,7 +258,27 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
     printed = capsys.readouterr().out
     assert "text length: mean 12" in printed and "heads are mixed" in printed and "Source:" in printed
     assert cli.main(["advise", "--checkpoint", str(trained("stock"))]) == 0
-    assert "--attention mixhead-a --attention-sites encoder: +32 parameters" in capsys.readouterr().out
+    assert "--attention mixhead-a: +96 parameters" in capsys.readouterr().out
+
+
+def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):
+    checkpoint = str(trained("mixhead-b"))
+    assert cli.main(["advise", "--checkpoint", checkpoint, "--vocab-size", "99", "--length", "9"]) == 2
+    assert "--vocab-size 99" in capsys.readouterr().err
+    assert cli.main(["advise", "--checkpoint", checkpoint, "--data", str(translation_data)]) == 2
+    assert "holds pairs of sentences" in capsys.readouterr().err
+    size = advice.read_vocab_size(language_model_data)
+    assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocab_size"] == size
+
+
+def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
+    flags = ["advise", "--arch", LM, "--data", str(language_model_data), "--tokens-per-sample", "64", "--json"]
+    longest = []
+    for more in ([], ["--sample-break-mode", "eos"]):
+        assert cli.main([*flags, *more]) == 0
+        longest.append(json.loads(capsys.readouterr().out)["lengths"]["text"]["longest"])
+    assert longest[0] == 64 > longest[1]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +289,8 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
         (["--arch", TRANSLATION, "--vocab-size", "100", "--length", "0"], "--length 0"),
         (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
         (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "holds no train.idx"),
+        (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
+        (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "no attention or embeddings"),
         (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
         (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha has no place"),
     ],

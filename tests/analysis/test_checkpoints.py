@@ -163,6 +163,8 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], "is not there"),
         (["spectrum", str(trained("stock")), "--subset", "tests"], "no subset 'tests'"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
+        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected at least 1"),
+        (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected at least 1"),
         (["spectrum", str(trained("stock")), "--sequences", "0"], "at least 1"),
     ):
         assert cli.main(arguments) == 2

@@ -159,6 +159,29 @@ def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     assert [text.get_text() for text in legend.get_texts()] == ["mha, mixhead-a", "sha"]
 
 
+def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_were_given(monkeypatch):
+    monkeypatch.setattr(parameters, "SWEEPS", {"layers": (3,)})
+    monkeypatch.setattr(parameters, "PRESETS", ("mha", "sha", "mixhead-a", "fixedhead"))
+    sizes = ["--encoder-attention-heads", "4", "--decoder-attention-heads", "8", "--encoder-embed-dim", "512"]
+    axes = ["--attention-projection", "single", "--head-mixing", "positionwise"]
+    rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], progress=False)
+    found = {row["attention_kind"]: row["total"] for row in rows}
+    layers = ["--encoder-layers", "3", "--decoder-layers", "3"]
+    for preset in ("mha", "sha", "mixhead-a"):
+        flags = [*sizes, *layers, "--attention", preset]
+        assert found[preset] == parameters.describe(TRANSLATION, 1000, flags)["total"]
+    flags = [*sizes, *layers, "--attention", "fixedhead", "--head-dim", "64"]
+    assert found["fixedhead"] == parameters.describe(TRANSLATION, 1000, flags)["total"]
+
+
+def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
+    monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 8)})
+    monkeypatch.setattr(parameters, "PRESETS", ("mha",))
+    flags = ["--embed-rank", "300", "--tokens-per-sample", "64"]
+    rows = parameters.sweep("lowrank_transformer_lm", 1000, "heads", flags, task="language_modeling", progress=False)
+    assert [row["heads"] for row in rows] == [8]
+
+
 def test_a_sweep_over_head_sizes_leaves_out_what_is_refused(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"head-dim": (32, 64)})
     monkeypatch.setattr(parameters, "PRESETS", ("el", "mqa"))
@@ -197,6 +220,7 @@ def test_the_command_prints_json(capsys):
         (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
         (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),
         (["--arch", "transformer", "--sweep", "heads"], "take a lowrank_"),
+        (["--arch", TRANSLATION, "--task", "nonsense"], "--task nonsense: unknown; expected one of"),
     ],
 )
 def test_bad_input_gets_one_line(capsys, flags, message):

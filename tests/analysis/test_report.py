@@ -202,6 +202,22 @@ def test_a_smoke_run_gives_way_to_a_real_one():
     assert rows["h4-mha"]["ours"]["scores"][0]["mean"] == 34.0
 
 
+def test_runs_of_another_scale_are_not_averaged_with_the_papers():
+    short = {"flags": "--max-update 50000 --max-update 500", "updates": 500}
+    rows = only([line("h4-mha", 34.0), line("h4-mha", 9.0, seed=2, **short)])["h4-mha"]["ours"]
+    assert (rows["scores"][0]["mean"], rows["other_scale"], rows["seeds"]) == (34.0, [], [1])
+    rows = only([line("h4-mha", 9.0, seed=2, **short), line("h4-mha", 8.0, seed=3, **short)])["h4-mha"]["ours"]
+    assert (rows["scores"][0]["mean"], rows["other_scale"]) == (8.5, ["500 of 50000 updates"])
+    (own,) = only([line("mha", 9.0, paper="ours", table="any", **short)]).values()
+    assert own["ours"]["other_scale"] == ["500 of 50000 updates"]
+
+
+def test_a_row_run_with_another_attention_than_its_name_says_is_marked():
+    for attention, marks in (("mixhead-b", ["attention mixhead-b (row: mixhead-a)"]), ("mixhead-a", [])):
+        rows = only([line("h4-mixhead-a", 34.0, flags=f"--attention {attention}")])
+        assert rows["h4-mixhead-a"]["ours"]["other_scale"] == marks
+
+
 def test_ratios_compare_rows_that_differ_in_the_preset_alone():
     lines = [line("h4-mha", 40.0), line("h4-mixhead-a", 38.0), line("h32-mixhead-a", 30.0)]
     rows = only(lines)
@@ -299,6 +315,10 @@ def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
         ("", ["--table", "table99"], "no results and no published values for table99; known: mixhead table1"),
         ("{", [], "line 1: not JSON"),
         ('{"paper": "mixhead"}', [], "line 1: lacks table"),
+        ("7", [], "line 1: 7 is no result"),
+        (json.dumps(line("mha", None)), [], "line 1: value is null, expected a number"),
+        (json.dumps(line("mha", 30.0)), ["--paper", "mhe"], "no results for mhe in"),
+        (json.dumps(line("mha", 30.0)), ["--logs", "logs"], "--logs logs: curves are drawn into --output"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
