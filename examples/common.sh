@@ -10,7 +10,8 @@
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
 #   DRY_RUN=1                    print the commands only         THREADS=2
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
-#   EXTRA="--fp16 …"             more flags of fairseq-train
+#   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
+#   EXTRA="--patience 5 …"       more flags of fairseq-train
 #   PREPARE="--download …"       flags of the preparation script
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl)
@@ -43,6 +44,7 @@ if [[ ! "$GPU_COUNT" =~ ^[0-9]+$ ]] || { [ -z "$DRY_RUN" ] && ((GPU_COUNT > 1 &&
     echo "GPUS=$GPU_COUNT: expected a number up to ${#VISIBLE_GPUS[@]}, the GPUs that are here" >&2
     exit 2
 fi
+if ((GPU_COUNT > 0)); then PRECISION="${PRECISION---fp16}"; fi
 if [ -n "${GPUS:-}" ]; then
     export CUDA_VISIBLE_DEVICES="$(IFS=, && echo "${VISIBLE_GPUS[*]:0:GPU_COUNT}")"
 fi
@@ -259,7 +261,7 @@ run_folder() { echo "$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$1-seed$SE
 
 run_row() { # NAME [SCORE]
     local name="$1" corpus="${ROW_CORPUS[$1]}" flags data run
-    read -ra flags <<<"${ROW_FLAGS[$name]} ${COMMON[*]} --seed $SEED ${LOGGING[*]} $EXTRA"
+    read -ra flags <<<"${ROW_FLAGS[$name]} ${COMMON[*]} ${PRECISION:-} --seed $SEED ${LOGGING[*]} $EXTRA"
     if [ -n "$SMOKE" ]; then
         corpus="$(smoke_corpus "$KIND" "$corpus")"
         flags+=($("smoke_$KIND" "${flags[@]}"))

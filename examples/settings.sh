@@ -22,12 +22,15 @@ WMT14=(
     --save-interval-updates 5000 --keep-interval-updates 5 --no-epoch-checkpoints
 )
 
+# fairseq rounds the sequences of a step down to a multiple of 8, which would change the batch with their length.
+WHOLE_STEPS=(--required-batch-size-multiple 1)
+
 # Vanilla Transformer language model: fairseq's recipe (examples/language_model/README.md), 32,768 tokens an update.
 VANILLA_LM=(
     --task language_modeling --sample-break-mode none
     --dropout 0.1 --optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --clip-norm 0.0
     --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 2048 32768 512)
-    --max-update 50000 --no-epoch-checkpoints
+    "${WHOLE_STEPS[@]}" --max-update 50000 --no-epoch-checkpoints
 )
 
 # Baevski and Auli (2019) as published in fairseq (examples/language_model/README.adaptive_inputs.md): 8 GPUs × 3,072
@@ -36,8 +39,12 @@ BAEVSKI=(
     --task language_modeling --sample-break-mode none --criterion adaptive_loss --ddp-backend legacy_ddp
     --optimizer nag --lr 1.0 --min-lr 0.0001 --lr-scheduler cosine --t-mult 2 --lr-period-updates 270000 --lr-shrink 0.75
     --warmup-updates 16000 --warmup-init-lr 1e-07 --stop-min-lr 1e-09 --clip-norm 0.1 $(batch 3072 36864 512)
-    --max-update 286000 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
+    "${WHOLE_STEPS[@]}" --max-update 286000 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
+
+# The same on LM1B: learning rates and their three cycles as in Baevski and Auli (2019), §4.4 and §4.5. The Mixhead paper
+# (§4.1.3) says that the original takes 64 GPUs, of 2,048 tokens each (§4.3), and halves the effective batch: 65,536.
+BAEVSKI_LM1B=("${BAEVSKI[@]}" --min-lr 1e-05 --lr-period-updates 137000 --lr-shrink 0.6 --max-update 975000)
 
 # The fixed multi-head attention paper's language model (§4.1): n 256, Adam, tensor2tensor. The rest is fairseq's recipe
 # for a vanilla Transformer and 300,000 updates: the text at hand gives no more.
@@ -45,5 +52,8 @@ LM1B_SMALL=("${VANILLA_LM[@]}" --tokens-per-sample 256 --max-update 300000)
 
 # The vocabulary bottleneck paper's language models (§5): 1M updates, untied. Its training text, Wikipedia, BookCorpus and
 # OpenWebText, is not published as one: raw WikiText-103 takes its place. The rest is fairseq's recipe for a vanilla
-# Transformer, since the text at hand has no appendix.
-VOCABULARY_LM=(--arch lowrank_transformer_lm "${VANILLA_LM[@]}" --tokens-per-sample 512 --max-update 1000000)
+# Transformer, since the text at hand has no appendix: with layer norms before sublayers, and sinusoidal positions where
+# the paper's equation 1 has learned ones.
+VOCABULARY_LM=(
+    --arch lowrank_transformer_lm --decoder-normalize-before "${VANILLA_LM[@]}" --tokens-per-sample 512 --max-update 1000000
+)

@@ -401,21 +401,30 @@ def evaluate_every_sentence() -> None:
 # of the rest: 1.00 when nothing is left.
 def evaluate_every_block() -> None:
     """Let ``fairseq-eval-lm`` refuse blocks longer than the model accepts instead of leaving them out."""
-    dataloader = language_modeling.LanguageModelingTask.eval_lm_dataloader
+    task = language_modeling.LanguageModelingTask
+    load, dataloader = task.load_dataset, task.eval_lm_dataloader
+
+    @functools.wraps(load)
+    def load_dataset(self, split, *args, **kwargs):
+        if (block := self.args.tokens_per_sample) is not None and block < 1:
+            raise Refused(f"blocks of {block} tokens: --tokens-per-sample must be above --context-window, and above 0")
+        return load(self, split, *args, **kwargs)
 
     @functools.wraps(dataloader)
-    def eval_lm_dataloader(self, dataset, *args, max_positions=None, **kwargs):
-        longest = max(dataset.sizes, default=0)
+    def eval_lm_dataloader(self, dataset, *args, max_positions=None, context_window=0, **kwargs):
+        # the window stands before every block but the first
+        window = context_window if len(dataset) > 1 else 0
+        longest = max(dataset.sizes, default=0) + window
         if max_positions is not None and longest > max_positions:
-            count = sum(size > max_positions for size in dataset.sizes)
+            count = sum(size + window > max_positions for size in dataset.sizes)
             raise Refused(
                 f"{count} of {len(dataset)} blocks are longer than the {max_positions} tokens the model accepts (the "
-                f"longest has {longest}) and would be left out of the perplexity. Lower --tokens-per-sample (from "
-                "which --context-window is subtracted) or raise max_target_positions in --model-overrides"
+                f"longest has {longest}, the context window among them) and would be left out of the perplexity or cut "
+                "short. Lower --tokens-per-sample or raise max_target_positions in --model-overrides"
             )
-        return dataloader(self, dataset, *args, max_positions=max_positions, **kwargs)
+        return dataloader(self, dataset, *args, max_positions=max_positions, context_window=context_window, **kwargs)
 
-    language_modeling.LanguageModelingTask.eval_lm_dataloader = eval_lm_dataloader
+    task.load_dataset, task.eval_lm_dataloader = load_dataset, eval_lm_dataloader
 
 
 # For --replace-unk fairseq asks the hypothesis which source word each target word is aligned with. Only --print-alignment

@@ -280,8 +280,15 @@ def test_eval_lm_refuses_blocks_that_the_model_cannot_take(fairseq_command, lang
     evaluate = [language_model_data, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--gen-subset", "valid"]
     assert "Perplexity" in fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16")
     with pytest.raises(
-        ValueError, match=r"blocks are longer than the 16 tokens the model accepts \(the longest has 44\)"
+        ValueError, match=r"blocks are longer than the 16 tokens the model accepts \(the longest has 64,"
     ):
-        fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "64", "--context-window", "20")
+        fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "64")
+    # each block fits, but not with the window before it
+    with pytest.raises(ValueError, match=r"the longest has 24, the context window among them"):
+        fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "24", "--context-window", "12")
+    assert "Perplexity" in fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16", "--context-window", "12")
+    for window in ("16", "20"):
+        with pytest.raises(ValueError, match="--tokens-per-sample must be above --context-window"):
+            fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16", "--context-window", window)
     longer = ["--tokens-per-sample", "64", "--model-overrides", "{'max_target_positions': 64}"]
     assert "Perplexity" in fairseq_command("eval-lm", *evaluate, *longer)

@@ -17,7 +17,7 @@ from fairseq_lowrank.data.results import read_results
 SIZES = {
     *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),
     *("--decoder-ffn-embed-dim", "--tokens-per-sample", "--max-tokens", "--update-freq", "--max-update"),
-    *("--warmup-updates", "--adaptive-input-cutoff", "--adaptive-softmax-cutoff"),
+    *("--warmup-updates", "--adaptive-input-cutoff", "--adaptive-softmax-cutoff", "--required-batch-size-multiple"),
 }
 ROOT = Path(__file__).resolve().parent.parent
 # Those over the shared helper; the quick start is tested by itself.
@@ -199,7 +199,10 @@ def tokens_per_update(output: str, gpus: int) -> set[int]:
         last = {flag: int(number) for flag, number in pairwise(command) if flag in SIZES and number.isdigit()}
         length = last.get("--tokens-per-sample", 1)
         assert last["--max-tokens"] >= length
-        found.add(last["--max-tokens"] // length * length * last["--update-freq"] * gpus)
+        sequences = last["--max-tokens"] // length
+        if length > 1 and sequences > (multiple := last.get("--required-batch-size-multiple", 8)):
+            sequences -= sequences % multiple
+        found.add(sequences * length * last["--update-freq"] * gpus)
     return found
 
 
@@ -214,9 +217,40 @@ def test_an_update_sees_as_many_tokens_on_any_number_of_gpus(recipe, name, token
 
 
 def test_sequences_that_fill_a_step_make_an_update_as_near_as_they_can(recipe):
-    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=2).stdout, 2) == {36864}
-    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8).stdout, 8) == {32768}
-    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8, N=512).stdout, 8) == {36864}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=2).stdout, 2) == {65536}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=5).stdout, 5) == {61440}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8, N=512).stdout, 8) == {65536}
+    assert tokens_per_update(recipe("mixhead/table2.sh", GPUS=4).stdout, 4) == {32768}
+    for length in ("0", "long"):
+        refused = recipe("mixhead/table3.sh", N=length, fails=True)
+        assert f"N={length}: expected the number of tokens in a block\n" in refused.stdout
+
+
+def test_lm1b_follows_the_schedule_of_baevski_and_auli(recipe):
+    for command in commands(recipe("mixhead/table3.sh").stdout, "fairseq-train"):
+        last = dict(pairwise(command))
+        warmup, first, updates = (
+            int(last[f"--{name}"]) for name in ("warmup-updates", "lr-period-updates", "max-update")
+        )
+        # three cycles, each twice as long as the one before; the paper rounds to 975K
+        assert updates == warmup + first * (1 + 2 + 4)
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4"])
+def test_deep_models_have_layer_norms_before_sublayers(recipe, name):
+    for command in commands(recipe(f"vocabulary_bottleneck/{name}.sh").stdout, "fairseq-train"):
+        assert "--decoder-normalize-before" in command
+
+
+def test_gpus_train_in_half_precision_unless_told_otherwise(recipe):
+    def precision(**settings):
+        (command,) = commands(recipe("mixhead/table4.sh", ROWS="h4-mha", **settings).stdout, "fairseq-train")
+        return [word for word in command if word in ("--fp16", "--bf16")]
+
+    assert precision(GPUS=0) == []
+    assert precision(GPUS=2) == ["--fp16"]
+    assert precision(GPUS=2, PRECISION="--bf16") == ["--bf16"]
+    assert precision(GPUS=2, PRECISION="") == []
 
 
 def test_batches_are_split_over_the_gpus_that_fairseq_sees(recipe, tmp_path):

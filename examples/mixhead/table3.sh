@@ -4,10 +4,14 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 N="${N:-2048}"
+if [[ ! "$N" =~ ^[1-9][0-9]*$ ]]; then
+    echo "N=$N: expected the number of tokens in a block" >&2
+    exit 2
+fi
 PAPER=mixhead TABLE=table3 CORPUS=lm1b
 if [ "$N" != 2048 ]; then TABLE=table3-n$N; fi
 for attention in mha mixhead-a mixhead-b; do
     row baevski-$attention --arch lowrank_transformer_lm_gbw --attention $attention
 done
-COMMON=("${BAEVSKI[@]}" --tokens-per-sample "$N" $(batch "$((N > 3072 ? N : 3072 / N * N))" 36864 "$N"))
+COMMON=("${BAEVSKI_LM1B[@]}" --tokens-per-sample "$N" $(batch "$((N > 2048 ? N : 2048 / N * N))" 65536 "$N"))
 language_model_rows

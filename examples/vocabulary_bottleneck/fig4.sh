@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Vocabulary bottleneck paper, figure 4 (§5.3): an inner attention width of 1, 2, 4, 8 and 16 times the model's, with more
-# heads of the same size; 30M to 70M parameters at depths 12, 18 and 24, of which the best counts.
+# heads of the same size, 16 here (the text at hand does not say which); 30M to 70M parameters at depths 12, 18 and 24, of
+# which the best counts.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=vocabulary_bottleneck TABLE=fig4 CORPUS=wikitext-103-bpe2000
 for ratio in 1 2 4 8 16; do
     for depth in 12 18 24; do
         for millions in 30 40 50 60 70; do
-            # A layer has (8 + 4·ratio)·d² weights; d is the nearest multiple of the head size, 16.
-            d=$(awk "BEGIN { print 16 * int(sqrt($millions * 1e6 / $depth / (8 + 4 * $ratio)) / 16 + 0.5) }")
+            # L layers have L·(8 + 4·ratio)·d² weights, input and output 2·2000·d; d is the nearest multiple of 16.
+            d=$(awk "BEGIN { layers = $depth * (8 + 4 * $ratio)
+                print 16 * int((sqrt(2000 ^ 2 + layers * $millions * 1e6) - 2000) / layers / 16 + 0.5) }")
             row ratio$ratio-l$depth-${millions}m --decoder-layers $depth $(lm_width $d) \
                 --decoder-ffn-embed-dim $((4 * d)) --attention fixedhead --head-dim 16 \
                 --decoder-attention-heads $((ratio * d / 16))

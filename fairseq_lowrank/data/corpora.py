@@ -280,6 +280,7 @@ def wmt14(args: argparse.Namespace) -> Path:
 # --- language modelling ---
 
 WIKITEXT_URL = "https://wikitext.smerity.com/wikitext-{}-v1.zip"
+WIKITEXT_LINES = {"2": 36_718, "103": 1_801_350}  # of the training part
 WIKITEXT_SHA256 = {
     "2": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
     "103": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
@@ -298,6 +299,9 @@ BROWN = {
 
 def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *flags: str) -> Path:
     """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
+    for split, parts in files.items():
+        if not any(line.strip() for part in parts for line in read_lines(part)):
+            raise ValueError(f"{', '.join(map(str, parts))}: no text for {split}")
     check_settings(args, keep=True)
     for split, parts in files.items():
         target = args.output / "tok" / f"{split}.txt"
@@ -314,6 +318,10 @@ def wikitext(args: argparse.Namespace) -> Path:
     splits = ("train", "valid", "test")
     names = [f"wiki.{split}.{ending}|{split}.txt" for split in splits]
     files = gather(args, names, {WIKITEXT_URL.format(edition): WIKITEXT_SHA256[edition]})
+    lines = sum(1 for _ in read_lines(files[0]))
+    for size, published in WIKITEXT_LINES.items():
+        if size != args.size and lines == published:
+            raise ValueError(f"--size {args.size}: {files[0]} has the {lines:,} lines of WikiText-{size}")
     return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
 
 
@@ -365,7 +373,16 @@ def brown(args: argparse.Namespace) -> Path:
 
 # --- command line ---
 
+
+def positive(text: str) -> int:
+    """A number of things, from the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
+    return int(text)
+
+
 CORPORA = {"multi30k": multi30k, "iwslt14": iwslt14, "wmt14": wmt14, "wikitext": wikitext, "lm1b": lm1b, "brown": brown}
+FOLDERS = {"wikitext": "wikitext-SIZE, with --pieces wikitext-SIZE-raw"}
 LANGUAGES = {"multi30k": ("de", "en"), "iwslt14": ("de", "en"), "wmt14": ("en", "de")}
 
 
@@ -381,7 +398,9 @@ def build_parser() -> argparse.ArgumentParser:
             description=function.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        one.add_argument("--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{name})")
+        one.add_argument(
+            "--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{FOLDERS.get(name, name)})"
+        )
         one.add_argument("--output", type=Path, help="where to write (default: $LOWRANK_WORK/data/NAME)")
         one.add_argument("--download", action="store_true", help="fetch what --data lacks from the publisher")
         one.add_argument(
@@ -391,17 +410,19 @@ def build_parser() -> argparse.ArgumentParser:
             metavar="HASH",
             help="a downloaded file to accept, beside known ones",
         )
-        one.add_argument("--workers", type=int, default=1, help="processes (default: %(default)s)")
+        one.add_argument("--workers", type=positive, default=1, help="processes (default: %(default)s)")
         if name in ("multi30k", "iwslt14"):
             one.add_argument(
-                "--join", type=int, metavar="N", help="also make the corpus of N sentences in a row as one"
+                "--join", type=positive, metavar="N", help="also make the corpus of N sentences in a row as one"
             )
         if name == "multi30k":
-            one.add_argument("--pieces", type=int, default=6000, help="size of the joint BPE (default: %(default)s)")
+            one.add_argument(
+                "--pieces", type=positive, default=6000, help="size of the joint BPE (default: %(default)s)"
+            )
         if name in ("iwslt14", "wmt14"):
             operations = {"iwslt14": 10000, "wmt14": 40000}[name]
             one.add_argument(
-                "--operations", type=int, default=operations, help="joint BPE merges (default: %(default)s)"
+                "--operations", type=positive, default=operations, help="joint BPE merges (default: %(default)s)"
             )
         if name == "iwslt14":
             one.add_argument("--joined-dictionary", action="store_true", help="one dictionary for both languages")
@@ -409,8 +430,8 @@ def build_parser() -> argparse.ArgumentParser:
         if name == "wikitext":
             one.add_argument("--size", choices=("2", "103"), default="103", help="which one (default: %(default)s)")
         if name in ("wikitext", "lm1b", "brown"):
-            one.add_argument("--pieces", type=int, metavar="V", help="cut into V sub-words instead of words")
-            one.add_argument("--head", type=int, metavar="N", help="take N lines of each split, for a trial")
+            one.add_argument("--pieces", type=positive, metavar="V", help="cut into V sub-words instead of words")
+            one.add_argument("--head", type=positive, metavar="N", help="take N lines of each split, for a trial")
     return parser
 
 

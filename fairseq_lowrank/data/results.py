@@ -55,16 +55,18 @@ def read_training_log(path: Path) -> dict:
     """What a fairseq-train log (`--log-format simple`) says of a run, resumed or not.
 
     Returns `parameters`, `updates`, `tokens_per_second` (target tokens over the time spent in training steps, so
-    validation and saving do not count) and `epochs`, one dict for each finished epoch with `updates`,
-    `train_loss`, `valid_loss` (both in base 2) and `valid_perplexity`, in order.
+    validation and saving do not count), `valid_perplexity`, the best of all validations, within epochs too (None where
+    there was none), and `epochs`, one dict for each finished epoch with `updates`, `train_loss` and `valid_loss` (both in
+    base 2), in order.
     """
-    parameters, epochs = None, {}
+    parameters, epochs, perplexities = None, {}, []
     for text in read_lines(path):
         if match := re.search(r"num\. shared model params: ([\d,]+)", text):
             parameters = int(match[1].replace(",", ""))
         if match := re.search(r"\| (train|valid) \| epoch (\d+) \| (.*)", text):
             fields = re.findall(r"(\w+) (-?[\d.]+(?:e[-+]?\d+)?|inf|nan)(?= \||$)", match[3])
             epochs.setdefault(int(match[2]), {})[match[1]] = {name: float(value) for name, value in fields}
+            perplexities += [float(value) for name, value in fields if (match[1], name) == ("valid", "ppl")]
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if parameters is None or not finished:
         raise ValueError(f"{path} holds no finished epoch of fairseq-train")
@@ -75,12 +77,12 @@ def read_training_log(path: Path) -> dict:
         tokens += train["wpb"] * (updates - before)
         seconds += train["train_wall"]
         before = updates
-        point = {"updates": updates, "train_loss": train["loss"], "valid_loss": valid.get("loss")}
-        curve.append(point | {"valid_perplexity": valid.get("ppl")})
+        curve.append({"updates": updates, "train_loss": train["loss"], "valid_loss": valid.get("loss")})
     return {
         "parameters": parameters,
         "updates": before,
         "tokens_per_second": round(tokens / max(seconds, 1.0)),
+        "valid_perplexity": min(perplexities, default=None),
         "epochs": curve,
     }
 
@@ -163,7 +165,7 @@ def attention_parameters(checkpoint: Path) -> int:
 def record(args: argparse.Namespace) -> None:
     """Append the line of a finished run."""
     run = read_training_log(args.log)
-    curve = run.pop("epochs")
+    curve, valid_perplexity = run.pop("epochs"), run.pop("valid_perplexity")
     if args.command == "bleu":
         hypotheses = read_hypotheses(args.generated)
         raw = list(read_lines(args.raw_references)) if args.raw_references else None
@@ -174,8 +176,7 @@ def record(args: argparse.Namespace) -> None:
         write_lines(args.generated.with_suffix(".txt"), hypotheses)
     else:
         score = read_perplexity(args.evaluated)
-        found = [point["valid_perplexity"] for point in curve if point["valid_perplexity"] is not None]
-        score |= {"valid_perplexity": min(found, default=None)}
+        score |= {"valid_perplexity": valid_perplexity}
     flags = args.flags.split()
     line = {
         "paper": args.paper,

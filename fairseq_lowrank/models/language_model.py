@@ -55,13 +55,21 @@ class LowrankTransformerLanguageModel(TransformerLanguageModel):
         options = AttentionOptions.from_args(args)
         options.check_sites("decoder")
         options.check("decoder", args.decoder_embed_dim, args.decoder_attention_heads, scale_heads=args.scale_heads)
+        if args.embed_rank is not None:
+            cls._check_embed_rank(args)
+        cls._check_adaptive(args)
+
+    @staticmethod
+    def _check_embed_rank(args) -> None:
         rank = args.embed_rank
-        if rank is None:
-            return
         if not 1 <= rank <= args.decoder_embed_dim:
             raise ValueError(f"--embed-rank {rank}: expected 1 to {args.decoder_embed_dim} (--decoder-embed-dim)")
         conflicts = {
             "--adaptive-input": (args.adaptive_input, "it gives every band of words a rank of its own"),
+            "--adaptive-softmax-cutoff": (
+                args.adaptive_softmax_cutoff,
+                "it factors the output matrix, which stays full here",
+            ),
             "--character-embeddings": (args.character_embeddings, "it has no embedding matrix to factor"),
             "--share-decoder-input-output-embed": (
                 args.share_decoder_input_output_embed,
@@ -75,6 +83,30 @@ class LowrankTransformerLanguageModel(TransformerLanguageModel):
             raise ValueError(
                 f"--embed-rank {rank} keeps the output matrix full, but --decoder-output-dim {args.decoder_output_dim} "
                 f"is below --decoder-embed-dim {args.decoder_embed_dim}"
+            )
+
+    @staticmethod
+    def _check_adaptive(args) -> None:
+        """Adaptive input needs a cutoff, and its weights can be tied only to an adaptive softmax of the same bands."""
+        if args.adaptive_input and not args.adaptive_input_cutoff:
+            raise ValueError("--adaptive-input needs --adaptive-input-cutoff, such as 20000,60000")
+        if not args.tie_adaptive_weights or not args.adaptive_softmax_cutoff:
+            return
+        if not args.adaptive_input:
+            raise ValueError("--tie-adaptive-weights needs --adaptive-input, whose weights are tied")
+        for name, of_input, of_softmax in (
+            ("factor", args.adaptive_input_factor, args.adaptive_softmax_factor),
+            ("cutoff", args.adaptive_input_cutoff, args.adaptive_softmax_cutoff),
+        ):
+            if of_input != of_softmax:
+                raise ValueError(
+                    f"--tie-adaptive-weights needs the same --adaptive-input-{name} and --adaptive-softmax-{name}: "
+                    f"{of_input} and {of_softmax}"
+                )
+        if args.decoder_input_dim != args.decoder_output_dim:
+            raise ValueError(
+                "--tie-adaptive-weights needs the same --decoder-input-dim and --decoder-output-dim: "
+                f"{args.decoder_input_dim} and {args.decoder_output_dim}"
             )
 
     @classmethod
@@ -108,22 +140,6 @@ class LowrankTransformerLanguageModel(TransformerLanguageModel):
             )
         if not args.adaptive_input:
             return cls.build_embedding(args, dictionary, args.decoder_input_dim)
-        if args.tie_adaptive_weights:
-            pairs = (
-                ("factor", args.adaptive_input_factor, args.adaptive_softmax_factor),
-                ("cutoff", args.adaptive_input_cutoff, args.adaptive_softmax_cutoff),
-            )
-            for name, of_input, of_softmax in pairs:
-                if of_input != of_softmax:
-                    raise ValueError(
-                        f"--tie-adaptive-weights needs the same --adaptive-input-{name} and --adaptive-softmax-{name}: "
-                        f"{of_input} and {of_softmax}"
-                    )
-            if args.decoder_input_dim != args.decoder_output_dim:
-                raise ValueError(
-                    "--tie-adaptive-weights needs the same --decoder-input-dim and --decoder-output-dim: "
-                    f"{args.decoder_input_dim} and {args.decoder_output_dim}"
-                )
         return AdaptiveInput(
             len(dictionary),
             dictionary.pad(),
@@ -163,12 +179,17 @@ def wiki2(args) -> None:
 
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_gbw")
 def gbw(args) -> None:
-    """The Mixhead paper's Baevski model on LM1B (table 3): as on WikiText-103, with cutoffs 60000, 160000."""
+    """The Mixhead paper's Baevski model on LM1B (table 3): as on WikiText-103, with cutoffs 60000, 160000.
+
+    Dropout is 0.1 in layers and attention alone, and projections are not tied (Baevski and Auli 2019, §3, §4.1, §5.4).
+    """
     _default(
         args,
         adaptive_input_cutoff="60000,160000",
         adaptive_softmax_cutoff="60000,160000",
+        tie_adaptive_proj=False,
         dropout=0.1,
+        activation_dropout=0.0,
         adaptive_softmax_dropout=0.0,
     )
     transformer_lm_baevski_wiki103(args)

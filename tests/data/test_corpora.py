@@ -242,6 +242,21 @@ def test_wikitext_takes_the_published_names(prepare, corpus, tmp_path):
     status, said = prepare("wikitext", "--size", 103, "--data", corpus("wikitext-2"))
     assert status == 2 and "wiki.train.tokens or train.txt" in said and "wikitext-103-v1.zip" in said
 
+    write_lines(data / "wiki.train.tokens", ["word"] * 36_718)
+    status, said = prepare("wikitext", "--size", 103, "--data", data, "--head", 5)
+    assert status == 2 and said.endswith("wiki.train.tokens has the 36,718 lines of WikiText-2")
+    write_lines(data / "wiki.test.tokens", ["", " "])
+    status, said = prepare("wikitext", "--size", 2, "--data", data, "--head", 5)
+    assert status == 2 and said.endswith("wiki.test.tokens: no text for test")
+    assert not (tmp_path / "work" / "data" / "wikitext-2-head5").exists()
+
+
+@pytest.mark.parametrize("flags", [("--head", "0"), ("--head", "-1"), ("--workers", "0"), ("--pieces", "many")])
+def test_numbers_below_one_are_refused(prepare, flags, capsys):
+    with pytest.raises(SystemExit):
+        prepare("brown", *flags)
+    assert f"argument {flags[0]}: {flags[1]}: expected a whole number, at least 1" in capsys.readouterr().err
+
 
 def test_lm1b_keeps_words_seen_three_times(prepare, tmp_path):
     data = tmp_path / "data" / "training"
