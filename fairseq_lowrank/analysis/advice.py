@@ -149,11 +149,15 @@ class Variants:
         goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
         if now[site].mixing == "none" and now[site].projection != "single":
             goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
-        if now[site] != options.spec and (options.spec.mixing != "none" or options.spec.head_dim is not None):
-            goals = [*goals, options.spec] if options.spec not in goals else goals
+        mixes = options.spec.mixing != "none" and options.spec.projection != "single"
+        if options.spec not in (now[site], *goals) and (mixes or (options.spec.head_dim or 0) > sites[site].head_dim):
+            goals.append(options.spec)
         found = []
         for goal in goals:
             for changed in (needy, same):
+                if changed is same and goal.head_dim != now[site].head_dim and goal != options.spec:
+                    # sites that want no larger heads keep theirs no smaller
+                    goal = replace(goal, head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
                 after = {each: goal if each in changed else now[each] for each in sites}
                 if {goal, AttentionSpec()} >= set(after.values()):
                     break

@@ -75,6 +75,17 @@ def test_remedies_leave_what_was_chosen_as_it_is():
     assert remedies(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
 
 
+def test_a_remedy_for_all_sites_takes_no_head_size_from_those_that_want_none():
+    flags = ["--attention", "mhe-mul", "--encoder-attention-heads", "64"]
+    found = findings(TRANSLATION, flags, lengths={name: numpy.array([20]) for name in ("source", "target")})
+    assert one(found, "head size", site="decoder").verdict == advice.FINE
+    costs = changes(one(found, "head size", site="encoder"))
+    # the decoder has heads of size 128
+    assert costs["--head-dim 128"] == total(TRANSLATION, [*flags, "--head-dim", "128"], 1000) - total(
+        TRANSLATION, flags, 1000
+    )
+
+
 def test_heads_that_share_one_matrix_are_not_told_to_mix():
     for flags in (["--attention", "sha"], ["--attention", "sha", "--head-mixing", "static"]):
         found = one(findings(LM, flags, lengths={"text": numpy.array([300])}), "head size")
