@@ -135,8 +135,9 @@ def draw_layers(results: list[dict], site: str):
             layers = result["sites"][site]["layers"]
             if number < len(layers):
                 for head in layers[number]["heads"]:
-                    _plot(axes, head["curve"], color=f"C{color}", linewidth=0.5, alpha=0.5)
-                _plot(axes, layers[number]["curve"], color=f"C{color}", linewidth=2, label=result["label"])
+                    _plot(axes, head["curve"], color=f"C{color}", linewidth=0.5, alpha=0.25)
+                # above the heads of every checkpoint
+                _plot(axes, layers[number]["curve"], color=f"C{color}", linewidth=2, label=result["label"], zorder=3)
         axes.set_title(f"{site}, layer {number}", fontsize=9)
     plots[0].legend(fontsize=7, loc="lower right")
     _name_axes(figure)
