@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The Brown corpus, word by word: every way of attention in one small language model (4 layers, d 256, n 256, adaptive
 # input, tied), equally many updates for all, and once more with 32 heads of size 8, where the low-rank bottleneck bites.
-# About 20 minutes a row on 2 cores. Layer norms stand behind sublayers, as fairseq's bare transformer_lm has them. Settings from outside: see ../common.sh.
+# About 20 minutes a row on 2 cores. Layer norms stand behind sublayers, as in fairseq's bare transformer_lm.
+# Settings from outside: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 PAPER=brown TABLE=compare CORPUS=brown
 COMMON=(

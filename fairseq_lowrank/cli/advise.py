@@ -56,7 +56,9 @@ def run(args) -> None:
     else:
         lengths = advice.read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
-            raise ValueError(f"--data {data} holds pairs of sentences; {model_args.arch} expects text of one kind")
+            raise ValueError(
+                f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with --only-source"
+            )
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}

@@ -72,13 +72,14 @@ def test_multi30k_becomes_a_fairseq_corpus_and_goes_on_where_it_stopped(prepare,
 def test_a_second_process_waits_for_the_first_and_takes_what_it_made(prepare, corpus, tmp_path):
     data = shorten(corpus("brown"), tmp_path / "data", train=50, valid=20, test=20)
     command = [sys.executable, "-m", "fairseq_lowrank.data.corpora", "brown", "--data", str(data)]
-    with locked(tmp_path / "work" / "data" / "brown"):
+    folder = tmp_path / "work" / "data" / "brown"
+    with locked(folder):
         both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
         assert all("waiting for another process" in process.stderr.readline() for process in both)
     made = []
     for process in both:
         output, errors = process.communicate()
-        assert (process.returncode, output) == (0, f"{tmp_path}/work/data/brown/bin\n"), errors
+        assert (process.returncode, Path(output.rstrip("\n"))) == (0, folder / "bin"), errors
         made.append("making" in errors)
     assert sorted(made) == [False, True]
 
