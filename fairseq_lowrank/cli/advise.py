@@ -57,7 +57,8 @@ def run(args) -> None:
         lengths = advice.read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
             raise ValueError(
-                f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with --only-source"
+                f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with "
+                "--only-source"
             )
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
