@@ -153,7 +153,7 @@ def attention_parameters(checkpoint: Path) -> int:
     """Attention parameters in a checkpoint, output projections included, without biases."""
     import torch
 
-    from fairseq_lowrank.compat import CHECKPOINT_CLASSES
+    from fairseq_lowrank.plugin.loading import CHECKPOINT_CLASSES
 
     # the model's arguments lie beside it, as classes that have to be let in
     with torch.serialization.safe_globals(CHECKPOINT_CLASSES):

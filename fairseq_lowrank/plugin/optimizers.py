@@ -4,12 +4,16 @@ A parameter says so in its attribute ``optim_overrides = {"optimizer": {"weight_
 attribute that fairseq's composite optimizer reads and that its half-precision optimizers carry over to their copies.
 """
 
-from __future__ import annotations
-
+import functools
 from collections.abc import Iterable
 
+import omegaconf
 import torch
+from fairseq import optim
+from fairseq.optim import composite
 from torch import nn
+
+from fairseq_lowrank.plugin.loading import Refused
 
 
 def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
@@ -42,3 +46,44 @@ def scale_learning_rate(group: dict, lr: float) -> None:
     The parameters are asked, not the group: a resumed group has the settings of its checkpoint.
     """
     group["lr"] = lr * overrides(next(iter(group["params"]), None)).get("lr_scale", 1.0)
+
+
+# fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which reads the
+# settings of one parameter for a whole group), and flattens half-precision copies into one tensor in which none can differ.
+def honour_parameter_overrides() -> None:
+    """Let every optimizer follow the parameters' ``optim_overrides``."""
+    build, build_half, set_lr = (
+        optim.build_optimizer,
+        optim.FP16Optimizer.build_optimizer,
+        optim.FairseqOptimizer.set_lr,
+    )
+
+    @functools.wraps(build)
+    def build_optimizer(cfg, params, *args, **kwargs):
+        params = list(params)
+        optimizer = build(cfg, params, *args, **kwargs)
+        tensors = [param for param in params if isinstance(param, torch.Tensor)]
+        if has_overrides(tensors):
+            if isinstance(optimizer, composite.FairseqCompositeOptimizer):
+                raise Refused(
+                    "--optimizer composite does not go with head mixing or head embeddings, which have a learning rate "
+                    "and a weight decay of their own: expected another optimizer"
+                )
+            split_groups(optimizer.optimizer)
+        return optimizer
+
+    @functools.wraps(build_half)
+    def build_half_precision_optimizer(cls, cfg, params, **kwargs):
+        params = list(params)
+        if has_overrides(params):
+            with omegaconf.open_dict(cfg):
+                cfg.common.fp16_no_flatten_grads = True
+        return build_half.__func__(cls, cfg, params, **kwargs)
+
+    def set_scaled_lr(self, lr):
+        for group in self.param_groups:
+            scale_learning_rate(group, lr)
+
+    optim.build_optimizer = build_optimizer
+    optim.FP16Optimizer.build_optimizer = classmethod(build_half_precision_optimizer)
+    optim.FairseqOptimizer.set_lr = functools.wraps(set_lr)(set_scaled_lr)

@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, build
 
-from fairseq_lowrank.optim import overrides
+from fairseq_lowrank.plugin.optimizers import overrides
 
 ARCH = "lowrank_transformer_iwslt_de_en"
 LR, DECAY, SCALE = 0.125, 0.5, 4

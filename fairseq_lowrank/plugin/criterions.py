@@ -10,6 +10,8 @@ works with ``--checkpoint-activations``, where the forward pass of a layer is ru
 is kept of the first.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 import torch
+from fairseq import criterions
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -252,3 +255,39 @@ class RegularisedCriterion:
             if any(name in log for log in logging_outputs):
                 total = sum(log.get(name, 0) for log in logging_outputs)
                 metrics.log_scalar(name, total / sample_size, sample_size, round=6)
+
+
+# fairseq has no flags that all its criterions share. A criterion is chosen by name, so its place under that name is taken by a
+# subclass. Those without a dataclass are left alone: they are obsolete, and one of them (composite_loss) calls others.
+def extend_criterions(mixin: type, config: type[FairseqDataclass]) -> None:
+    """Give every criterion, also those registered later, a parent class and further flags.
+
+    Args:
+        mixin: comes before the criterion's own class.
+        config: a dataclass with the flags.
+    """
+    register = criterions.register_criterion
+
+    def extend(name: str) -> None:
+        cls, own = criterions.CRITERION_REGISTRY[name], criterions.CRITERION_DATACLASS_REGISTRY.get(name)
+        if own is None or issubclass(cls, mixin):
+            return
+        joined = dataclasses.make_dataclass(
+            own.__name__, (), bases=(own, config), namespace={"__module__": own.__module__}
+        )
+        extended = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+        del criterions.CRITERION_REGISTRY[name]
+        register(name, dataclass=joined)(extended)
+
+    @functools.wraps(register)
+    def register_criterion(name, dataclass=None):
+        def register_and_extend(cls):
+            register(name, dataclass)(cls)
+            extend(name)
+            return cls
+
+        return register_and_extend
+
+    for name in list(criterions.CRITERION_REGISTRY):
+        extend(name)
+    criterions.register_criterion = register_criterion

@@ -25,7 +25,7 @@ from fairseq.trainer import Trainer
 from tiny_transformer import SIZES, arguments, build, make_task
 
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.compat import literal
+from fairseq_lowrank.plugin.loading import literal
 
 TINY_TRANSFORMER = [
     *("--arch", "transformer", "--optimizer", "adam", "--lr", "0.01", "--cpu", "--max-tokens", "500", "--seed", "3"),

@@ -19,8 +19,8 @@ from tiny_transformer import SIZES, arguments, build, make_task, preset_flags, s
 from torch import nn
 
 from fairseq_lowrank.attention import PRESETS, MultiheadAttention
-from fairseq_lowrank.criterions import regularised
 from fairseq_lowrank.models.transformer import LowrankTransformerEncoder
+from fairseq_lowrank.plugin import criterions as regularised
 
 WEIGHTS = {"mixing_orthogonality": 0.3, "row_space_penalty": 0.7, "column_space_penalty": 0.2}
 ALL = [text for name, weight in WEIGHTS.items() for text in (f"--{name.replace('_', '-')}", str(weight))]

@@ -1,0 +1,27 @@
+"""What ``--user-dir`` has to bring about in fairseq: repairs first, then our models and criterions.
+
+fairseq itself imports only the ``models`` and ``tasks`` folders of a user directory, and not even those when
+the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
+"""
+
+from fairseq_lowrank.plugin import arguments, evaluation, loading, optimizers, repairs
+
+repairs.restore_numpy_names()
+loading.load_checkpoints_safely()
+loading.evaluate_literals_only()
+loading.broadcast_whole_states()
+loading.explain_unfit_checkpoints()
+arguments.mend_parsed_arguments()
+arguments.show_every_flag_in_help()
+evaluation.evaluate_in_bfloat16()
+evaluation.evaluate_every_sentence()
+evaluation.evaluate_every_block()
+repairs.align_unknown_words()
+repairs.join_torchrun()
+repairs.quieten_hydra()
+optimizers.honour_parameter_overrides()
+
+from fairseq_lowrank import models  # noqa: E402, F401
+from fairseq_lowrank.plugin import criterions  # noqa: E402
+
+criterions.extend_criterions(criterions.RegularisedCriterion, criterions.RegulariserConfig)

@@ -1,0 +1,215 @@
+"""Checkpoints: loaded safely, whole on every worker, and refused in one line where they do not fit."""
+
+import argparse
+import ast
+import collections
+import functools
+import operator
+import os
+import pickle
+import re
+import sys
+import types
+import typing
+
+import numpy
+import omegaconf
+import torch
+from fairseq import checkpoint_utils, models
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import meters
+
+# Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
+# usual answer, switching that safety off, lets a checkpoint run any code.
+CHECKPOINT_CLASSES = [
+    argparse.Namespace,  # the arguments of models without a dataclass
+    # numpy arrays in the meters of --eval-bleu, under their name in numpy 2 and in numpy 1
+    numpy.ndarray,
+    numpy.dtype,
+    numpy.dtypes.Int64DType,
+    numpy.dtypes.Float64DType,
+    numpy._core.multiarray._reconstruct,
+    (numpy._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
+    # meters, in old public checkpoints
+    meters.AverageMeter,
+    meters.TimeMeter,
+    meters.StopwatchMeter,
+    (meters.AverageMeter, "fairseq.meters.AverageMeter"),
+    (meters.TimeMeter, "fairseq.meters.TimeMeter"),
+    (meters.StopwatchMeter, "fairseq.meters.StopwatchMeter"),
+    # configurations, in checkpoints of 2020 and 2021 and in what workers send one another on resuming
+    omegaconf.DictConfig,
+    omegaconf.ListConfig,
+    omegaconf.base.ContainerMetadata,
+    omegaconf.base.Metadata,
+    omegaconf.nodes.AnyNode,
+    typing.Any,
+    collections.defaultdict,
+    dict,
+    list,
+    int,
+    distributed_utils._TensorPlaceholder,
+]
+
+
+class Refused(ValueError):
+    """What was asked for does not go together, or a checkpoint with it: commands print one line, not a traceback."""
+
+
+def load_checkpoints_safely() -> None:
+    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else."""
+    broadcast = distributed_utils._broadcast_object_slow
+
+    def safely(load):
+        @functools.wraps(load)
+        def load_safely(path, *args, **kwargs):
+            try:
+                with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+                    return load(path, *args, **kwargs)
+            except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
+                raise Refused(refusal(path, error)) from error
+
+        return load_safely
+
+    @functools.wraps(broadcast)
+    def _broadcast_object_slow(*args, **kwargs):
+        with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+            return broadcast(*args, **kwargs)
+
+    checkpoint_utils.load_checkpoint_to_cpu = safely(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.load_ema_from_checkpoint = safely(checkpoint_utils.load_ema_from_checkpoint)
+    distributed_utils._broadcast_object_slow = _broadcast_object_slow
+
+
+def refusal(path: str, error: Exception) -> str:
+    """The message for a checkpoint that did not load. torch's own advises to switch the safety off."""
+    if unsafe := re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error)):
+        return (
+            f"{path} was not loaded: it holds {unsafe[1]}, which has no place in a fairseq checkpoint and could run "
+            "code while loading. If you trust the file, convert it where it was written."
+        )
+    return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
+
+
+# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, to Python's eval, and a checkpoint
+# brings a configuration along: one of plain strings could run any code.
+def evaluate_literals_only() -> None:
+    """Let no module of fairseq evaluate more than :func:`literal` does."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq.") and isinstance(module, types.ModuleType):
+            module.eval = literal
+
+
+OPERATORS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def literal(text: str) -> object:
+    """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
+
+    Raises:
+        Refused: anything else.
+    """
+
+    def value(node: ast.AST) -> object:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Tuple() | ast.List() | ast.Set():
+                kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
+                return kind(value(element) for element in node.elts)
+            case ast.Dict() if None not in node.keys:
+                return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True)}
+            case ast.UnaryOp() if type(node.op) in OPERATORS:
+                return OPERATORS[type(node.op)](value(node.operand))
+            case ast.BinOp() if type(node.op) in OPERATORS:
+                return OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise Refused(
+            f"{text!r} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
+        )
+
+    if not isinstance(text, str):
+        raise TypeError(f"expected a string, not {text!r}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except SyntaxError as error:
+        raise Refused(f"{text!r} is not a value: {error.msg}") from error
+    return value(tree.body)
+
+
+# fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
+# says what its layers computed.
+def broadcast_whole_states() -> None:
+    """Let the state of a model reach every worker with its metadata, without which no layer can refuse it."""
+
+    def whole(rebuild):
+        @functools.wraps(rebuild)
+        def rebuild_whole(obj, tensors):
+            rebuilt = rebuild(obj, tensors)
+            if isinstance(obj, collections.OrderedDict):
+                rebuilt = collections.OrderedDict(rebuilt)
+                vars(rebuilt).update(vars(obj))
+            return rebuilt
+
+        return rebuild_whole
+
+    distributed_utils._split_tensors_from_obj = whole(distributed_utils._split_tensors_from_obj)
+    distributed_utils._put_tensors_in_obj = whole(distributed_utils._put_tensors_in_obj)
+
+
+# torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
+def explain_unfit_checkpoints() -> None:
+    """Say in one line how a checkpoint differs from the model, and end commands with the line of what is :class:`Refused`."""
+    load, show = models.BaseFairseqModel.load_state_dict, sys.excepthook
+
+    @functools.wraps(load)
+    def load_state_dict(self, *args, **kwargs):
+        try:
+            return load(self, *args, **kwargs)
+        except RuntimeError as error:
+            if difference := differences(str(error)):
+                raise Refused(difference) from error
+            raise
+
+    def excepthook(kind, error, traceback):
+        cause, message = error, ""
+        while cause is not None and not isinstance(cause, Refused):
+            cause, message = cause.__cause__ or cause.__context__, f"{cause} "
+        if cause is None:
+            show(kind, error, traceback)
+        else:
+            print(f"{os.path.basename(sys.argv[0])}: error: {message}{cause}", file=sys.stderr)
+
+    models.BaseFairseqModel.load_state_dict = load_state_dict
+    sys.excepthook = excepthook
+
+
+def differences(message: str) -> str | None:
+    """What torch's ``message`` about a state that does not fit a model comes down to, or None if it is about other things."""
+
+    def count(names: list[str]) -> str:
+        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+    found = []
+    for kind, owner in ("Unexpected", "checkpoint"), ("Missing", "model"):
+        if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", message):
+            names = re.findall(r'"([^"]+)"', listed[1])
+            found.append(f"only the {owner} has {count(names)}")
+    shapes = re.findall(r"size mismatch for (\S+): .*?Size\((.*?)\) from checkpoint.*?Size\((.*?)\)", message)
+    if shapes:
+        name, theirs, ours = shapes[0]
+        more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
+        found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
+    # of weights that fit, the layers of attention say what else is different
+    if not found and (meanings := re.findall(r"(\S+) was saved with (\S+) and is loaded with (\S+)", message)):
+        name, theirs, ours = meanings[0]
+        found.append(f"{name} was saved with {theirs} and is built with {ours}")
+    if not found:
+        return None
+    return f"The checkpoint is of another model: {'; '.join(found)}. Give the flags that it was trained with"

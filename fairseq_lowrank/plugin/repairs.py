@@ -1,0 +1,93 @@
+"""What fairseq needs to run on current Python, torch and numpy: seen with fairseq-fixed 0.12.3.1 (fairseq's main branch) on
+Python 3.11, torch 2.13, numpy 2.4.
+"""
+
+import functools
+import os
+import types
+import warnings
+
+import numpy
+import torch
+from fairseq import sequence_generator, utils
+from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
+from fairseq.distributed import utils as distributed_utils
+from fairseq.modules import dynamic_crf_layer
+
+
+# numpy 2 dropped names that fairseq still uses. Can go when fairseq stops using them.
+def restore_numpy_names() -> None:
+    """Give the old names back to the fairseq modules that use them, and leave numpy itself alone."""
+
+    def percentile(*args, interpolation, **kwargs):
+        return numpy.percentile(*args, method=interpolation, **kwargs)
+
+    proxy = types.ModuleType("numpy")
+    vars(proxy).update(vars(numpy), int=int, float=float, compat=types.SimpleNamespace(long=int), percentile=percentile)
+    for module in (data_utils, language_pair_dataset, token_block_dataset, dynamic_crf_layer):
+        module.np = proxy
+
+
+# For --replace-unk fairseq asks the hypothesis which source word each target word is aligned with. Only --print-alignment
+# makes such an alignment, and as pairs, which are not what is asked for. And without a file of translations the flag is
+# parsed as "@@ ", the default of --remove-bpe and the name of no file.
+def align_unknown_words() -> None:
+    """Let ``--replace-unk`` put the source word with the most attention in place of an unknown one, instead of failing."""
+    generate = sequence_generator.SequenceGenerator.generate
+    load, replace = utils.load_align_dict, utils.replace_unk
+
+    @functools.wraps(generate)
+    def generate_aligned(self, models, sample, **kwargs):
+        sentences = generate(self, models, sample, **kwargs)
+        sources = sample["net_input"].get("src_tokens")
+        if sources is not None and sources.dim() == 2:
+            for source, hypotheses in zip(sources.cpu(), sentences, strict=True):
+                for hypothesis in hypotheses:
+                    if (attention := hypothesis["attention"]) is not None and attention.numel():
+                        hypothesis["alignment"] = utils.extract_hard_alignment(
+                            attention.cpu().T, source, hypothesis["tokens"].cpu(), self.pad, self.eos
+                        )
+        return sentences
+
+    @functools.wraps(load)
+    def load_align_dict(path):
+        return load("" if path == "@@ " else path)
+
+    @functools.wraps(replace)
+    def replace_unk(hypo_str, src_str, alignment, align_dict, unk):
+        return replace(hypo_str, src_str, {target: source for source, target in alignment}, align_dict, unk)
+
+    sequence_generator.SequenceGenerator.generate = generate_aligned
+    utils.load_align_dict = load_align_dict
+    utils.replace_unk = replace_unk
+
+
+# Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the
+# same folder when --distributed-world-size is 1, its default with fewer than two GPUs.
+def join_torchrun() -> None:
+    """Let the processes that torchrun starts be the workers of one training, on GPUs or on the CPU."""
+    call_main = distributed_utils.call_main
+
+    @functools.wraps(call_main)
+    def joined(cfg, main, **kwargs):
+        distributed = cfg.distributed_training
+        if "TORCHELASTIC_RUN_ID" in os.environ and distributed.distributed_init_method is None:
+            distributed.distributed_init_method = "env://"
+            distributed.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            distributed.distributed_rank = int(os.environ["RANK"])
+            distributed.distributed_no_spawn = True
+            distributed.device_id = int(os.environ["LOCAL_RANK"])
+            if cfg.common.cpu or not torch.cuda.is_available():
+                cfg.common.cpu = True
+                distributed.device_id = 0
+                distributed.distributed_backend = "gloo"
+                distributed.ddp_backend = "legacy_ddp"  # pytorch_ddp is given device ids, which the CPU has not
+        return call_main(cfg, main, **kwargs)
+
+    distributed_utils.call_main = joined
+
+
+def quieten_hydra() -> None:
+    """Silence hydra's five warnings, at every command, about the files and calls of fairseq's own configuration."""
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
+    warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")
