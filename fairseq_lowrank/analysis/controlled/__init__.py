@@ -1,0 +1,14 @@
+"""Controlled tasks: small problems whose answer is known, learned by the product's own attention layer.
+
+A task module has ``TABLE`` (its name), ``METRIC``, ``SPLIT``, ``runs(seeds, quick, steps)`` (every run, the most telling
+first), and ``as_text(lines)`` and ``draw(lines)`` over the lines of a results file.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from fairseq_lowrank.analysis.controlled import matrices
+
+TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices,)}
+"""The tasks by name."""

@@ -1,0 +1,146 @@
+"""The engine of controlled tasks: train what has no line yet, append its line and its log, go on after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import gzip
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.data.results import append_result, read_results, versions
+
+PAPER = "evidence"
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row's attention: a preset, and axes put over it.
+
+    Args:
+        name: how rows call it.
+        preset: a value of ``--attention``.
+        axes: axis values beside the preset, see :class:`~fairseq_lowrank.attention.spec.AttentionSpec`.
+    """
+
+    name: str
+    preset: str
+    axes: dict[str, int | str] = field(default_factory=dict)
+
+    def exists(self) -> bool:
+        """Whether this version of the package has the preset and the axes."""
+        return self.preset in PRESETS and set(self.axes) <= {axis.name for axis in dataclasses.fields(AttentionSpec)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a row of a table with one seed.
+
+    Args:
+        row: names the setting.
+        seed: of the problem and of the start.
+        method: what attends.
+        steps: updates.
+        smoke: a trial, with other than the task's updates.
+        setting: what else a line says of the run.
+        train: trains; takes ``seed``, ``steps`` and a function that writes a line to the log; returns what the line
+            gets beside, ``parameters`` and ``value`` among it.
+    """
+
+    row: str
+    seed: int
+    method: Method
+    steps: int
+    smoke: bool
+    setting: dict[str, object]
+    train: Callable[[int, int, Log], dict]
+
+
+def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
+    """(row, seed, smoke) of every line of the table."""
+    return {(line["row"], line["seed"], line["smoke"]) for line in read_results(path) if line["table"] == table}
+
+
+def complete(task: ModuleType, runs: Iterable[Run], results: Path, log: Path | None = None, say: Log = print) -> None:
+    """Train every run that has no line in ``results``, appending each line as its run ends.
+
+    Args:
+        task: a module of :data:`~fairseq_lowrank.analysis.controlled.TASKS`.
+        results: the ``.jsonl`` file; what it has is not run again.
+        log: a ``.gz`` file to which each run's log is appended.
+        say: takes one line for each run.
+    """
+    done = finished(results, task.TABLE)
+    commit = checked_out_commit()
+    for run in runs:
+        if (run.row, run.seed, run.smoke) in done:
+            continue
+        text: list[str] = [f"# {run.row} seed {run.seed} commit {commit}"]
+        start = time.process_time()
+        outcome = run.train(run.seed, run.steps, text.append)
+        seconds = time.process_time() - start
+        text.append(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with gzip.open(log, "at", encoding="utf-8") as file:
+                file.write("\n".join(text) + "\n")
+        append_result(results, as_line(task, run, outcome, seconds, commit))
+        say(f"{run.row} seed {run.seed}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+
+
+def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str | None) -> dict:
+    """The line of a finished run. Its ``seconds`` are of processor time."""
+    axes = "".join(f" --{axis.replace('_', '-')} {value}" for axis, value in run.method.axes.items())
+    return {
+        "paper": PAPER,
+        "table": task.TABLE,
+        "row": run.row,
+        "seed": run.seed,
+        "commit": commit,
+        "method": run.method.name,
+        **run.setting,
+        "architecture": task.ARCHITECTURE,
+        "flags": f"--attention {run.method.preset}{axes}",
+        "updates": run.steps,
+        "metric": task.METRIC,
+        **outcome,
+        "split": task.SPLIT,
+        "tokens_per_second": None,
+        "seconds": round(seconds, 2),
+        "versions": versions(),
+        "machine": f"{platform.machine()}, 1 thread",
+        "smoke": run.smoke,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def checked_out_commit() -> str | None:
+    """The commit of the code that runs, ``-changed`` behind it where files differ; ``None`` outside a git checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
+    if head.returncode:
+        return None
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", "."], capture_output=True, text=True
+    )
+    return head.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
+
+
+def lines_of(task: ModuleType, results: Path, *, smoke: bool = False) -> list[dict]:
+    """The task's lines of a results file."""
+    return [line for line in read_results(results) if line["table"] == task.TABLE and line["smoke"] == smoke]
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The mean of what spans orders of magnitude; values below 1e-12 count as that."""
+    return statistics.geometric_mean([max(value, 1e-12) for value in values])

@@ -1,0 +1,71 @@
+"""The engine of controlled tasks: what is finished is kept, what is not goes on, and the command over both."""
+
+import gzip
+import json
+
+import pytest
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.analysis.controlled import matrices, runs
+from fairseq_lowrank.data.results import read_results
+
+ROWS = "n16-shared-h(16|32)-mha"
+
+
+def command(folder, *flags):
+    files = ["--results", str(folder / "lines.jsonl"), "--log", str(folder / "log.gz")]
+    return cli.main(["controlled", "matrices", "--rows", ROWS, "--seeds", "1", "--steps", "2", *files, *flags])
+
+
+def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
+    assert command(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "16 × 4" in out and "32 × 2" in out
+    lines = read_results(tmp_path / "lines.jsonl")
+    assert [line["row"] for line in lines] == ["n16-shared-h16-mha", "n16-shared-h32-mha"]
+    assert all(line["paper"] == "evidence" and line["table"] == "matrices" and line["smoke"] for line in lines)
+    assert {line["commit"] for line in lines} == {runs.checked_out_commit()}
+    with gzip.open(tmp_path / "log.gz", "rt") as file:
+        log = file.read()
+    assert all(f"# {line['row']} seed 1" in log and f"{line['value']:.6g}" in log for line in lines)
+
+
+def test_what_is_finished_is_not_run_again_and_what_is_not_goes_on(tmp_path, capsys):
+    command(tmp_path)
+    path = tmp_path / "lines.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    kept = json.dumps(json.loads(first) | {"value": 0.123}) + "\n"
+    path.write_text(kept)
+    capsys.readouterr()
+    assert command(tmp_path) == 0
+    again = path.read_text().splitlines(keepends=True)
+    assert again[0] == kept
+    assert json.loads(again[1])["value"] == json.loads(second)["value"]
+    assert "h16" not in capsys.readouterr().err
+
+
+def test_a_trial_does_not_stand_for_a_run(tmp_path):
+    command(tmp_path)
+    assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
+    assert cli.main(["controlled", "matrices", "--no-runs", "--results", str(tmp_path / "lines.jsonl")]) == 2
+
+
+def test_the_picture_and_the_lines_are_written(tmp_path):
+    assert command(tmp_path, "--output", str(tmp_path / "pictures")) == 0
+    assert (tmp_path / "pictures/matrices.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "pictures/matrices.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rows", "("], "--rows '('"),
+        (["--rows", "nothing"], "--rows 'nothing'"),
+        (["--steps", "0"], "--steps 0"),
+        (["--no-runs"], "holds no finished run"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message):
+    assert cli.main(["controlled", "matrices", "--results", str(tmp_path / "none.jsonl"), *flags]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "none.jsonl").exists()
