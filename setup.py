@@ -24,7 +24,7 @@ setup(
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece"],
-        "analysis": ["jinja2", "matplotlib", "tqdm"],
+        "analysis": ["jinja2", "matplotlib", "scipy", "tqdm"],
         "tensorboard": ["tensorboard"],
     },
     entry_points={"console_scripts": ["fairseq-lowrank = fairseq_lowrank.cli:main"]},

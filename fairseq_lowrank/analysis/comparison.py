@@ -1,0 +1,130 @@
+"""Contrasts between rows of results files, for :mod:`~fairseq_lowrank.analysis.statistics`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fairseq_lowrank.analysis import statistics
+from fairseq_lowrank.data.results import read_results
+
+KEY = ("paper", "table", "metric", "split")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A named contrast, what it is worth, and what to know before believing it."""
+
+    name: str
+    comparison: statistics.Comparison
+    notes: tuple[str, ...]
+
+
+def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
+    """The lines of ``.jsonl`` files, or of those in folders, whose fields are as ``wanted``; trials (smoke) are left out.
+
+    Raises:
+        ValueError: a path that is not there, holds no such file, or a line that is no result.
+    """
+    lines = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{path} holds no .jsonl file")
+        for file in files:
+            lines += read_results(file)
+    lines = [line for line in lines if not line["smoke"]]
+    return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+
+
+def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int, np.ndarray]:
+    """A row's scores by seed; of lines of the same seed the last one counts.
+
+    Raises:
+        ValueError: no such row, lines of several papers, tables, metrics or splits, or a logarithm of what is not above 0.
+    """
+    chosen = [line for line in lines if line["row"] == row]
+    if not chosen:
+        known = ", ".join(sorted({line["row"] for line in lines})[:20]) or "none"
+        raise ValueError(f"row {row!r}: no line has it; rows there are: {known}")
+    for name in KEY:
+        if len(values := {line[name] for line in chosen}) > 1:
+            raise ValueError(
+                f"row {row!r} has lines of several {name}s: choose one with --{name} {'|'.join(sorted(values))}"
+            )
+    found = {line["seed"]: np.atleast_1d(line.get("sentence_values", line["value"])) for line in chosen}
+    if logarithm:
+        if any((values <= 0).any() for values in found.values()):
+            raise ValueError(f"row {row!r}: --logarithm needs values above 0")
+        found = {seed: np.log(values) for seed, values in found.items()}
+    return found
+
+
+def contrasts(
+    lines: list[dict],
+    pairs: Iterable[Sequence[str]],
+    interactions: Iterable[Sequence[str]] = (),
+    *,
+    logarithm: bool = False,
+    draws: int = statistics.DRAWS,
+) -> list[Contrast]:
+    """A − B for each pair and (A − B) − (C − D) for each interaction, in this order.
+
+    Raises:
+        ValueError: see :func:`scores` and :func:`~fairseq_lowrank.analysis.statistics.differences`.
+    """
+
+    def of(rows: Sequence[str]) -> list[dict[int, np.ndarray]]:
+        return [scores(lines, row, logarithm=logarithm) for row in rows]
+
+    result = []
+    for rows in pairs:
+        result.append(Contrast(" − ".join(rows), statistics.compare(*of(rows), draws=draws), _notes(lines, rows)))
+    for rows in interactions:
+        a, b, c, d = of(rows)
+        name = "({} − {}) − ({} − {})".format(*rows)
+        comparison = statistics.compare_interaction((a, b), (c, d), draws=draws)
+        result.append(Contrast(name, comparison, _notes(lines, rows)))
+    return result
+
+
+def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
+    chosen = [line for line in lines if line["row"] in rows]
+    notes = []
+    for name in ("metric", "split", "updates"):
+        if len(values := {str(line.get(name)) for line in chosen}) > 1:
+            notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
+    commits = {str(line.get("commit") or "unknown") for line in chosen}
+    if len(commits) > 1:
+        notes.append(f"lines of several commits: {', '.join(sorted(commit[:10] for commit in commits))}")
+    seeds = [{line["seed"] for line in chosen if line["row"] == row} for row in rows]
+    if left_out := set.union(*seeds) - set.intersection(*seeds):
+        notes.append(f"seeds that not every row has are left out: {', '.join(map(str, sorted(left_out)))}")
+    if len(set.intersection(*seeds)) == 1:
+        notes.append("one seed: nothing is known of others")
+    return tuple(notes)
+
+
+def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
+    """A flat row a contrast, with Holm's correction over all of them."""
+    comparisons = [contrast.comparison for contrast in contrasts]
+    bootstrap = statistics.holm([comparison.bootstrap_p for comparison in comparisons])
+    student = statistics.holm([comparison.t_p for comparison in comparisons])
+    return [
+        {
+            "contrast": contrast.name,
+            **asdict(contrast.comparison),
+            # JSON has no infinity: the differences of all seeds are one number
+            "t": None if contrast.comparison.t is None or math.isinf(contrast.comparison.t) else contrast.comparison.t,
+            "bootstrap_holm": holm_bootstrap,
+            "t_holm": holm_student,
+            "notes": contrast.notes,
+        }
+        for contrast, holm_bootstrap, holm_student in zip(contrasts, bootstrap, student, strict=True)
+    ]

@@ -1,0 +1,82 @@
+"""Compare rows of results: differences paired by seed and sentence, with an interval and p-values.
+
+Each contrast is A − B over the seeds that both rows have, or an interaction (A − B) − (C − D). For each: the mean
+difference, a 95 % interval of a two-level bootstrap (seeds, then sentences; 10,000 draws) and its p, in how many seeds the
+difference is above 0 with the p of all choices of signs, Student's t over seeds, and both p-values after Holm's correction
+over all contrasts named. Sentences count where lines have `sentence_values`, one number a sentence in one order; else each
+line's value is one.
+
+  fairseq-lowrank compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
+  fairseq-lowrank compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
+  fairseq-lowrank compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
+
+With 3 to 5 seeds the bootstrap is too sure of itself: read it beside t. BLEU is no mean over sentences, so its lines
+compare by seed alone; for sentences take `sacrebleu REFERENCES -i A B --paired-bs`.
+"""
+
+from pathlib import Path
+
+from fairseq_lowrank.cli import _output
+
+NAME = "compare"
+HELP = "compare rows of results, paired by seed and sentence, with p-values"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("results", type=Path, nargs="+", help="a folder of .jsonl files, or such files")
+    parser.add_argument(
+        "--pair", nargs=2, action="append", default=[], metavar=("A", "B"), help="a contrast A − B; may be repeated"
+    )
+    parser.add_argument(
+        "--interaction",
+        nargs=4,
+        action="append",
+        default=[],
+        metavar=("A", "B", "C", "D"),
+        help="a contrast (A − B) − (C − D); may be repeated",
+    )
+    for name in ("paper", "table", "metric", "split"):
+        parser.add_argument(f"--{name}", help=f"only lines of this {name}, where rows have several")
+    parser.add_argument(
+        "--logarithm", action="store_true", help="compare natural logarithms: differences are then of ratios"
+    )
+    _output.add_output_arguments(parser, "compare.csv and .json")
+
+
+def run(args) -> None:
+    if not args.pair and not args.interaction:
+        raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D")
+
+    from fairseq_lowrank.analysis import comparison
+
+    wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
+    lines = comparison.load(args.results, wanted)
+    contrasts = comparison.contrasts(lines, args.pair, args.interaction, logarithm=args.logarithm)
+    data = comparison.as_rows(contrasts)
+    _output.show(args, data, as_text(data))
+    _output.write(args, NAME, data, data, {})
+
+
+def as_text(data: list[dict]) -> str:
+    header = ["contrast", "difference", "95 % interval", "p", "Holm", "above 0", "p signs", "t", "p t", "Holm t"]
+    rows = [
+        [
+            row["contrast"],
+            f"{row['mean']:.4g}",
+            f"{row['low']:.4g} … {row['high']:.4g}",
+            _p(row["bootstrap_p"]),
+            _p(row["bootstrap_holm"]),
+            f"{row['positive']} of {row['seeds']}",
+            _p(row["signs_p"]),
+            "–" if row["t"] is None else f"{row['t']:.2f}",
+            _p(row["t_p"]),
+            _p(row["t_holm"]),
+        ]
+        for row in data
+    ]
+    notes = [f"{row['contrast']}: {note}" for row in data for note in row["notes"]]
+    return "\n".join([_output.table(header, rows), *notes])
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"

@@ -1,0 +1,125 @@
+"""The command that compares rows of a user's results."""
+
+import json
+
+import pytest
+
+from fairseq_lowrank import cli
+
+SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
+
+
+REST = {
+    "architecture": "own",
+    "flags": "",
+    "updates": 1,
+    "parameters": 1,
+    "tokens_per_second": 1,
+    "versions": {},
+    "date": "",
+}
+
+
+def write(path, scores=SCORES, **fields):
+    with open(path, "a") as file:
+        for row, by_seed in scores.items():
+            for seed, value in by_seed.items():
+                line = REST | {"paper": "own", "table": "t", "row": row, "seed": seed, "metric": "loss", "value": value}
+                file.write(json.dumps(line | {"split": "test", "smoke": False} | fields) + "\n")
+    return str(path)
+
+
+def compared(capsys, *arguments):
+    assert cli.main(["compare", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_pair_is_compared_by_seed(tmp_path, capsys):
+    (row,) = compared(capsys, write(tmp_path / "a.jsonl"), "--pair", "mixhead-a", "mha")
+    assert (row["contrast"], row["mean"], row["seed_means"]) == ("mixhead-a − mha", 2, [1, 2, 3])
+    assert row["t"] == pytest.approx(3.4641, abs=1e-4)
+    assert row["signs_p"] == 0.25
+    assert row["t_holm"] == row["t_p"]
+
+
+def test_several_contrasts_are_corrected_together_and_seeds_left_out_are_named(tmp_path, capsys):
+    arguments = [write(tmp_path / "a.jsonl"), "--pair", "mixhead-a", "mha", "--pair", "mha", "gain"]
+    first, second = compared(capsys, *arguments)
+    assert first["bootstrap_holm"] == pytest.approx(min(1, 2 * first["bootstrap_p"]))
+    assert (second["seeds"], second["mean"], second["t"]) == (1, 0, None)
+    assert any("left out: 1, 3, 4" in note for note in second["notes"])
+    assert any("one seed" in note for note in second["notes"])
+
+
+def test_sentences_are_paired_where_lines_have_them(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 0.0}}, sentence_values=[1, 2, 3, 4])
+    write(path, {"b": {1: 0.0}}, sentence_values=[0, 0, 0, 0])
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert (row["sentences"], row["mean"]) == (4, 2.5)
+    assert 1 < row["low"] < 2.5 < row["high"] < 4
+
+
+def test_an_interaction_and_logarithms(tmp_path, capsys):
+    path = write(
+        tmp_path / "a.jsonl",
+        {"a": {1: 8.0, 2: 8.0}, "b": {1: 2.0, 2: 4.0}, "c": {1: 3.0, 2: 3.0}, "d": {1: 1.0, 2: 2.0}},
+    )
+    (row,) = compared(capsys, path, "--interaction", "a", "b", "c", "d")
+    assert row["seed_means"] == [4, 3]
+    (row,) = compared(capsys, path, "--pair", "a", "b", "--logarithm")
+    assert row["seed_means"] == pytest.approx([1.3863, 0.6931], abs=1e-4)
+
+
+def test_trials_are_left_out_and_the_last_line_of_a_seed_counts(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 5.0, 2: 5.0}, "b": {1: 0.0, 2: 0.0}})
+    write(path, {"a": {1: 7.0}})
+    write(path, {"a": {2: 100.0}}, smoke=True)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert row["seed_means"] == [7, 5]
+
+
+def test_lines_of_several_commits_are_said_to_be(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 5.0}}, commit="1" * 40)
+    write(path, {"b": {1: 4.0}}, commit="2" * 40)
+    assert cli.main(["compare", str(path), "--pair", "a", "b"]) == 0
+    assert "lines of several commits: 1111111111, 2222222222" in capsys.readouterr().out
+
+
+def test_files_are_written(tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    assert cli.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out/compare.json").read_text())[0]["mean"] == -2
+    assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,mean")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--pair A B"),
+        (["--pair", "mha", "nothing"], "row 'nothing': no line has it; rows there are: gain, mha, mixhead-a"),
+        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has it"),
+        (["--pair", "zero", "mha", "--logarithm"], "--logarithm needs values above 0"),
+        (["--pair", "two", "mha"], "lines of several metrics: choose one with --metric bleu|loss"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, arguments, message):
+    path = tmp_path / "a.jsonl"
+    write(path)
+    if "two" in arguments:
+        write(path, {"two": {1: 1.0}})
+        write(path, {"two": {1: 1.0}}, metric="bleu")
+    if "zero" in arguments:
+        write(path, {"zero": {1: 0.0}})
+    assert cli.main(["compare", str(path), *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_broken_file_is_named(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: "high"}})
+    assert cli.main(["compare", str(path), "--pair", "a", "a"]) == 2
+    assert f'{path}, line 1: value is "high", expected a number' in capsys.readouterr().err
