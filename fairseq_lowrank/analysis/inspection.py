@@ -47,7 +47,7 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
         elif rest == "query_weight":
             entry["query_weight_norm"] = tensor.double().norm().item()
         elif rest == "weight":
-            entry["matrix"] = tensor
+            entry["matrix"] = torch.diag(tensor) if tensor.dim() == 1 else tensor
     for name, entry in layers.items():
         if "matrix" in entry:
             mean = (means or {}).get(name)

@@ -12,7 +12,7 @@ class Mixing(nn.Module):
     """Holds M (or B and W^M) of one layer.
 
     Args:
-        weight: ``[H, H]`` the start of M, or of the base B of position-wise mixing.
+        weight: ``[H, H]`` the start of M, or of the base B of position-wise mixing; ``[H]`` that of a diagonal M.
         learnable: a parameter if true, else a buffer saved with the model.
         query_dim: with it mixing is position-wise and W^M ``[query_dim, H]`` starts at 0 (section 3.2).
     """
@@ -23,7 +23,7 @@ class Mixing(nn.Module):
             self.weight = _undecayed(weight)
         else:
             self.register_buffer("weight", weight)
-        self.query_weight = _undecayed(torch.zeros(query_dim, weight.size(1))) if query_dim is not None else None
+        self.query_weight = _undecayed(torch.zeros(query_dim, weight.size(-1))) if query_dim is not None else None
 
     def weights(self) -> HeadMixing:
         return HeadMixing(self.weight, self.query_weight)
@@ -36,7 +36,8 @@ class Mixing(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        kind = "position-wise" if self.query_weight is not None else "static"
+        static = "diagonal" if self.weight.dim() == 1 else "static"
+        kind = static if self.query_weight is None else "position-wise"
         return f"{self.weight.size(0)} heads, {kind}{'' if isinstance(self.weight, nn.Parameter) else ', fixed'}"
 
 
@@ -60,5 +61,6 @@ MIXINGS = {
     "positionwise": lambda num_heads, head_dim: Mixing(torch.eye(num_heads), learnable=True, query_dim=head_dim),
     "random": lambda num_heads, head_dim: Mixing(_random(num_heads), learnable=False),
     "average": lambda num_heads, head_dim: Mixing(torch.full((num_heads, num_heads), 1 / num_heads), learnable=False),
+    "diagonal": lambda num_heads, head_dim: Mixing(torch.ones(num_heads), learnable=True),
 }
 """Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis."""

@@ -18,6 +18,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "mixhead-b": {"mixing": "positionwise"},
     "mixhead-random": {"mixing": "random"},
     "avghead": {"mixing": "average"},
+    "gain": {"mixing": "diagonal"},
     "mhe-add": {"projection": "head-embedding-add"},
     "mhe-mul": {"projection": "head-embedding-mul"},
     "sha": {"projection": "single"},

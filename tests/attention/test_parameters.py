@@ -53,6 +53,7 @@ def test_mixing_adds_the_published_number_of_parameters(number, heads, head_dim,
     assert total("mixhead-a") - total("mha") == static
     assert total("mixhead-b") - total("mha") == positionwise
     assert total("mixhead-random") == total("avghead") == total("mha")
+    assert total("gain") - total("mha") == number * heads
 
 
 PROJECTIONS = {f"{name}_proj.{kind}" for name in "qkv" for kind in ("weight", "bias")}
@@ -60,7 +61,7 @@ OUTPUT = {"out_proj.weight", "out_proj.bias"}
 HEAD_EMBEDDINGS = {f"head_embeddings.{name}" for name in ("query", "key", "value")}
 EXPECTED_NAMES = {
     **dict.fromkeys(("mha", "fixedhead", "sha", "mqa"), PROJECTIONS | OUTPUT),
-    **dict.fromkeys(("mixhead-a", "mixhead-random", "avghead"), PROJECTIONS | OUTPUT | {"mixing.weight"}),
+    **dict.fromkeys(("mixhead-a", "mixhead-random", "avghead", "gain"), PROJECTIONS | OUTPUT | {"mixing.weight"}),
     "mixhead-b": PROJECTIONS | OUTPUT | {"mixing.weight", "mixing.query_weight"},
     **dict.fromkeys(("mhe-add", "mhe-mul"), PROJECTIONS | OUTPUT | HEAD_EMBEDDINGS),
     "skv": PROJECTIONS - {"v_proj.weight", "v_proj.bias"} | OUTPUT,
@@ -75,7 +76,7 @@ def test_checkpoints_hold_these_names(preset, make):
     weights = {name for name in EXPECTED_NAMES[preset] if not name.endswith("bias")}
     assert set(make(preset, head_dim=4, bias=False).state_dict()) == weights
     learned = dict(layer.named_parameters())
-    assert ("mixing.weight" in learned) == (preset in ("mixhead-a", "mixhead-b"))
+    assert ("mixing.weight" in learned) == (preset in ("mixhead-a", "mixhead-b", "gain"))
 
 
 def test_shapes_of_mixing_and_head_embeddings():
@@ -85,6 +86,7 @@ def test_shapes_of_mixing_and_head_embeddings():
 
 
 def test_mixing_starts_at_the_identity():
+    assert torch.equal(build_attention("gain", 12, 3).mixing.weight, torch.ones(3))
     assert torch.equal(build_attention("mixhead-a", 12, 3).mixing.weight, torch.eye(3))
     positionwise = build_attention("mixhead-b", 12, 3).mixing
     assert torch.equal(positionwise.weight, torch.eye(3))
@@ -92,7 +94,7 @@ def test_mixing_starts_at_the_identity():
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b"])
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "gain"])
 def test_at_its_start_a_mixhead_layer_computes_what_the_standard_layer_computes(preset, activation, inputs, device):
     x = inputs(5, 2, 12, dtype=torch.float32)
     options = {"activation": activation, "self_attention": True}

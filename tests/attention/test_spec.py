@@ -16,7 +16,7 @@ def test_the_axes_and_their_values():
         "head-embedding-mul",
     )
     assert AXES["activation"] == ("softmax", "sigsoftmax")
-    assert AXES["mixing"] == ("none", "static", "positionwise", "random", "average")
+    assert AXES["mixing"] == ("none", "static", "positionwise", "random", "average", "diagonal")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def test_the_axes_and_their_values():
         "mixhead-b": AttentionSpec(mixing="positionwise"),
         "mixhead-random": AttentionSpec(mixing="random"),
         "avghead": AttentionSpec(mixing="average"),
+        "gain": AttentionSpec(mixing="diagonal"),
         "mhe-add": AttentionSpec(projection="head-embedding-add"),
         "mhe-mul": AttentionSpec(projection="head-embedding-mul"),
         "sha": AttentionSpec(projection="single"),
@@ -42,7 +43,7 @@ def test_a_preset_sets_axes(preset, expected):
 
 
 def test_there_is_no_preset_beyond_those_tested():
-    assert len(PRESETS) == 12
+    assert len(PRESETS) == 13
 
 
 def test_an_axis_beside_a_preset_wins_and_none_leaves_it():

@@ -9,7 +9,7 @@ from fairseq_lowrank.ops import AttentionMask, HeadMixing
 # The same examples on every run and every machine, and no files left behind.
 fixed = settings(derandomize=True, deadline=None, database=None)
 
-MIXINGS = ("none", "static", "positionwise")
+MIXINGS = ("none", "static", "positionwise", "diagonal")
 
 
 @st.composite
@@ -49,7 +49,8 @@ def problems(draw, device, activations=("softmax", "sigsoftmax"), mixings=MIXING
     }
     if mixing != "none":
         query_weight = normal(dim, heads) if mixing == "positionwise" else None
-        problem["mixing"] = HeadMixing(normal(heads, heads), query_weight)
+        weight = normal(heads) if mixing == "diagonal" else normal(heads, heads)
+        problem["mixing"] = HeadMixing(weight, query_weight)
         problem["mixing_query"] = normal(batch, heads, queries, dim) if mixing == "positionwise" else None
     return problem
 

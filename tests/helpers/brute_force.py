@@ -56,14 +56,17 @@ def normalise(scores, activation):
 
 
 def mix(probabilities, mixing, query_weight=None, mixing_query=None):
-    """P̄_i[t] = Σ_j M_t[j, i] P_j[t], with M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i] (Mixhead paper, section 3.1)."""
+    """P̄_i[t] = Σ_j M_t[j, i] P_j[t], with M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i] (Mixhead paper, section 3.1).
+
+    ``mixing`` ``[H]`` is the diagonal of an M that is 0 elsewhere.
+    """
     mixed = torch.zeros_like(probabilities)
     batch, heads, queries, _ = probabilities.shape
     for b in range(batch):
         for t in range(queries):
             for i in range(heads):
                 for j in range(heads):
-                    factor = mixing[j, i].item()
+                    factor = mixing[j, i].item() if mixing.dim() == 2 else mixing[i].item() * (i == j)
                     if query_weight is not None:
                         factor += (mixing_query[b, j, t].double() * query_weight[:, i].double()).sum().item()
                     mixed[b, i, t] += factor * probabilities[b, j, t]

@@ -275,7 +275,7 @@ def test_alignment_training_gets_weights(source, target):
     torch.testing.assert_close(weights.sum(dim=2), torch.ones(weights.shape[:2]))
 
 
-@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "mixhead-random", "avghead"])
+@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "mixhead-random", "avghead", "gain"])
 def test_a_stock_state_lacks_only_mixing_which_keeps_its_start(preset, task):
     stock, ours = shake(build(IWSLT, *SIZES, task=task)), lowrank(preset, task=task)
     start = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
@@ -309,6 +309,7 @@ def test_layers_kept_of_a_stock_state_get_mixing(task):
         ("mhe-add", "mhe-mul", "self_attn was saved with projection=head-embedding-add and is built with head-"),
         ("mixhead-a", "avghead", "was saved with mixing=static and is built with average. "),
         ("mha", "avghead", "was saved with mixing=none and is built with average. "),
+        ("gain", "avghead", "mixing.weight is [4] in the checkpoint and [4, 4] in the model, and 5 more differ. "),
         ("mqa", "mha", "k_proj.weight is [4, 16] in the checkpoint and [16, 16] in the model, and 23 more differ. "),
     ],
 )

@@ -44,7 +44,7 @@ def attention(
     """Multi-head attention over projected heads, with a choice of activation and of head mixing.
 
     With P_j = activation(scale · q_j k_jᵀ + score_bias, masked), head i of the output is dropout(P̄_i) v_i, where
-    P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12) and P̄_i = P_i without mixing.
+    P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12), P̄_i = w_i P_i for a diagonal M, and P̄_i = P_i without mixing.
 
     Args:
         q: ``[B, H, T, D]`` queries.

@@ -68,7 +68,8 @@ def _compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     call = _Call(inputs.mask, inputs.activation, inputs.scale, inputs.dropout_p, seed)
     biases = [bias for bias in (inputs.score_bias, inputs.mask.bias) if bias is not None]
     with torch.autocast(device, enabled=False):
-        return _Attention.apply(call, q, k, v, _matrices(inputs), *biases), None
+        heads = _Attention.apply(call, q, k, v, _matrices(inputs), *biases)
+        return heads if inputs.head_scale is None else heads * inputs.head_scale.to(heads.dtype), None
 
 
 def _matrices(inputs: AttentionInputs) -> Tensor | None:
@@ -76,7 +77,7 @@ def _matrices(inputs: AttentionInputs) -> Tensor | None:
 
     Made outside the blocks: autograd goes on from their gradient to W^M, B and the mixing query.
     """
-    if inputs.mixing is None:
+    if inputs.mixing is None or inputs.mixing.is_diagonal:
         return None
     weight, query_weight = inputs.mixing
     if query_weight is None:

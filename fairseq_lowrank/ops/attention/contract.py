@@ -78,15 +78,22 @@ class HeadMixing(NamedTuple):
     """Weights that mix attention probabilities across heads: P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12).
 
     Args:
-        weight: ``[H, H]``, M itself, or the base B of position-wise mixing.
+        weight: ``[H, H]``, M itself, or the base B of position-wise mixing; ``[H]``, the diagonal of a diagonal M.
         query_weight: ``[D, H]``, W^M: then M_t[j, i] = Σ_d q_{t,j,d} W^M[d, i] + B[j, i] for query t (section 3.1).
     """
 
     weight: Tensor
     query_weight: Tensor | None = None
 
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether each head's probabilities are only scaled, P̄_i = w_i P_i."""
+        return self.weight.dim() == 1
+
     def matrices(self, mixing_query: Tensor | None) -> Tensor:
         """M as ``[H, H]``, or ``[B, T, H, H]`` (indices b, t, j, i) for position-wise mixing of ``[B, H, T, D]``."""
+        if self.is_diagonal:
+            return torch.diag(self.weight)
         if self.query_weight is None:
             return self.weight
         return torch.einsum("bjtd,di->btji", mixing_query, self.query_weight) + self.weight
@@ -107,6 +114,16 @@ class AttentionInputs:
     scale: float = 1.0
     dropout_p: float = 0.0
     need_weights: bool = False
+
+    @property
+    def head_scale(self) -> Tensor | None:
+        """``[H, 1, 1]``, what diagonal mixing multiplies each head's output with, or ``None`` without it.
+
+        (w_i P_i) V = w_i (P_i V), with dropout too: no backend has to mix anything.
+        """
+        if self.mixing is None or not self.mixing.is_diagonal:
+            return None
+        return self.mixing.weight[:, None, None].to(self.v.dtype)
 
     def check(self, activations: tuple[str, ...]) -> None:
         """Refuse what no backend can compute.
@@ -146,8 +163,10 @@ class AttentionInputs:
 
     def _check_mixing(self, mixing: HeadMixing) -> None:
         _, heads, _, dim = self.q.shape
-        if mixing.weight.shape != (heads, heads):
-            raise ValueError(f"mixing.weight of shape {list(mixing.weight.shape)}: expected [{heads}, {heads}]")
+        shapes = [(heads, heads)] if mixing.query_weight is not None else [(heads, heads), (heads,)]
+        if mixing.weight.shape not in shapes:
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"mixing.weight of shape {list(mixing.weight.shape)}: expected {expected}")
         if mixing.query_weight is None:
             return
         if mixing.query_weight.shape != (dim, heads):

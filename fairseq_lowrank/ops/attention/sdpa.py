@@ -1,4 +1,4 @@
-"""PyTorch's fused ``scaled_dot_product_attention``: softmax attention without mixing."""
+"""PyTorch's fused ``scaled_dot_product_attention``: softmax attention without mixing across heads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMas
 
 def refusal(inputs: AttentionInputs) -> str | None:
     """What of ``inputs`` this backend cannot compute, in words, or ``None``."""
-    if inputs.mixing is not None:
+    if inputs.mixing is not None and not inputs.mixing.is_diagonal:
         return "head mixing"
     if inputs.activation != "softmax":
         return f"the activation {inputs.activation}"
@@ -39,7 +39,7 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
         is_causal=causal,
         scale=inputs.scale,
     )
-    return heads, None
+    return heads if inputs.head_scale is None else heads * inputs.head_scale, None
 
 
 def needs_causal_tensor(inputs: AttentionInputs) -> bool:

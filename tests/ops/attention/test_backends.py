@@ -11,7 +11,7 @@ from fairseq_lowrank.ops import BACKENDS, AttentionMask, HeadMixing, attention
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 # What a backend computes, where that is not everything.
-COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": ("none",)}}
+COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": ("none", "diagonal")}}
 FAST = [backend for backend in BACKENDS if backend != "reference"]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 6e-2}
 
@@ -87,7 +87,8 @@ def problem(activation, mixing, device, length, dim=4, heads=2, batch=2):
     built = {name: normal(batch, heads, length, dim) for name in ("q", "k", "v")} | {"activation": activation}
     if mixing != "none":
         query_weight = normal(dim, heads) if mixing == "positionwise" else None
-        built |= {"mixing": HeadMixing(normal(heads, heads), query_weight), "mixing_query": normal(*built["q"].shape)}
+        weight = normal(heads) if mixing == "diagonal" else normal(heads, heads)
+        built |= {"mixing": HeadMixing(weight, query_weight), "mixing_query": normal(*built["q"].shape)}
     return built | {"mask": AttentionMask()}
 
 
@@ -160,7 +161,7 @@ def test_gradients_under_dropout_use_the_mask_of_the_forward_pass(backend, activ
             arguments["mixing"] = HeadMixing(given["mixing.weight"], given.get("mixing.query_weight"))
         return attention(**arguments, dropout_p=0.4, backend=backend)[0]
 
-    unused = {"mixing_query"} if mixing == "static" else set()
+    unused = {"mixing_query"} if mixing in ("static", "diagonal") else set()
     tensors = [part if name not in unused else part.detach() for name, part in parts.items()]
     assert torch.autograd.gradcheck(heads, tensors, nondet_tol=0.0)
 
