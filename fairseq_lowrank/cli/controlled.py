@@ -2,6 +2,8 @@
 
   matrices        average with known random row-stochastic matrices: error against number and size of heads, for methods
                   that mix heads, widen them, or share them, with a control of as many parameters
+  nearest-point   for points on a sphere, say which is nearest to the opposite of each: needs scores of full rank
+                  (Amsel, Yehudai and Bruna 2024), so it tells what widens queries and keys from what widens values
 
 Each finished run is a line of the results file; runs that have a line are not repeated, so an interrupted grid goes on
 where it was. The table and the picture are made from the whole file.
@@ -20,7 +22,7 @@ from fairseq_lowrank.cli import _output
 
 NAME = "controlled"
 HELP = "train one attention layer on tasks whose answer is known"
-TASK_NAMES = ("matrices",)
+TASK_NAMES = ("matrices", "nearest-point")
 
 
 def add_arguments(parser) -> None:
@@ -64,6 +66,7 @@ def run(args) -> None:
     lines = [line for line in lines if wanted.fullmatch(line["row"])]
     if not lines:
         raise ValueError(f"--results {args.results}: holds no finished run of {args.task}")
-    _output.show(args, lines, task.as_text(lines))
+    tables = [f"{table.title}\n{_output.table(table.header, table.rows)}" for table in task.tables(lines)]
+    _output.show(args, lines, "\n\n".join(tables))
     figures = {task.TABLE: task.draw(lines)} if args.output else {}
     _output.write(args, task.TABLE, lines, lines, figures)

@@ -1,14 +1,14 @@
 """Controlled tasks: small problems whose answer is known, learned by the product's own attention layer.
 
-A task module has ``TABLE`` (its name), ``METRIC``, ``SPLIT``, ``runs(seeds, quick, steps)`` (every run, the most telling
-first), and ``as_text(lines)`` and ``draw(lines)`` over the lines of a results file.
+A task module has ``TABLE`` (its name), ``METRIC``, ``SPLIT``, ``ARCHITECTURE``, ``STEPS`` (updates), ``runs(seeds, quick, steps)`` (every run, the most telling
+first), and ``tables(lines)`` and ``draw(lines)`` over the lines of a results file.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from fairseq_lowrank.analysis.controlled import matrices
+from fairseq_lowrank.analysis.controlled import matrices, nearest_point
 
-TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices,)}
+TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices, nearest_point)}
 """The tasks by name."""

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, geometric_mean
+from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, Table, geometric_mean
 from fairseq_lowrank.analysis.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
@@ -203,26 +203,23 @@ def title(length: int, rank: int, target: str) -> str:
     return f"n {length}, {asked}" + ("" if rank == length else f", positions of rank {rank}")
 
 
-def as_text(lines: list[dict]) -> str:
-    """A table for each problem: number and size of heads down, methods across, the geometric mean over seeds in a cell."""
-    from fairseq_lowrank.cli._output import table
-
-    tables = []
-    for problem_, chosen in problems(lines).items():
+def tables(lines: list[dict]) -> list[Table]:
+    """A table a problem: number and size of heads down, methods across, the geometric mean over seeds in a cell."""
+    result = []
+    for key, chosen in problems(lines).items():
         names = list(dict.fromkeys(line["method"] for line in chosen))
         values: dict[tuple[int, str], list[float]] = {}
         for line in chosen:
             values.setdefault((line["small_head_dim"], line["method"]), []).append(line["value"])
-        rows = [
+        body = [
             [f"{EMBED_DIM // size} × {size}"]
             + [f"{geometric_mean(values[size, name]):.1e}" if (size, name) in values else "" for name in names]
             for size in sorted({size for size, _ in values}, reverse=True)
         ]
-        seeds = sorted({line["seed"] for line in chosen})
-        tables.append(
-            f"{title(*problem_)}; seeds {', '.join(map(str, seeds))}\n{table(['heads × size', *names], rows)}"
-        )
-    return f"{METRIC}, geometric mean over seeds\n\n" + "\n\n".join(tables)
+        seeds = ", ".join(map(str, sorted({line["seed"] for line in chosen})))
+        text = f"{METRIC}, geometric mean over seeds {seeds}: {title(*key)}"
+        result.append(Table(text, ["heads × size", *names], body))
+    return result
 
 
 def draw(lines: list[dict]):
@@ -232,7 +229,7 @@ def draw(lines: list[dict]):
     groups = problems(lines)
     figure, plots = pictures.grid(len(groups), width=4.2, height=3.6)
     names = list(dict.fromkeys(line["method"] for line in lines))
-    for axes, (problem_, chosen) in zip(plots, groups.items(), strict=True):
+    for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
         for index, name in enumerate(names):
             values: dict[int, list[float]] = {}
             for line in chosen:
@@ -243,11 +240,11 @@ def draw(lines: list[dict]):
             axes.plot(sizes, [geometric_mean(values[size]) for size in sizes], "o-", ms=3, color=color, label=name)
             low, high = [min(values[size]) for size in sizes], [max(values[size]) for size in sizes]
             axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.axvline(problem_[0] - 1, color="0.6", linewidth=1, linestyle=":")
+        axes.axvline(key[0] - 1, color="0.6", linewidth=1, linestyle=":")
         axes.set(xscale="log", yscale="log", xlabel="d / h (head size of mha); dotted: n − 1", ylabel=METRIC)
         axes.set_xticks(
             ticks := sorted({line["small_head_dim"] for line in chosen}), labels=map(str, ticks), minor=False
         )
-        axes.set_title(title(*problem_), fontsize=9)
+        axes.set_title(title(*key), fontsize=9)
     plots[0].legend(fontsize=7)
     return figure

@@ -66,6 +66,15 @@ class Run:
     train: Callable[[int, int, Log], dict]
 
 
+@dataclass(frozen=True)
+class Table:
+    """What a task shows of its lines: a title, the names of columns, and rows of text."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
 def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
     """(row, seed, smoke) of every line of the table."""
     return {(line["row"], line["seed"], line["smoke"]) for line in read_results(path) if line["table"] == table}
