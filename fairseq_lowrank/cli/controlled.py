@@ -4,6 +4,7 @@
                   that mix heads, widen them, or share them, with a control of as many parameters
   nearest-point   for points on a sphere, say which is nearest to the opposite of each: needs scores of full rank
                   (Amsel, Yehudai and Bruna 2024), so it tells what widens queries and keys from what widens values
+  recall          find the value that stood behind a key (zoology's MQAR): sparse attention, which small heads can do
 
 Each finished run is a line of the results file; runs that have a line are not repeated, so an interrupted grid goes on
 where it was. The table and the picture are made from the whole file.
@@ -22,7 +23,7 @@ from fairseq_lowrank.cli import _output
 
 NAME = "controlled"
 HELP = "train one attention layer on tasks whose answer is known"
-TASK_NAMES = ("matrices", "nearest-point")
+TASK_NAMES = ("matrices", "nearest-point", "recall")
 
 
 def add_arguments(parser) -> None:

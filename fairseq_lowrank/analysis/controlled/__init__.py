@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from fairseq_lowrank.analysis.controlled import matrices, nearest_point
+from fairseq_lowrank.analysis.controlled import matrices, nearest_point, recall
 
-TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices, nearest_point)}
+TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices, nearest_point, recall)}
 """The tasks by name."""

@@ -1,0 +1,59 @@
+"""Associative recall: what a sequence asks, and that a model learns it."""
+
+import torch
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.analysis.controlled import recall
+from fairseq_lowrank.analysis.controlled.runs import Method
+from fairseq_lowrank.data.results import read_results
+
+MHA = Method("mha", "mha")
+
+
+def test_each_key_is_asked_once_and_its_answer_is_the_value_behind_it():
+    tokens, answers = recall.sequences(200, torch.Generator().manual_seed(1))
+    assert tokens.shape == answers.shape == (200, recall.LENGTH)
+    for sequence, asked in zip(tokens.tolist(), answers.tolist(), strict=True):
+        pairs = dict(zip(sequence[:8:2], sequence[1:8:2], strict=True))
+        assert len(pairs) == len(set(pairs.values())) == recall.PAIRS
+        assert all(0 < key < 128 <= value < 256 for key, value in pairs.items())
+        queries = {sequence[place]: answer for place, answer in enumerate(asked) if answer != recall.IGNORED}
+        assert queries == pairs
+        assert all(answer == recall.IGNORED for answer in asked[:8])
+
+
+def test_near_repeats_are_the_likelier():
+    _, answers = recall.sequences(2000, torch.Generator().manual_seed(1))
+    counts = (answers != recall.IGNORED).sum(0)
+    assert counts[8] > counts[20] > counts[62] > 0
+    assert counts[9::2].sum() == 0
+
+
+def test_a_model_sees_no_later_token():
+    torch.manual_seed(1)
+    model = recall.Model(MHA, 4).eval()
+    tokens, _ = recall.sequences(2, torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[:, 40:] = 5
+    torch.testing.assert_close(model(tokens)[:, :40], model(changed)[:, :40])
+    assert not torch.allclose(model(tokens)[:, 45], model(changed)[:, 45])
+
+
+def test_an_easy_recall_is_learned_and_training_ends_there(monkeypatch):
+    for name, value in {"PAIRS": 1, "LENGTH": 8, "VOCABULARY": 8, "TRAIN": 640, "TEST": 100, "EPOCH": 20}.items():
+        monkeypatch.setattr(recall, name, value)
+    log = []
+    result = recall.train(MHA, 4, 1, 100 * 20, log.append)
+    assert result["value"] <= recall.ENOUGH
+    assert result["updates"] < 2000
+    assert len(log) == result["updates"] / 20
+
+
+def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(recall, "TRAIN", 64)
+    monkeypatch.setattr(recall, "TEST", 8)
+    path = tmp_path / "lines.jsonl"
+    flags = ["--quick", "--steps", "1", "--results", str(path), "--output", str(tmp_path)]
+    assert cli.main(["controlled", "recall", *flags]) == 0
+    assert "16 × 8" in capsys.readouterr().out
+    assert [line["row"] for line in read_results(path)] == ["h1-mha", "h16-mha"]
