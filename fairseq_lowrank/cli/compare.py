@@ -47,12 +47,12 @@ def run(args) -> None:
     if not args.pair and not args.interaction:
         raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D")
 
-    from fairseq_lowrank.analysis import comparison
+    from fairseq_lowrank.analysis import contrasts
 
     wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
-    lines = comparison.load(args.results, wanted)
-    contrasts = comparison.contrasts(lines, args.pair, args.interaction, logarithm=args.logarithm)
-    data = comparison.as_rows(contrasts)
+    lines = contrasts.load(args.results, wanted)
+    found = contrasts.between(lines, args.pair, args.interaction, logarithm=args.logarithm)
+    data = contrasts.as_rows(found)
     _output.show(args, data, as_text(data))
     _output.write(args, NAME, data, data, {})
 

@@ -66,7 +66,7 @@ def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int,
     return found
 
 
-def contrasts(
+def between(
     lines: list[dict],
     pairs: Iterable[Sequence[str]],
     interactions: Iterable[Sequence[str]] = (),
