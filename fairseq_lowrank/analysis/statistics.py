@@ -35,7 +35,8 @@ Scores = Mapping[int, ArrayLike]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a contrast is worth. Values that need two seeds are ``None`` where there is one.
+    """What a contrast is worth. Values that need two seeds are ``None`` where there is one, the bootstrap's where there is but
+    one number.
 
     Args:
         mean: mean difference over seeds and sentences.
@@ -49,9 +50,9 @@ class Comparison:
     """
 
     mean: float
-    low: float
-    high: float
-    bootstrap_p: float
+    low: float | None
+    high: float | None
+    bootstrap_p: float | None
     seeds: int
     sentences: int
     seed_means: tuple[float, ...]
@@ -105,8 +106,16 @@ def summary(means: NDArray) -> tuple[float, float, float]:
 
 
 def compare_matrix(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
-    """Everything that is said of paired differences ``[seeds, sentences]``."""
-    low, high, bootstrap_p = summary(bootstrap(matrix, draws=draws, seed=seed))
+    """Everything that is said of paired differences ``[seeds, sentences]``.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not matrix.size:
+        raise ValueError("no scores: a comparison needs one at least")
+    low, high, bootstrap_p = (None, None, None)
+    if matrix.size > 1:
+        low, high, bootstrap_p = summary(bootstrap(matrix, draws=draws, seed=seed))
     by_seed = matrix.mean(1)
     t, t_p = _student(by_seed)
     return Comparison(

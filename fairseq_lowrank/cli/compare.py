@@ -63,7 +63,7 @@ def as_text(data: list[dict]) -> str:
         [
             row["contrast"],
             f"{row['mean']:.4g}",
-            f"{row['low']:.4g} … {row['high']:.4g}",
+            "–" if row["low"] is None else f"{row['low']:.4g} … {row['high']:.4g}",
             _p(row["bootstrap_p"]),
             _p(row["bootstrap_holm"]),
             f"{row['positive']} of {row['seeds']}",

@@ -86,6 +86,13 @@ def test_one_seed_says_nothing_of_seeds():
     assert (result.signs_p, result.t, result.t_p) == (None, None, None)
 
 
+def test_one_number_has_no_interval():
+    result = statistics.compare({1: 3}, {1: 1})
+    assert (result.mean, result.low, result.high, result.bootstrap_p) == (2, None, None, None)
+    with pytest.raises(ValueError, match="no scores"):
+        statistics.compare({1: []}, {1: []})
+
+
 def test_equal_rows_and_rows_that_differ_by_a_constant():
     same = statistics.compare({1: 1, 2: 2}, {1: 1, 2: 2})
     assert (same.mean, same.low, same.high, same.bootstrap_p, same.t, same.t_p) == (0, 0, 0, 1, 0, 1)
