@@ -50,6 +50,8 @@ PRESET_METHODS = ("mha", "mixhead-a", "mixhead-b", "talking-heads", "gain", "mhe
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
 """Heads of size n, and the control with as many parameters: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 
+CONTROLS = ("gain", MORE_HEADS)
+
 
 def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Tensor]:
     """Positions ``[n, d]`` of the given rank, and the matrices ``[slices, n, n]``, in float64.
@@ -223,28 +225,31 @@ def tables(lines: list[dict]) -> list[Table]:
 
 
 def draw(lines: list[dict]):
-    """Error against head size, a plot a problem and a curve a method; bands go from the least to the greatest seed."""
+    """Error against head size, a plot a problem and a curve a method (controls dashed); bands go over all seeds."""
+    from matplotlib.ticker import NullLocator
+
     from fairseq_lowrank.analysis import pictures
 
     groups = problems(lines)
     figure, plots = pictures.grid(len(groups), width=4.2, height=3.6)
-    names = list(dict.fromkeys(line["method"] for line in lines))
+    present = {line["method"] for line in lines}
+    names = [name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS) if name in present]
     for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
+        sizes = sorted({line["small_head_dim"] for line in chosen})
         for index, name in enumerate(names):
             values: dict[int, list[float]] = {}
             for line in chosen:
                 if line["method"] == name:
                     values.setdefault(line["small_head_dim"], []).append(line["value"])
-            sizes = sorted(values)
-            color = f"C{index}"
-            axes.plot(sizes, [geometric_mean(values[size]) for size in sizes], "o-", ms=3, color=color, label=name)
-            low, high = [min(values[size]) for size in sizes], [max(values[size]) for size in sizes]
-            axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
+            own = sorted(values)
+            style = {"color": f"C{index}", "linestyle": "--" if name in CONTROLS else "-"}
+            axes.plot(own, [geometric_mean(values[size]) for size in own], marker="o", ms=3, label=name, **style)
+            low, high = [min(values[size]) for size in own], [max(values[size]) for size in own]
+            axes.fill_between(own, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.axvline(key[0] - 1, color="0.6", linewidth=1, linestyle=":")
-        axes.set(xscale="log", yscale="log", xlabel="d / h (head size of mha); dotted: n − 1", ylabel=METRIC)
-        axes.set_xticks(
-            ticks := sorted({line["small_head_dim"] for line in chosen}), labels=map(str, ticks), minor=False
-        )
+        axes.set(xscale="log", yscale="log", xlabel="heads × size of mha; dotted: n − 1", ylabel=METRIC)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(sizes, labels=[f"{EMBED_DIM // size}×{size}" for size in sizes])
         axes.set_title(title(*key), fontsize=9)
     plots[0].legend(fontsize=7)
     return figure
