@@ -36,7 +36,10 @@ def add_arguments(parser) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", metavar="S", help="instead of the task's seeds")
     parser.add_argument("--rows", metavar="PATTERN", help="only rows whose whole name matches this regular expression")
     parser.add_argument(
-        "--steps", type=int, metavar="N", help="updates of a trial, kept apart from runs with the task's number"
+        "--steps",
+        type=int,
+        metavar="N",
+        help="other than the task's updates: rows of their own, trials where they are fewer",
     )
     parser.add_argument("--no-runs", action="store_true", help="train nothing: show what the file holds")
     _output.add_output_arguments(parser, "the picture as .png and .pdf, the lines as .csv and .json")
@@ -59,12 +62,13 @@ def run(args) -> None:
     task = TASKS[args.task]
     if not args.no_runs:
         runs = task.runs(args.seeds, quick=args.quick, steps=args.steps)
-        runs = [run for run in runs if wanted.fullmatch(run.row)]
+        runs = [run for run in runs if wanted.fullmatch(run.setting_name)]
         if not runs:
             raise ValueError(f"--rows {args.rows!r}: no row of {args.task} matches")
         complete(task, runs, args.results, args.log, say=lambda text: print(text, file=sys.stderr, flush=True))
-    lines = lines_of(task, args.results, smoke=args.steps not in (None, task.STEPS))
-    lines = [line for line in lines if wanted.fullmatch(line["row"])]
+    lines = lines_of(task, args.results, args.steps)
+    suffix = "" if args.steps in (None, task.STEPS) else f"-{args.steps}-updates"
+    lines = [line for line in lines if wanted.fullmatch(line["row"].removesuffix(suffix))]
     if not lines:
         raise ValueError(f"--results {args.results}: holds no finished run of {args.task}")
     tables = [f"{table.title}\n{_output.table(table.header, table.rows)}" for table in task.tables(lines)]

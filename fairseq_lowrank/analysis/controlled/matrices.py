@@ -155,7 +155,7 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
     Args:
         seeds: by default 1 to 5, with ``quick`` 1 and 2.
         quick: n 16 at full rank alone.
-        steps: updates other than the task's make trials.
+        steps: updates other than the task's make rows of their own: trials where they are fewer.
     """
     seeds = seeds or (SEEDS[:2] if quick else SEEDS)
     settings = [(16, 16)] if quick else [(16, 16), (32, 32), (16, 8), (32, 16)]
@@ -185,7 +185,7 @@ def _run(
         seed,
         method,
         STEPS if steps is None else steps,
-        steps not in (None, STEPS),
+        STEPS,
         setting,
         lambda seed, steps, log: train(method, count, length, rank, target, seed, steps, log),
     )

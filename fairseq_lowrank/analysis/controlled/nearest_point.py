@@ -132,7 +132,7 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
         quick: one head, eight heads, and eight mixed after the softmax.
-        steps: updates other than the task's make trials.
+        steps: updates other than the task's make rows of their own: trials where they are fewer.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
         for method, heads in rows():
@@ -147,7 +147,7 @@ def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
         seed,
         method,
         STEPS if steps is None else steps,
-        steps not in (None, STEPS),
+        STEPS,
         setting,
         lambda seed, steps, log: train(method, heads, seed, steps, log),
     )

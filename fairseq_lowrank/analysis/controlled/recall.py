@@ -139,7 +139,7 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
         quick: ``mha`` with heads of 128 and of 8.
-        steps: updates other than the task's make trials.
+        steps: updates other than the task's make rows of their own: trials where they are fewer.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
         for method, heads in rows():
@@ -153,7 +153,7 @@ def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
         seed,
         method,
         STEPS if steps is None else steps,
-        steps not in (None, STEPS),
+        STEPS,
         {"heads": heads, "head_dim": EMBED_DIM // heads},
         lambda seed, steps, log: train(method, heads, seed, steps, log),
     )

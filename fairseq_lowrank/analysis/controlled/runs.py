@@ -47,23 +47,33 @@ class Run:
     """One training: a row of a table with one seed.
 
     Args:
-        row: names the setting.
+        setting_name: names the setting.
         seed: of the problem and of the start.
         method: what attends.
         steps: updates.
-        smoke: a trial, with other than the task's updates.
+        usual_steps: the task's updates. Other than these make a row of its own, and a trial where they are fewer.
         setting: what else a line says of the run.
         train: trains; takes ``seed``, ``steps`` and a function that writes a line to the log; returns what the line
             gets beside, ``parameters`` and ``value`` among it.
     """
 
-    row: str
+    setting_name: str
     seed: int
     method: Method
     steps: int
-    smoke: bool
+    usual_steps: int
     setting: dict[str, object]
     train: Callable[[int, int, Log], dict]
+
+    @property
+    def row(self) -> str:
+        """The name of its row."""
+        return self.setting_name + ("" if self.steps == self.usual_steps else f"-{self.steps}-updates")
+
+    @property
+    def smoke(self) -> bool:
+        """Whether it is a trial, whose line does not count as a result."""
+        return self.steps < self.usual_steps
 
 
 @dataclass(frozen=True)
@@ -120,6 +130,7 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
         **run.setting,
         "architecture": task.ARCHITECTURE,
         "flags": f"--attention {run.method.preset}{axes}",
+        "steps": run.steps,
         "updates": run.steps,
         "metric": task.METRIC,
         **outcome,
@@ -145,9 +156,12 @@ def checked_out_commit() -> str | None:
     return head.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
 
 
-def lines_of(task: ModuleType, results: Path, *, smoke: bool = False) -> list[dict]:
-    """The task's lines of a results file."""
-    return [line for line in read_results(results) if line["table"] == task.TABLE and line["smoke"] == smoke]
+def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:
+    """The task's lines of a results file whose runs were to have so many updates, by default the task's."""
+    steps = task.STEPS if steps is None else steps
+    return [
+        line for line in read_results(results) if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
+    ]
 
 
 def geometric_mean(values: Iterable[float]) -> float:

@@ -56,4 +56,4 @@ def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
     flags = ["--quick", "--steps", "1", "--results", str(path), "--output", str(tmp_path)]
     assert cli.main(["controlled", "recall", *flags]) == 0
     assert "16 × 8" in capsys.readouterr().out
-    assert [line["row"] for line in read_results(path)] == ["h1-mha", "h16-mha"]
+    assert [line["row"] for line in read_results(path)] == ["h1-mha-1-updates", "h16-mha-1-updates"]

@@ -22,7 +22,7 @@ def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "16 × 4" in out and "32 × 2" in out
     lines = read_results(tmp_path / "lines.jsonl")
-    assert [line["row"] for line in lines] == ["n16-shared-h16-mha", "n16-shared-h32-mha"]
+    assert [line["row"] for line in lines] == ["n16-shared-h16-mha-2-updates", "n16-shared-h32-mha-2-updates"]
     assert all(line["paper"] == "evidence" and line["table"] == "matrices" and line["smoke"] for line in lines)
     assert {line["commit"] for line in lines} == {runs.checked_out_commit()}
     with gzip.open(tmp_path / "log.gz", "rt") as file:
@@ -48,6 +48,18 @@ def test_a_trial_does_not_stand_for_a_run(tmp_path):
     command(tmp_path)
     assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
     assert cli.main(["controlled", "matrices", "--no-runs", "--results", str(tmp_path / "lines.jsonl")]) == 2
+
+
+def test_more_updates_than_the_tasks_make_a_row_of_their_own_and_no_trial(tmp_path, capsys, monkeypatch):
+    command(tmp_path)
+    monkeypatch.setattr(matrices, "STEPS", 1)
+    assert command(tmp_path) == 0
+    lines = read_results(tmp_path / "lines.jsonl")
+    assert [(line["row"], line["smoke"]) for line in lines[2:]] == [
+        ("n16-shared-h16-mha-2-updates", False),
+        ("n16-shared-h32-mha-2-updates", False),
+    ]
+    assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
 
 
 def test_the_picture_and_the_lines_are_written(tmp_path):
