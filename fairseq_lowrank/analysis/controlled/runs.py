@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
+import fairseq_lowrank
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.data.results import append_result, read_results, versions
@@ -145,8 +146,8 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
 
 
 def checked_out_commit() -> str | None:
-    """The commit of the code that runs, ``-changed`` behind it where files differ; ``None`` outside a git checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """The commit of the code that runs, ``-changed`` behind it where the package differs; ``None`` outside a git checkout."""
+    git = ["git", "-C", str(Path(fairseq_lowrank.__file__).parent)]
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
     if head.returncode:
         return None
