@@ -11,13 +11,17 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Callable
 
 import numpy
 import omegaconf
 import torch
 from fairseq import checkpoint_utils, models
 from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
 from fairseq.logging import meters
+
+from fairseq_lowrank.plugin import checkpoint_file
 
 # Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
 # usual answer, switching that safety off, lets a checkpoint run any code.
@@ -51,25 +55,35 @@ CHECKPOINT_CLASSES = [
     distributed_utils._TensorPlaceholder,
 ]
 
+# what torch raises on a file that it cannot read, and fairseq on a state in which it does not find its way
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError, AttributeError, AssertionError)
+UNREADABLE += (OverflowError, UnicodeDecodeError, omegaconf.errors.OmegaConfBaseException)
+
 
 class Refused(ValueError):
     """What was asked for does not go together, or a checkpoint with it: commands print one line, not a traceback."""
 
 
+def load_checkpoint(path: str | os.PathLike) -> dict:
+    """What a checkpoint file holds, on the CPU, read safely and as it was saved: fairseq's upgrades are not applied.
+
+    Raises:
+        Refused: the file is damaged, no checkpoint, or holds what no checkpoint needs.
+        OSError: there is no such file.
+    """
+
+    def load(path):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or "model" not in state:
+            raise Refused(f"{path} is no fairseq checkpoint: it lacks 'model'")
+        return state
+
+    return safely(load)(path)
+
+
 def load_checkpoints_safely() -> None:
-    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else."""
+    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else, and checked before."""
     broadcast = distributed_utils._broadcast_object_slow
-
-    def safely(load):
-        @functools.wraps(load)
-        def load_safely(path, *args, **kwargs):
-            try:
-                with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-                    return load(path, *args, **kwargs)
-            except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
-                raise Refused(refusal(path, error)) from error
-
-        return load_safely
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
@@ -81,11 +95,36 @@ def load_checkpoints_safely() -> None:
     distributed_utils._broadcast_object_slow = _broadcast_object_slow
 
 
-def refusal(path: str, error: Exception) -> str:
+def safely(load: Callable[..., dict]) -> Callable[..., dict]:
+    """``load(path, …)`` of a checkpoint, refused in one line where the file is not one."""
+
+    @functools.wraps(load)
+    def load_safely(path, *args, **kwargs):
+        try:
+            checkpoint_file.check(PathManager.get_local_path(os.fspath(path)))
+            with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+                return load(path, *args, **kwargs)
+        except checkpoint_file.Unsafe as error:
+            raise Refused(refusal(path, str(error))) from error
+        except checkpoint_file.Unfit as error:
+            raise Refused(f"{path} cannot be read as a checkpoint: {error}") from error
+        except (
+            KeyError,
+            AttributeError,
+        ) as error:  # fairseq's upgrade of old checkpoints takes what it needs for granted
+            raise Refused(f"{path} is no fairseq checkpoint: it lacks {error.args[0]!r}") from error
+        except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
+            unsafe = re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error))
+            raise Refused(refusal(path, unsafe[1] if unsafe else None)) from error
+
+    return load_safely
+
+
+def refusal(path: str | os.PathLike, unsafe: str | None) -> str:
     """The message for a checkpoint that did not load. torch's own advises to switch the safety off."""
-    if unsafe := re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error)):
+    if unsafe is not None:
         return (
-            f"{path} was not loaded: it holds {unsafe[1]}, which has no place in a fairseq checkpoint and could run "
+            f"{path} was not loaded: it holds {unsafe}, which has no place in a fairseq checkpoint and could run "
             "code while loading. If you trust the file, convert it where it was written."
         )
     return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
