@@ -71,7 +71,7 @@ def average(paths: Sequence[str]) -> dict:
         if tensor.is_floating_point():
             result["model"][name] = (total[name] / len(paths)).to(tensor.dtype)
     result["args"] = None  # its contents are in the configuration
-    result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=True, enum_to_str=True)
+    result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=False, enum_to_str=True)
     result.pop("last_optimizer_state", None)
     return result
 
@@ -91,7 +91,7 @@ def model_kind(state: dict) -> dict:
     """
     from omegaconf import OmegaConf
 
-    sections = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    sections = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
     model = sections.pop("model")
     model = vars(model) if isinstance(model, argparse.Namespace) else model
     foreign = {"model", *sections}.union(*(section for section in sections.values() if isinstance(section, dict)))

@@ -337,10 +337,10 @@ def itemsize(name: Name) -> int:
     """Bytes of an element of torch's type or storage ``name``."""
     if name.module not in ("torch", "torch.storage"):
         raise Unfit(f"it is damaged: {name.full} is no kind of numbers")
-    kind = getattr(torch, name.name)
-    if kind is torch.UntypedStorage:
+    if name.name == "UntypedStorage":
         return 1
-    return (kind if isinstance(kind, torch.dtype) else kind.dtype).itemsize
+    kind = getattr(torch, name.name)
+    return (kind if isinstance(kind, torch.dtype) else torch.serialization.StorageType(name.name).dtype).itemsize
 
 
 # --- how much it would become ---
@@ -357,7 +357,7 @@ def check_entries(outline: Outline) -> None:
         raise Unfit("it is damaged: its configuration is part of something else")
 
 
-def spread(root: object, most: int, visit: Callable[[object], None]) -> int:
+def spread(root: object, most: int, visit: Callable[[object], object] = id) -> int:
     """Visit all that ``root`` holds, each thing as often as it is referred to, and count it."""
     count, waiting = 0, [(root, 0)]
     while waiting:
@@ -367,7 +367,7 @@ def spread(root: object, most: int, visit: Callable[[object], None]) -> int:
         match part:
             case dict():
                 parts = part.values()
-            case list() | tuple():
+            case list() | tuple() | set():
                 parts = part
             case Made():
                 parts = [*part.parts, *part.entries.values()]
@@ -394,7 +394,7 @@ def unreferenced(configuration: object) -> object:
                 other = configuration.get(reference[1])
                 target = other.get(reference[2]) if isinstance(other, dict) else None
                 check_settings(target)
-                count += spread(target, MOST_SETTINGS, lambda part: None)
+                count += spread(target, MOST_SETTINGS)
                 del rest[name][key]
         if count > MOST_SETTINGS:
             raise Unfit(f"its configuration refers to more than {MOST_SETTINGS:,} entries")

@@ -4,6 +4,7 @@ import argparse
 import ast
 import collections
 import functools
+import importlib.abc
 import operator
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 import omegaconf
@@ -130,13 +132,46 @@ def refusal(path: str | os.PathLike, unsafe: str | None) -> str:
     return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
 
 
-# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, to Python's eval, and a checkpoint
-# brings a configuration along: one of plain strings could run any code.
+# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, and --model-overrides to Python's eval,
+# and a checkpoint brings a configuration along: one of plain strings could run any code.
 def evaluate_literals_only() -> None:
-    """Let no module of fairseq evaluate more than :func:`literal` does."""
+    """Let no module of fairseq or its commands, loaded before or after this, evaluate more than :func:`literal` does."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("fairseq.") and isinstance(module, types.ModuleType):
+        if isinstance(module, types.ModuleType) and is_fairseq(name if name != "__main__" else command_module(module)):
             module.eval = literal
+    if not any(isinstance(finder, LiteralsOnly) for finder in sys.meta_path):
+        sys.meta_path.insert(0, LiteralsOnly())
+
+
+def is_fairseq(name: str) -> bool:
+    return name.partition(".")[0] in ("fairseq", "fairseq_cli")
+
+
+def command_module(main: types.ModuleType) -> str:
+    """The name under which what runs as ``__main__`` would be imported, if it is a file of ``fairseq_cli``."""
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return spec.name
+    file = Path(getattr(main, "__file__", None) or "unknown").resolve()
+    return f"{file.parent.name}.{file.stem}"
+
+
+class LiteralsOnly(importlib.abc.MetaPathFinder):
+    """Finds fairseq's modules as they would be found without it, and gives them :func:`literal` as ``eval``."""
+
+    def find_spec(self, name, path, target=None):
+        if not is_fairseq(name):
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                module.eval = literal
+                execute(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 OPERATORS = {
@@ -149,12 +184,20 @@ OPERATORS = {
 }
 
 
+LONGEST = 10_000  # characters of a text to evaluate, and elements that a list in it may come to
+
+
 def literal(text: str) -> object:
     """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
 
     Raises:
         Refused: anything else.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"expected a string, not {text!r}")
+    shown = repr(text if len(text) <= 200 else f"{text[:200]}…")
+    if len(text) > LONGEST:
+        raise Refused(f"{shown} is not evaluated: it has {len(text):,} characters, at most {LONGEST:,} are")
 
     def value(node: ast.AST) -> object:
         match node:
@@ -168,18 +211,28 @@ def literal(text: str) -> object:
             case ast.UnaryOp() if type(node.op) in OPERATORS:
                 return OPERATORS[type(node.op)](value(node.operand))
             case ast.BinOp() if type(node.op) in OPERATORS:
-                return OPERATORS[type(node.op)](value(node.left), value(node.right))
-        raise Refused(
-            f"{text!r} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
-        )
+                left, right = value(node.left), value(node.right)
+                if isinstance(node.op, ast.Mult):
+                    refuse_long(left, right)
+                return OPERATORS[type(node.op)](left, right)
+        raise Refused(f"{shown} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them")
 
-    if not isinstance(text, str):
-        raise TypeError(f"expected a string, not {text!r}")
+    def refuse_long(*factors: object) -> None:
+        for repeated, times in (factors, factors[::-1]):
+            if isinstance(times, int) and not isinstance(repeated, (int, float, complex)):
+                text = isinstance(repeated, (str, bytes))
+                size = len(repeated) if text else checkpoint_file.spread(repeated, LONGEST)
+                if size * times > LONGEST:
+                    raise Refused(f"{shown} is not evaluated: it comes to more than {LONGEST:,} elements")
+
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        return value(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
-        raise Refused(f"{text!r} is not a value: {error.msg}") from error
-    return value(tree.body)
+        raise Refused(f"{shown} is not a value: {error.msg}") from error
+    except Refused:
+        raise
+    except (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise Refused(f"{shown} is not a value: {error or type(error).__name__}") from error
 
 
 # fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
