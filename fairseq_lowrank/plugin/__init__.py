@@ -4,13 +4,15 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-from fairseq_lowrank.plugin import arguments, evaluation, loading, optimizers, repairs
+from fairseq_lowrank.plugin import arguments, datasets, evaluation, loading, optimizers, repairs
 
 repairs.restore_numpy_names()
 loading.load_checkpoints_safely()
 loading.evaluate_literals_only()
 loading.broadcast_whole_states()
+loading.unpack_within_the_folder()
 loading.explain_unfit_checkpoints()
+datasets.check_binarised_data()
 arguments.mend_parsed_arguments()
 arguments.show_every_flag_in_help()
 evaluation.evaluate_in_bfloat16()

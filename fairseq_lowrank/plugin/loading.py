@@ -4,21 +4,25 @@ import argparse
 import ast
 import collections
 import functools
+import gzip
 import importlib.abc
+import lzma
 import operator
 import os
 import pickle
 import re
 import sys
+import tarfile
 import types
 import typing
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, models
+from fairseq import checkpoint_utils, file_utils, models
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
@@ -253,6 +257,27 @@ def broadcast_whole_states() -> None:
 
     distributed_utils._split_tensors_from_obj = whole(distributed_utils._split_tensors_from_obj)
     distributed_utils._put_tensors_in_obj = whole(distributed_utils._put_tensors_in_obj)
+
+
+# from_pretrained unpacks an archive of a model as it comes: over files elsewhere, if its members say so.
+def unpack_within_the_folder() -> None:
+    """Let ``from_pretrained`` unpack an archive below its own folder only, or refuse it in one line."""
+    load = file_utils.load_archive_file
+
+    def open_filtered(*args, **kwargs):
+        archive = tarfile.open(*args, **kwargs)  # noqa: SIM115 (the caller's)
+        archive.extraction_filter = tarfile.data_filter
+        return archive
+
+    @functools.wraps(load)
+    def load_archive_file(archive_file):
+        try:
+            return load(archive_file)
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+            raise Refused(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
+
+    file_utils.tarfile = types.SimpleNamespace(open=open_filtered)
+    file_utils.load_archive_file = load_archive_file
 
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.

@@ -8,8 +8,11 @@ import re
 import resource
 import struct
 import sys
+import tarfile
+import tempfile
 import types
 import zipfile
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,7 @@ import torch
 pytest.importorskip("fairseq")
 
 import omegaconf
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, file_utils
 
 from fairseq_lowrank.plugin.checkpoint_file import MOST_PICKLED
 from fairseq_lowrank.plugin.loading import Refused, evaluate_literals_only, is_fairseq, literal, load_checkpoint
@@ -379,3 +382,38 @@ def test_a_command_of_fairseq_that_is_run_as_a_module_or_file_evaluates_literals
         evaluate_literals_only()
     assert main.eval is literal
     assert not hasattr(other, "eval")
+
+
+# --- archives of models ---
+
+
+def make_archive(path, *members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name in members:
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            archive.addfile(member, BytesIO(b"text"))
+    return str(path)
+
+
+def test_an_archive_of_a_model_is_unpacked_in_its_place(tmp_path):
+    folder = file_utils.load_archive_file(make_archive(tmp_path / "model.tar.gz", "model/one.txt", "model/two.txt"))
+    assert sorted(os.listdir(folder)) == ["one.txt", "two.txt"]
+
+
+@pytest.mark.parametrize("member", ["../../out.txt", "model/../../out.txt"])
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, monkeypatch, member):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    archive = make_archive(tmp_path / "model.tar.gz", "model/one.txt", member)
+    with pytest.raises(Refused, match=r"is no archive of a model, or a damaged one: .*outside the destination"):
+        file_utils.load_archive_file(archive)
+    assert not list(tmp_path.rglob("out.txt"))
+
+
+def test_a_damaged_archive_of_a_model_is_refused(tmp_path):
+    path = Path(make_archive(tmp_path / "model.tar.gz", "model/one.txt"))
+    for data in (path.read_bytes()[:60], b"text"):
+        path.write_bytes(data)
+        with pytest.raises(Refused, match="is no archive of a model, or a damaged one") as refused:
+            file_utils.load_archive_file(str(path))
+        assert "\n" not in str(refused.value)
