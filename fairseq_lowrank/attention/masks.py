@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.ops.attention.contract import hides
 
 CAUSAL = "causal"
 """Given as ``attn_mask``, says "causal" without a T×T tensor."""
@@ -20,8 +21,8 @@ def attention_mask(
     """The mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``: floats are added to the
-            scores, bools hide where True. A float or bool causal tensor is recognised.
+        attn_mask: :data:`CAUSAL`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in
+            :class:`~fairseq_lowrank.ops.AttentionMask`. A causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
     Raises:
@@ -86,11 +87,10 @@ def _is_causal(mask: Tensor) -> bool:
     length = mask.size(0)
     if length < 2 or mask.shape != (length, length):
         return False
-    hides = mask if mask.dtype == torch.bool else mask == float("-inf")
-    if not bool(hides[0, 1]) or bool(hides[-1, 0]):
+    hidden = hides(mask)
+    if not bool(hidden[0, 1]) or bool(hidden[-1, 0]):
         return False
-    future = torch.ones_like(hides, dtype=torch.bool).triu(1)
-    if not torch.equal(hides, future):
+    if not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
         return False
     return mask.dtype == torch.bool or not bool(mask.tril().any())
 

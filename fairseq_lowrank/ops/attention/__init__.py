@@ -12,7 +12,7 @@ from types import ModuleType
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.ops.attention import blocked, reference, sdpa
+from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa  # noqa: F401 (registers the operator)
 from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing
 
 __all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
@@ -55,7 +55,7 @@ def attention(
         mixing: weights that mix the heads' probabilities, or ``None``.
         mixing_query: ``[B, H, T, D]`` queries that position-wise mixing reads (required there, else unused): after
             any head embedding, before the scale and before anything is folded into ``q``.
-        score_bias: added to the scaled scores, broadcastable to ``[B, H, T, S]``.
+        score_bias: added to the scaled scores, broadcastable to ``[B, H, T, S]``. It is no mask: of its values −inf alone hides.
         scale: factor of the scores, by default 1/√D.
         dropout_p: probability of zeroing a mixed attention weight.
         need_weights: also return the weights the values were averaged with, after mixing and before dropout.

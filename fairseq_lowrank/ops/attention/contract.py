@@ -17,8 +17,9 @@ class AttentionMask:
     Args:
         causal: query t sees keys s ≤ t + S − T: the last query sees every key, as in cached decoding.
         key_padding: ``[B, S]`` bool, True at keys that nobody sees.
-        additive: added to the scores, broadcastable to ``[B, H, T, S]``, −inf where hidden; a bool tensor hides where
-            it is True.
+        additive: broadcastable to ``[B, H, T, S]``. Bool: hides where it is True. Float: added to the scores, and hides
+            where it is −inf or no more than half of the least number of its dtype (``torch.finfo(dtype).min / 2``), so
+            that masks filled with ``finfo.min`` hide too. Any other finite number (−1e8, −1e4) is added.
     """
 
     causal: bool = False
@@ -26,7 +27,7 @@ class AttentionMask:
     additive: Tensor | None = None
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """Where keys are hidden by causality or padding (or a bool mask): bool, broadcastable to ``[B, H, T, S]``."""
+        """Where keys are hidden, by any part: bool, broadcastable to ``[B, H, T, S]``."""
         hidden = None
         if self.causal:
             ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
@@ -34,8 +35,9 @@ class AttentionMask:
         if self.key_padding is not None:
             padding = self.key_padding[:, None, None, :]
             hidden = padding if hidden is None else hidden | padding
-        if self.additive is not None and self.additive.dtype == torch.bool:
-            hidden = self.additive if hidden is None else hidden | self.additive
+        if self.additive is not None:
+            additive = hides(self.additive)
+            hidden = additive if hidden is None else hidden | additive
         return hidden
 
     @property
@@ -51,10 +53,7 @@ class AttentionMask:
     def rows_with_keys(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
         """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
-            hidden, bias = self.hidden(num_queries, num_keys, device), self.bias
-            if bias is not None:
-                hidden = bias == float("-inf") if hidden is None else hidden | (bias == float("-inf"))
-            return ~hidden.all(dim=-1, keepdim=True)
+            return ~self.hidden(num_queries, num_keys, device).all(dim=-1, keepdim=True)
         if self.key_padding is None and not (self.causal and num_queries > num_keys):
             return True
         visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
@@ -69,9 +68,26 @@ class AttentionMask:
         q = inputs.q
         hidden, bias = self.hidden(q.size(2), inputs.k.size(2), q.device), self.bias
         if hidden is None:
-            return None if bias is None else bias.to(q.dtype)
-        base = q.new_zeros(()) if bias is None else bias.to(q.dtype)
+            return None
+        base = q.new_zeros(()) if bias is None else narrowed(bias, q.dtype)
         return torch.where(hidden, float("-inf"), base)
+
+
+def hiding_value(dtype: torch.dtype) -> float:
+    """A float mask of this dtype hides where it is this or less."""
+    return torch.finfo(dtype).min / 2
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Where a mask hides, by itself: a bool one where it is True, a float one from :func:`hiding_value` down."""
+    return mask if mask.dtype == torch.bool else mask <= hiding_value(mask.dtype)
+
+
+def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """``bias`` in ``dtype``: −inf stays, and what is finite stays finite."""
+    if torch.finfo(bias.dtype).min >= torch.finfo(dtype).min:
+        return bias.to(dtype)
+    return torch.where(bias == float("-inf"), bias, bias.clamp(min=hiding_value(dtype))).to(dtype)
 
 
 class HeadMixing(NamedTuple):
