@@ -18,6 +18,8 @@ from fairseq_lowrank.ops import AttentionMask, attention
 from fairseq_lowrank.ops.attention import choose_backend, reference
 from fairseq_lowrank.ops.attention.contract import AttentionInputs
 
+_NO_TORCHSCRIPT = "attention of fairseq_lowrank is not available in TorchScript: use torch.export or torch.compile"
+
 IncrementalState = dict[str, dict[str, Tensor | DecodingCache | None]]
 
 
@@ -196,6 +198,8 @@ class MultiheadAttention(nn.Module):
             ``[T, B, embed_dim]`` output, and the weights ``[B, T, S]``, with ``need_head_weights`` ``[H, B, T, S]``,
             or ``None``.
         """
+        if torch.jit.is_tracing():
+            raise NotImplementedError(_NO_TORCHSCRIPT)
         queries, batch, embed_dim = query.shape
         if embed_dim != self.embed_dim:
             raise ValueError(f"query of size {embed_dim}: this layer was built with embed_dim={self.embed_dim}")
@@ -207,8 +211,8 @@ class MultiheadAttention(nn.Module):
         query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
         k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask, queries)
         q = self._split_heads(self.q_proj(query))
-        beam, rest = divmod(batch, k.size(0))
-        if rest or beam not in (1, self.beam_size):
+        beam = 1 if batch == k.size(0) else batch // max(k.size(0), 1)
+        if beam * k.size(0) != batch or beam not in (1, self.beam_size):
             raise ValueError(f"query holds a batch of {batch}, keys one of {k.size(0)} with beam_size={self.beam_size}")
         if beam > 1:
             # The hypotheses of a sentence share its keys: they become further queries of one batch entry.
@@ -452,6 +456,10 @@ class MultiheadAttention(nn.Module):
             # mixing that is learned starts as the identity: what had none goes on
             if theirs != ours and not (name == "mixing" and theirs == "none" and list(self.mixing.parameters())):
                 errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What ``torch.jit.script`` asks first, of a module inside another one too."""
+        raise NotImplementedError(_NO_TORCHSCRIPT)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint ``in_proj_weight`` and ``in_proj_bias`` of old fairseq checkpoints."""

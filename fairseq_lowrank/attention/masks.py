@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
-from fairseq_lowrank.ops.attention.contract import hides
+from fairseq_lowrank.ops.attention.contract import hides, is_traced
 
 CAUSAL = "causal"
 """Given as ``attn_mask``, says "causal" without a T×T tensor."""
@@ -38,7 +38,7 @@ def attention_mask(
     if isinstance(attn_mask, str):
         _check_marker(attn_mask)
         return AttentionMask(True, key_padding_mask)
-    if attn_mask.dim() == 2 and queries == keys and _is_causal(attn_mask):
+    if attn_mask.shape == (queries, keys) and not attn_mask.requires_grad and _is_causal(attn_mask):
         return AttentionMask(True, key_padding_mask)
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
@@ -66,11 +66,16 @@ def _check_marker(attn_mask: str) -> None:
 
 
 def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place."""
+    """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place.
+
+    The answer is False where numbers cannot be read: what is recognised only makes things faster.
+    """
     last: tuple[weakref.ref, int, bool] | None = None
 
     def ask(tensor: Tensor) -> bool:
         nonlocal last
+        if is_traced(tensor):
+            return False
         if tensor.is_inference():
             return question(tensor)
         known = last

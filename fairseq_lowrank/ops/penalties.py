@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.activation import activate, at_least_float32
+from fairseq_lowrank.ops.activation import activate, at_least_float32, without_autocast
 from fairseq_lowrank.ops.attention.contract import AttentionMask, HeadMixing
 from fairseq_lowrank.ops.attention.reference import masked_scores
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
@@ -33,7 +33,7 @@ def mixing_orthogonality(
         ``[B]``, a value for each sequence; for mixing that is the same at all positions, ``[1]``.
     """
     wide = [None if tensor is None else at_least_float32(tensor) for tensor in (*mixing, mixing_query)]
-    with torch.autocast(mixing.weight.device.type, enabled=False):
+    with without_autocast(mixing.weight):
         matrices = HeadMixing(*wide[:2]).matrices(wide[2])
         identity = torch.eye(matrices.size(-1), dtype=matrices.dtype, device=matrices.device)
         errors = (matrices.transpose(-1, -2) @ matrices - identity).square().sum(dim=(-2, -1))
@@ -143,7 +143,7 @@ class _HeadOverlap(torch.autograd.Function):
         ctx.save_for_backward(q, k, score_bias, *read)
         ctx.probabilities, ctx.spaces = probabilities, spaces
         values = at_least_float32(q.new_zeros(len(spaces), q.size(0)))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for rows in _blocks(q, k):
                 sums = [0.0] * len(spaces)
                 for head in range(q.size(1)):
@@ -177,7 +177,7 @@ class _HeadOverlap(torch.autograd.Function):
             at_least_float32(torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)) if needed else None
             for tensor, needed in zip(tensors, wanted, strict=True)
         ]
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for rows in _blocks(q, k):
                 sums = [0.0] * len(ctx.spaces)
                 for head in range(q.size(1)):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa  # noqa: F401 (registers the operator)
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing, is_traced
 
 __all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
 
@@ -104,6 +104,10 @@ def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
     """The backends from the fastest on, as measured; "auto" takes the first that can compute what is asked for."""
     heads, queries, keys = inputs.q.size(1), inputs.q.size(2), inputs.k.size(2)
     shared = inputs.k.size(1) < heads
+    if is_traced(inputs.q):
+        # One choice for all lengths.
+        avoid = inputs.dropout_p or sdpa.needs_causal_tensor(inputs)
+        return (blocked, reference) if avoid else (sdpa, blocked, reference)
     few = heads * queries * keys < _REFERENCE_SCORES and not shared
     others = (reference, blocked) if few else (blocked, reference)
     cpu = inputs.q.device.type == "cpu"

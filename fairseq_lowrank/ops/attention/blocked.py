@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, hiding_value
+from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, hiding_value, is_traced
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
@@ -61,7 +61,7 @@ def refusal(inputs: AttentionInputs) -> str | None:
 def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     device = inputs.q.device.type
     q, k, v = inputs.q, inputs.k, inputs.v
-    if torch.is_autocast_enabled(device):
+    if not q.is_meta and torch.is_autocast_enabled(device):
         q, k, v = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (q, k, v))
     # From the CPU's generator whatever the device: nothing waits for a GPU, and checkpointed layers restore it.
     seed = torch.randint(2**62, (), device="cpu") if inputs.dropout_p else None
@@ -69,7 +69,7 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     hidden = additive if mask.bias is None else None
     tensors = BlockTensors(q, k, v, _matrices(inputs), inputs.score_bias, mask.bias, mask.key_padding, hidden)
     settings = (mask.causal, inputs.activation, inputs.scale, inputs.dropout_p)
-    if torch.compiler.is_compiling() or q.is_meta:
+    if is_traced(q):
         return torch.ops.fairseq_lowrank.blocked_attention(*tensors, seed, *settings), None
     refuse_transforms(FIRST_ORDER)
     return _Attention.apply(BlockCall(*settings, 0 if seed is None else int(seed)), *tensors), None
@@ -83,7 +83,7 @@ def _matrices(inputs: AttentionInputs) -> Tensor | None:
     if inputs.mixing is None or inputs.mixing.is_diagonal:
         return None
     weight, query_weight = inputs.mixing
-    with torch.autocast(inputs.q.device.type, enabled=False):
+    with without_autocast(inputs.q):
         if query_weight is None:
             return at_least_float32(weight)
         # In [T, B, H, D], the order in which a layer projects queries, the product copies nothing.
@@ -147,7 +147,7 @@ class _Attention(torch.autograd.Function):
 def attend(call: BlockCall, tensors: BlockTensors) -> Tensor:
     """The heads ``[B, H, T, Dv]``."""
     q, v = tensors.q, tensors.v
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         problem = _Problem(call, tensors)
         output = empty_heads(v, q.size(2), q.size(1), v.size(3))
         for block in problem.blocks():
@@ -169,7 +169,7 @@ def input_gradients(
     call: BlockCall, tensors: BlockTensors, grad_output: Tensor, bias_needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, matrices (where there are any) and of those of the two biases that need one."""
-    with torch.autocast(tensors.q.device.type, enabled=False):
+    with without_autocast(tensors.q):
         problem = _Problem(call, tensors)
         gradients = _Gradients(problem, bias_needed)
         for block in problem.blocks():

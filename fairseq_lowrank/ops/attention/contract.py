@@ -73,6 +73,11 @@ class AttentionMask:
         return torch.where(hidden, float("-inf"), base)
 
 
+def is_traced(tensor: Tensor) -> bool:
+    """Whether operations are only looked at (by a compiler, an export, the meta device): then no number can be read."""
+    return torch.compiler.is_compiling() or tensor.is_meta
+
+
 def hiding_value(dtype: torch.dtype) -> float:
     """A float mask of this dtype hides where it is this or less."""
     return torch.finfo(dtype).min / 2
