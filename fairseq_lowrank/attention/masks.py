@@ -26,7 +26,7 @@ def attention_mask(
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
     Raises:
-        ValueError: a mask of another shape.
+        ValueError: a mask of another shape or dtype.
     """
     batch, heads, queries, keys = shape
     if key_padding_mask is not None:
@@ -38,10 +38,12 @@ def attention_mask(
     if isinstance(attn_mask, str):
         _check_marker(attn_mask)
         return AttentionMask(True, key_padding_mask)
-    if attn_mask.shape == (queries, keys) and not attn_mask.requires_grad and _is_causal(attn_mask):
-        return AttentionMask(True, key_padding_mask)
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        raise ValueError(f"attn_mask of {attn_mask.dtype}: expected a bool or float tensor")
+    if attn_mask.shape == (queries, keys) and not attn_mask.requires_grad and _is_causal(attn_mask):
+        return AttentionMask(True, key_padding_mask)
     if attn_mask.shape == (batch * heads, queries, keys):
         attn_mask = attn_mask.view(batch, heads, queries, keys)
     elif attn_mask.dim() not in (2, 4) or attn_mask.shape[-2:] != (queries, keys):

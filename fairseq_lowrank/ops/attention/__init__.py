@@ -65,7 +65,7 @@ def attention(
         ``[B, H, T, Dv]`` heads in the dtype of ``v``, and the weights ``[B, H, T, S]`` (float32 or better) or ``None``.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
+        ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
     """
     inputs = AttentionInputs(
         q,
@@ -76,7 +76,7 @@ def attention(
         mixing,
         mixing_query,
         score_bias,
-        scale if scale is not None else q.size(-1) ** -0.5,
+        scale if scale is not None else max(q.size(-1), 1) ** -0.5,
         dropout_p,
         need_weights,
     )

@@ -59,7 +59,14 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
-    device = inputs.q.device.type
+    heads = _heads(inputs)
+    return heads if inputs.head_scale is None else heads * inputs.head_scale.to(heads.dtype), None
+
+
+def _heads(inputs: AttentionInputs) -> Tensor:
+    traced, device = is_traced(inputs.q), inputs.q.device.type
+    if not traced:
+        refuse_transforms(FIRST_ORDER)
     q, k, v = inputs.q, inputs.k, inputs.v
     if not q.is_meta and torch.is_autocast_enabled(device):
         q, k, v = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (q, k, v))
@@ -69,10 +76,9 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
     hidden = additive if mask.bias is None else None
     tensors = BlockTensors(q, k, v, _matrices(inputs), inputs.score_bias, mask.bias, mask.key_padding, hidden)
     settings = (mask.causal, inputs.activation, inputs.scale, inputs.dropout_p)
-    if is_traced(q):
-        return torch.ops.fairseq_lowrank.blocked_attention(*tensors, seed, *settings), None
-    refuse_transforms(FIRST_ORDER)
-    return _Attention.apply(BlockCall(*settings, 0 if seed is None else int(seed)), *tensors), None
+    if traced:
+        return torch.ops.fairseq_lowrank.blocked_attention(*tensors, seed, *settings)
+    return _Attention.apply(BlockCall(*settings, 0 if seed is None else int(seed)), *tensors)
 
 
 def _matrices(inputs: AttentionInputs) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -158,7 +159,12 @@ class AttentionInputs:
                 f"q, k, v of shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}: "
                 "expected [B, H, T, D], [B, G, S, D], [B, G, S, Dv]"
             )
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
         batch, heads, queries, dim = q.shape
+        if heads < 1 or dim < 1:
+            raise ValueError(f"q of shape {list(q.shape)}: expected [B, H, T, D] with H and D of 1 or more")
         keys = k.size(2)
         if k.size(1) not in (1, heads) or k.shape != (batch, k.size(1), keys, dim):
             raise ValueError(
@@ -168,8 +174,9 @@ class AttentionInputs:
             raise ValueError(f"v of shape {list(v.shape)} does not fit k {list(k.shape)}")
         if self.activation not in activations:
             raise ValueError(f"activation={self.activation!r}: expected one of {', '.join(activations)}")
-        if not 0.0 <= self.dropout_p < 1.0:
-            raise ValueError(f"dropout_p={self.dropout_p}: expected 0 <= dropout_p < 1")
+        check_rate("dropout_p", self.dropout_p)
+        if not is_traced(q) and not (isinstance(self.scale, (int, float)) and math.isfinite(self.scale)):
+            raise ValueError(f"scale={self.scale!r}: expected a finite number")
         padding = self.mask.key_padding
         if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
             raise ValueError(
@@ -177,8 +184,13 @@ class AttentionInputs:
             )
         scores = (batch, heads, queries, keys)
         for name, tensor in (("mask.additive", self.mask.additive), ("score_bias", self.score_bias)):
-            if tensor is not None and not _broadcasts(tensor, scores):
+            if tensor is None:
+                continue
+            if not _broadcasts(tensor, scores):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not broadcast to scores {list(scores)}")
+            if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
+                kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
+                raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
         if self.mixing is not None:
             self._check_mixing(self.mixing)
 
@@ -198,6 +210,16 @@ class AttentionInputs:
             raise ValueError(
                 f"position-wise mixing (mixing.query_weight) needs mixing_query {list(self.q.shape)}: got {given}"
             )
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Refuse what is no rate of dropout.
+
+    Raises:
+        ValueError: with the argument's name.
+    """
+    if not isinstance(rate, (int, float)) or not 0.0 <= rate < 1.0:
+        raise ValueError(f"{name}={rate!r}: expected a number with 0 <= {name} < 1")
 
 
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
