@@ -445,13 +445,26 @@ class MultiheadAttention(nn.Module):
             destination._metadata.setdefault(prefix[:-1], {})["attention"] = self._meaning()
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         saved = local_metadata.get("attention", {})
+        self._start_mixing(state_dict, prefix, saved.get("mixing"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
             # mixing that is learned starts as the identity: what had none goes on
             if theirs != ours and not (name == "mixing" and theirs == "none" and list(self.mixing.parameters())):
                 errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
+
+    # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
+    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: str | None) -> None:
+        """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
+
+        Args:
+            saved: the mixing that the state says it was saved with; ``None`` in states of other code, such as fairseq's.
+        """
+        starts = {} if self.mixing is None else self.mixing.state_dict(prefix=f"{prefix}mixing.")
+        if saved == "none" or (saved is None and not starts.keys() & state_dict.keys()):
+            for name, start in starts.items():
+                state_dict.setdefault(name, start)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint ``in_proj_weight`` and ``in_proj_bias`` of old fairseq checkpoints."""
