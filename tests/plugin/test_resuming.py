@@ -10,6 +10,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
+from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
 from fairseq_lowrank.attention import PRESETS
 
 TRAIN = [

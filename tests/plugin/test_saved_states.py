@@ -8,6 +8,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils, utils
 from tiny_transformer import SIZES, arguments, build, make_task
 
+from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
 from fairseq_lowrank.cli.average import average
 
 ARCH = "lowrank_transformer_iwslt_de_en"
