@@ -5,7 +5,11 @@ import torch
 
 from fairseq_lowrank.attention import build_attention
 
-LEARNED = {"mixhead-a": ["mixing.weight"], "mixhead-b": ["mixing.weight", "mixing.query_weight"]}
+LEARNED = {
+    "mixhead-a": ["mixing.weight"],
+    "gain": ["mixing.weight"],
+    "mixhead-b": ["mixing.weight", "mixing.query_weight"],
+}
 FIXED = {"mixhead-random": ["mixing.weight"], "avghead": ["mixing.weight"]}
 
 
