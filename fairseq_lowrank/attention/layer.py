@@ -523,8 +523,9 @@ class MultiheadAttention(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
         _part_projections(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         saved = local_metadata.get("attention", {})
+        self._start_mixing(state_dict, prefix, saved.get("mixing"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
             # mixing that is learned starts as the identity: what had none goes on
@@ -534,6 +535,18 @@ class MultiheadAttention(nn.Module):
     def __prepare_scriptable__(self) -> nn.Module:
         """What ``torch.jit.script`` asks first, of a module inside another one too."""
         raise NotImplementedError(_NO_TORCHSCRIPT)
+
+    # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
+    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: str | None) -> None:
+        """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
+
+        Args:
+            saved: the mixing that the state says it was saved with; ``None`` in states of other code, such as fairseq's.
+        """
+        starts = {} if self.mixing is None else self.mixing.state_dict(prefix=f"{prefix}mixing.")
+        if saved == "none" or (saved is None and not starts.keys() & state_dict.keys()):
+            for name, start in starts.items():
+                state_dict.setdefault(name, start)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint projections of old fairseq checkpoints."""

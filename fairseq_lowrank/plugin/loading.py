@@ -280,6 +280,36 @@ def unpack_within_the_folder() -> None:
     file_utils.load_archive_file = load_archive_file
 
 
+# Where only some layers are kept (--encoder-layers-to-keep) fairseq makes a new dictionary of their tensors, and where it
+# takes the average of the weights (--store-ema) as the model, another.
+def keep_metadata() -> None:
+    """Let the state of a model keep its metadata, renumbered with its layers, on every way from a file to the model."""
+    prune, load_average = checkpoint_utils.prune_state_dict, checkpoint_utils.load_ema_from_checkpoint
+
+    @functools.wraps(prune)
+    def prune_state_dict(state_dict, model_cfg):
+        metadata = getattr(state_dict, "_metadata", {})
+        of_modules = {f"{module}.": kept for module, kept in metadata.items()}  # no tensor's name ends so
+        pruned = prune(whole := {**state_dict, **of_modules}, model_cfg)
+        if pruned is whole:
+            return state_dict
+        tensors = collections.OrderedDict((name, value) for name, value in pruned.items() if not name.endswith("."))
+        tensors._metadata = collections.OrderedDict(
+            (name[:-1], value) for name, value in pruned.items() if name.endswith(".")
+        )
+        return tensors
+
+    @functools.wraps(load_average)
+    def load_ema_from_checkpoint(path):
+        state = load_average(path)
+        if metadata := getattr(state["extra_state"]["ema"], "_metadata", None):
+            state["model"]._metadata = metadata
+        return state
+
+    checkpoint_utils.prune_state_dict = prune_state_dict
+    checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
+
+
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
 def explain_unfit_checkpoints() -> None:
     """Say in one line how a checkpoint differs from the model, and end commands with the line of what is :class:`Refused`."""
@@ -313,16 +343,20 @@ def differences(message: str) -> str | None:
     def count(names: list[str]) -> str:
         return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
-    found = []
+    found, lost = [], []
     for kind, owner in ("Unexpected", "checkpoint"), ("Missing", "model"):
         if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", message):
             names = re.findall(r'"([^"]+)"', listed[1])
             found.append(f"only the {owner} has {count(names)}")
+            lost = names if kind == "Missing" and all(".mixing." in name for name in names) else []
     shapes = re.findall(r"size mismatch for (\S+): .*?Size\((.*?)\) from checkpoint.*?Size\((.*?)\)", message)
     if shapes:
         name, theirs, ours = shapes[0]
         more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
         found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
+    # a state that never had mixing misses none of it
+    if lost and len(found) == 1 and "was saved with mixing=" not in message:
+        return f"The checkpoint is damaged: it has lost {count(lost)}, which it was saved with"
     # of weights that fit, the layers of attention say what else is different
     if not found and (meanings := re.findall(r"(\S+) was saved with (\S+) and is loaded with (\S+)", message)):
         name, theirs, ours = meanings[0]
