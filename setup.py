@@ -19,6 +19,11 @@ setup(
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
     package_data={"fairseq_lowrank": ["**/*.json", "**/*.html"]},
     python_requires=">=3.11",
+    classifiers=[  # those that scripts/setup.sh calls tested
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+    ],
     # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
     install_requires=["torch"],
     extras_require={
