@@ -28,7 +28,7 @@ setup(
     install_requires=["torch"],
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
-        "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece"],
+        "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece", "subword-nmt"],
         "analysis": ["jinja2", "matplotlib", "tqdm"],
         "tensorboard": ["tensorboard"],
     },
