@@ -19,7 +19,7 @@ setup(
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
     package_data={"fairseq_lowrank": ["**/*.json", "**/*.html"]},
     python_requires=">=3.11",
-    classifiers=[  # those that scripts/setup.sh calls tested
+    classifiers=[
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

@@ -2,7 +2,7 @@
 # Set up .venv in the repository: the pinned packages, fairseq compiled against torch, and this package in place.
 #
 #   scripts/setup.sh [--test]        --test: also what the tests need
-#   PYTHON=/path/to/python3          which Python to use: 3.11 to 3.13 are tested, newer ones tried
+#   PYTHON=/path/to/python3          which Python to use, from 3.11 on; 3.11 and 3.13 are tested
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 #                                    a torch without CUDA, many times smaller than PyPI's
 #
@@ -17,7 +17,8 @@ fail() {
     exit 1
 }
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
-is_tested() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
+# What the pins are known to suit: newer ones may want others.
+suits_pins() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
 version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 case "$*" in
@@ -46,14 +47,14 @@ if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then
         done
         return 1
     }
-    first is_tested || first is_recent ||
+    first suits_pins || first is_recent ||
         fail "Python 3.11 or newer is needed; tried in vain: ${pythons[*]}." \
             "Install it (apt install python3-venv python3-dev, pyenv install 3.13, conda create -n py313 python=3.13)" \
             "or say where it is: PYTHON=/path/to/python3"
 fi
 if [ ! -e .venv ]; then
     say "making .venv with $("$python" -c 'import sys; print(sys.executable)'), Python $(version "$python")"
-    is_tested "$python" || say "Python $(version "$python") is newer than those tested, 3.11 to 3.13: trying it"
+    suits_pins "$python" || say "Python $(version "$python") is newer than those tested, 3.11 and 3.13: trying it"
     "$python" -m venv .venv || {
         rm -rf .venv
         fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python$(version "$python")-venv"

@@ -67,7 +67,7 @@ def test_a_python_that_is_too_old_is_refused(setup, python_of):
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
-def test_a_tested_python_is_used_and_the_package_that_it_lacks_is_of_its_version(setup, python_of, version):
+def test_a_python_from_3_11_to_3_13_is_used_and_the_package_that_it_lacks_is_of_its_version(setup, python_of, version):
     python = python_of(version)  # its path has a space
     status, lines = setup(PYTHON=python)
     assert status == 1 and not any("newer than those tested" in line for line in lines)
@@ -78,11 +78,11 @@ def test_a_tested_python_is_used_and_the_package_that_it_lacks_is_of_its_version
 
 def test_a_newer_python_is_tried_and_said_to_be_untested(setup, python_of):
     lines = setup(PYTHON=python_of("3.14"))[1]
-    assert "setup: Python 3.14 is newer than those tested, 3.11 to 3.13: trying it" in lines
+    assert "setup: Python 3.14 is newer than those tested, 3.11 and 3.13: trying it" in lines
     assert lines[-1].endswith("apt install python3.14-venv")
 
 
-def test_without_python_given_a_tested_one_goes_before_a_newer_one(setup, folder, python_of):
+def test_without_python_given_one_up_to_3_13_goes_before_a_newer_one(setup, folder, python_of):
     for name, version in {"python3": "3.14", "python": "3.14", "python3.12": "3.12"}.items():
         (folder / name).symlink_to(python_of(version))
     lines = setup(PYTHON="", PATH=f"{folder}:{os.environ['PATH']}")[1]
