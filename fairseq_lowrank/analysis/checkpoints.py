@@ -13,7 +13,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor, nn
 
-import fairseq_lowrank  # noqa: F401  safe loading, and our models
+import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers
 from fairseq_lowrank.models.options import as_namespace
 

@@ -44,12 +44,14 @@ def average(paths: Sequence[str]) -> dict:
             configuration, in the names, shapes or types of their parameters, or in integers, which have no mean.
     """
     import torch
-    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+    from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
+    import fairseq_lowrank.plugin  # noqa: F401  safe loading
+
     for index, path in enumerate(tqdm(paths, desc="averaging", unit="checkpoint", disable=None)):
-        state = load_checkpoint_to_cpu(path)
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
         if index == 0:
             result, kind = state, model_kind(state)
             total = {name: tensor.to(mean_type(tensor)) for name, tensor in state["model"].items()}
