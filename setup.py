@@ -19,11 +19,16 @@ setup(
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
     package_data={"fairseq_lowrank": ["**/*.json", "**/*.html"]},
     python_requires=">=3.11",
+    classifiers=[
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+    ],
     # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
     install_requires=["torch"],
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
-        "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece"],
+        "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece", "subword-nmt"],
         "analysis": ["jinja2", "matplotlib", "scipy", "tqdm"],
         "tensorboard": ["tensorboard"],
     },

@@ -2,7 +2,7 @@
 # Set up .venv in the repository: the pinned packages, fairseq compiled against torch, and this package in place.
 #
 #   scripts/setup.sh [--test]        --test: also what the tests need
-#   PYTHON=/path/to/python3.11       which Python to use
+#   PYTHON=/path/to/python3          which Python to use, from 3.11 on; 3.11 and 3.13 are tested
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 #                                    a torch without CUDA, many times smaller than PyPI's
 #
@@ -16,7 +16,10 @@ fail() {
     printf 'setup: error: %s\n' "$*" >&2
     exit 1
 }
-is_python311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+# What the pins are known to suit: newer ones may want others.
+suits_pins() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
+version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 case "$*" in
     "") sets=(runtime) modules=(torch fairseq fairseq_lowrank) ;;
@@ -24,26 +27,37 @@ case "$*" in
     *) fail "unknown arguments '$*'; usage: scripts/setup.sh [--test]" ;;
 esac
 
-# A .venv that does not start, has another Python or was moved with its folder is made anew. Its commands know where they
-# were installed in their first line or, where the path has a space or is long, in their second.
-if [ -e .venv ] && ! { is_python311 .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null &&
-    head -n 2 .venv/bin/pip | grep -qF "$(pwd -P)/.venv/"; }; then
+# A .venv that does not start, is not of PYTHON's version or was moved with its folder is made anew. Its commands know where
+# they were installed in their first line or, where the path has a space or is long, in their second.
+is_whole() {
+    is_recent .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null &&
+        head -n 2 .venv/bin/pip | grep -qF "$(pwd -P)/.venv/" &&
+        { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -VV)" = "$(.venv/bin/python -VV)" ]; }
+}
+if [ -e .venv ] && { [ -z "${PYTHON:-}" ] || is_recent "$PYTHON"; } && ! is_whole; then
     say ".venv is broken, of another Python, or was moved: making it anew"
     rm -rf .venv
 fi
-if [ ! -e .venv ]; then
-    pythons=(python3.11 python3 python)
+if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then
+    pythons=(python3 python python3.13 python3.12 python3.11 python3.14 python3.15)
     [ -z "${PYTHON:-}" ] || pythons=("$PYTHON")
-    for python in "${pythons[@]}" ""; do
-        if [ -n "$python" ] && is_python311 "$python"; then break; fi
-    done
-    [ -n "$python" ] || fail "Python 3.11 is needed, but ${PYTHON:-none of python3.11, python3 and python} is not it." \
-        "Install it (apt install python3.11-venv python3.11-dev, pyenv install 3.11, conda create -n py311 python=3.11)" \
-        "or say where it is: PYTHON=/path/to/python3.11"
-    say "making .venv with $("$python" -c 'import sys; print(sys.executable)')"
+    first() { # CONDITION: the first Python that meets it
+        for python in "${pythons[@]}"; do
+            if "$1" "$python"; then return; fi
+        done
+        return 1
+    }
+    first suits_pins || first is_recent ||
+        fail "Python 3.11 or newer is needed; tried in vain: ${pythons[*]}." \
+            "Install it (apt install python3-venv python3-dev, pyenv install 3.13, conda create -n py313 python=3.13)" \
+            "or say where it is: PYTHON=/path/to/python3"
+fi
+if [ ! -e .venv ]; then
+    say "making .venv with $("$python" -c 'import sys; print(sys.executable)'), Python $(version "$python")"
+    suits_pins "$python" || say "Python $(version "$python") is newer than those tested, 3.11 and 3.13: trying it"
     "$python" -m venv .venv || {
         rm -rf .venv
-        fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3.11-venv"
+        fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python$(version "$python")-venv"
     }
 fi
 python=.venv/bin/python
@@ -63,7 +77,7 @@ has_modules fairseq || {
     "${CXX:-c++}" --version >/dev/null 2>&1 ||
         fail "fairseq has to be compiled and there is no C++ compiler; on Debian and Ubuntu: apt install g++"
     "$python" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
-        fail "fairseq has to be compiled and Python's headers are missing; on Debian and Ubuntu: apt install python3.11-dev"
+        fail "fairseq has to be compiled and Python's headers are missing; on Debian and Ubuntu: apt install python$(version "$python")-dev"
 }
 
 # pip takes half a package for a whole one, so a step that was cut short is repeated from its start.
@@ -78,7 +92,17 @@ fairseq_runs() {
     "$python" -c 'import torch, fairseq.libbleu, fairseq.data.data_utils_fast, fairseq.data.token_block_utils_fast'
 }
 
+brings_cuda() { # REQUIREMENT: whether its wheel for this machine needs NVIDIA's libraries
+    [ "$(uname -s)" = Linux ] && "$python" -m pip install --quiet --dry-run --no-deps --report - "$1" 2>/dev/null |
+        grep -qE '^ *"(nvidia|cuda)-[a-z]'
+}
+has_gpu() { [ -e /dev/nvidiactl ] || nvidia-smi -L >/dev/null 2>&1; }
+
 say "installing torch (a CPU or a CUDA build, whichever the package index gives) and build tools"
+if ! has_modules torch && ! has_gpu && brings_cuda "$(grep '^torch==' requirements/build.txt)"; then
+    say "this torch comes with CUDA, several gigabytes, and there is no NVIDIA GPU here. To have the CPU build instead, stop this and run:" \
+        "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/setup.sh${*:+ $*}"
+fi
 pip_install build -r requirements/build.txt
 for set in "${sets[@]}"; do
     say "installing requirements/$set"

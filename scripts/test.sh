@@ -2,6 +2,7 @@
 # Everything that has to hold: ruff's checks and format, and the tests. Sets up .venv first.
 #
 #   scripts/test.sh [ARGUMENT…]      arguments go to pytest: scripts/test.sh tests/ops -k causal
+#   scripts/test.sh -m 'not corpus'  only what needs no real corpus
 #   LOWRANK_DATA=…                   the folder with real corpora (default: ../shared/data); without a corpus its tests
 #                                    are skipped, or fail where CI is set
 set -euo pipefail
@@ -13,6 +14,6 @@ ruff check .
 ruff format --check .
 # A process for each core, of one thread each: threads that share a core wait for one another. A file's tests stay together,
 # since they share what they trained.
+processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both
 export OMP_NUM_THREADS=1
-processes=$(nproc)
 exec pytest -q --numprocesses "$((processes < 8 ? processes : 8))" --dist loadfile "$@"

@@ -24,6 +24,12 @@ def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="device for the tests of ops and attention")
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "corpus" in getattr(item, "fixturenames", ()):
+            item.add_marker("corpus")
+
+
 @pytest.fixture(scope="session")
 def device(request):
     """The name of the device for tests of ops and attention."""
@@ -60,6 +66,8 @@ def fairseq_command(monkeypatch, capsys, caplog):
     import fairseq_cli.validate
     from fairseq import checkpoint_utils
 
+    import fairseq_lowrank.plugin  # noqa: F401
+
     def run(name: str, *args) -> str:
         # fairseq keeps the best score on this function: it must not travel from one training to the next
         vars(checkpoint_utils.save_checkpoint).pop("best", None)
@@ -87,6 +95,8 @@ def _write_corpus(folder: Path) -> None:
 def _preprocess(*args) -> None:
     from fairseq import options
     from fairseq_cli import preprocess
+
+    import fairseq_lowrank.plugin  # noqa: F401
 
     preprocess.main(options.get_preprocessing_parser().parse_args([str(arg) for arg in args]))
 

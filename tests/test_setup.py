@@ -1,9 +1,11 @@
 """scripts/setup.sh says in one line what is missing, before it downloads anything."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def setup(folder):
-    """``setup(*args, **environment)``: the script's exit status and last line, in a copy without .venv."""
+    """``setup(*args, **environment)``: the script's exit status and what it says, in a copy without .venv."""
     shutil.copytree(REPOSITORY / "requirements", folder / "requirements")
     for name in ("scripts/setup.sh", "setup.py", "pyproject.toml"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -33,23 +35,58 @@ def setup(folder):
             capture_output=True,
             text=True,
         )
-        return result.returncode, (result.stdout + result.stderr).splitlines()[-1]
+        return result.returncode, (result.stdout + result.stderr).splitlines()
 
     return run
 
 
+@pytest.fixture
+def python_of(folder):
+    """``python_of("3.14")``: a Python that says it is of that version and can make no virtual environment."""
+
+    def make(version: str) -> str:
+        path = folder / f"my python{version}"
+        says = f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0)"
+        path.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exit 1\nexec {sys.executable} -c "{says}\n$2"\n')
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
 def test_a_missing_python_is_named_with_ways_to_get_it(setup, folder):
-    status, message = setup(PYTHON="/nowhere/my python3.11")
+    status, lines = setup(PYTHON="/nowhere/my python3")
     assert status == 1
-    assert message.startswith("setup: error: Python 3.11 is needed, but /nowhere/my python3.11 is not it. Install it (")
+    message = "setup: error: Python 3.11 or newer is needed; tried in vain: /nowhere/my python3. Install it ("
+    assert lines[-1].startswith(message)
     assert not (folder / ".venv").exists()
 
 
-def test_a_python_whose_path_has_a_space_is_used(setup, folder):
-    python = folder / "my python3.11"
-    python.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exit 1\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    assert setup(PYTHON=str(python))[1].startswith(f"setup: error: {python} cannot make a virtual environment")
+def test_a_python_that_is_too_old_is_refused(setup, python_of):
+    assert setup(PYTHON=python_of("3.10"))[1][-1].startswith("setup: error: Python 3.11 or newer is needed")
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_a_python_from_3_11_to_3_13_is_used_and_the_package_that_it_lacks_is_of_its_version(setup, python_of, version):
+    python = python_of(version)  # its path has a space
+    status, lines = setup(PYTHON=python)
+    assert status == 1 and not any("newer than those tested" in line for line in lines)
+    assert lines[-1] == (
+        f"setup: error: {python} cannot make a virtual environment; on Debian and Ubuntu: apt install python{version}-venv"
+    )
+
+
+def test_a_newer_python_is_tried_and_said_to_be_untested(setup, python_of):
+    lines = setup(PYTHON=python_of("3.14"))[1]
+    assert "setup: Python 3.14 is newer than those tested, 3.11 and 3.13: trying it" in lines
+    assert lines[-1].endswith("apt install python3.14-venv")
+
+
+def test_without_python_given_one_up_to_3_13_goes_before_a_newer_one(setup, folder, python_of):
+    for name, version in {"python3": "3.14", "python": "3.14", "python3.12": "3.12"}.items():
+        (folder / name).symlink_to(python_of(version))
+    lines = setup(PYTHON="", PATH=f"{folder}:{os.environ['PATH']}")[1]
+    assert lines[-1].startswith("setup: error: python3.12 cannot make")
 
 
 def test_a_broken_environment_is_made_anew_once_and_a_missing_compiler_is_named(setup, folder):
@@ -59,15 +96,58 @@ def test_a_broken_environment_is_made_anew_once_and_a_missing_compiler_is_named(
     error = (
         "setup: error: fairseq has to be compiled and there is no C++ compiler; on Debian and Ubuntu: apt install g++"
     )
-    assert setup(PYTHON=sys.executable, CXX="/nowhere/c++") == (1, error)
+
+    def fails_with_the_error(python=sys.executable):
+        status, lines = setup(PYTHON=python, CXX="/nowhere/c++")
+        return (status, lines[-1]) == (1, error)
+
+    assert fails_with_the_error()
     subprocess.run([python, "-c", "import pip"], check=True)
     kept = folder / ".venv" / "kept"
     kept.touch()
-    assert setup(PYTHON=sys.executable, CXX="/nowhere/c++") == (1, error) and kept.exists()
+    assert fails_with_the_error() and kept.exists()
     moved = folder.rename(folder.with_name("another folder"))
     folder.symlink_to(moved)
-    assert setup(PYTHON=sys.executable, CXX="/nowhere/c++") == (1, error) and not kept.exists()
+    assert fails_with_the_error() and not kept.exists()
+
+
+def test_an_environment_of_another_python_than_the_one_asked_for_is_made_anew(setup, folder):
+    setup(PYTHON=sys.executable, CXX="/nowhere/c++")
+    kept = folder / ".venv" / "kept"
+    kept.touch()
+    assert setup(PYTHON="/nowhere/python3")[1][-1].startswith("setup: error: Python 3.11 or newer is needed")
+    assert kept.exists()
+    other = folder / "python3"
+    other.write_text(f'#!/bin/sh\n[ "$1" != -VV ] || exec echo Python 3.13\nexec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    setup(PYTHON=str(other), CXX="/nowhere/c++")
+    assert not kept.exists()
+
+
+def write_torch(folder: Path, requirement: str) -> None:
+    """A wheel of the pinned torch with no code and one requirement."""
+    version = re.search(r"^torch==(.+)$", (REPOSITORY / "requirements/build.txt").read_text(), re.M)[1]
+    about = f"torch-{version}.dist-info"
+    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\nRequires-Dist: {requirement}\n"
+        wheel.writestr(f"{about}/METADATA", metadata)
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or Path("/dev/nvidiactl").exists(), reason="for Linux without a GPU")
+def test_gigabytes_of_cuda_without_a_gpu_are_announced_with_the_way_to_the_cpu_build(setup, tmp_path):
+    def announcements():
+        lines = setup("--test", PYTHON=sys.executable, CXX="true", PIP_FIND_LINKS=str(tmp_path))[1]
+        return [line for line in lines if "comes with CUDA, several gigabytes, and there is no NVIDIA GPU here" in line]
+
+    write_torch(tmp_path, "filelock")
+    assert announcements() == []
+    write_torch(tmp_path, "nvidia-cublas==13.1")
+    (announcement,) = announcements()
+    assert announcement.endswith("PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/setup.sh --test")
 
 
 def test_an_unknown_argument_is_refused(setup):
-    assert setup("--tset") == (1, "setup: error: unknown arguments '--tset'; usage: scripts/setup.sh [--test]")
+    status, lines = setup("--tset")
+    assert (status, lines) == (1, ["setup: error: unknown arguments '--tset'; usage: scripts/setup.sh [--test]"])

@@ -26,7 +26,7 @@ from omegaconf.errors import InterpolationKeyError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import fairseq_lowrank
+import fairseq_lowrank.plugin
 from fairseq_lowrank.models.options import as_namespace
 
 STACKS = ("encoder", "decoder")

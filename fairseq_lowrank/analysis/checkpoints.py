@@ -13,7 +13,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor, nn
 
-import fairseq_lowrank  # noqa: F401  safe loading, and our models
+import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers
 from fairseq_lowrank.models.options import as_namespace
 
@@ -22,13 +22,10 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
     """A checkpoint as it was saved, read safely; `overrides` replace arguments in it."""
     if not path.is_file():
         raise ValueError(f"{path} is not a checkpoint file")
-    try:
-        state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
-        if "model" in state and (state.get("cfg") or state.get("args")):
-            return state
-    except KeyError:  # fairseq's upgrade of old checkpoints takes what it needs for granted
-        pass
-    raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    if "model" not in state or not (state.get("cfg") or state.get("args")):
+        raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
+    return state
 
 
 def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int | None = None):

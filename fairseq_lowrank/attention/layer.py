@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.cache import DecodingCache, extended
-from fairseq_lowrank.attention.masks import as_tensor, attention_mask, is_right_padding
+from fairseq_lowrank.attention.masks import CAUSAL, as_tensor, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS, HeadEmbeddings
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.ops import AttentionMask, attention
 from fairseq_lowrank.ops.attention import choose_backend, reference
-from fairseq_lowrank.ops.attention.contract import AttentionInputs
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, check_rate
+
+_NO_TORCHSCRIPT = "attention of fairseq_lowrank is not available in TorchScript: use torch.export or torch.compile"
 
 IncrementalState = dict[str, dict[str, Tensor | DecodingCache | None]]
 
@@ -64,6 +67,14 @@ class AttentionDropout(nn.Module):
         return f"p={self.p}"
 
 
+class _NoJointProjection:
+    """In the place of a joint weight of queries, keys and values: something that torch's fused paths leave alone."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise TypeError("queries, keys and values have projections of their own: there is no in_proj_weight")
+
+
 class MultiheadAttention(nn.Module):
     """Multi-head attention composed from a spec, in fairseq's shapes and with fairseq's forward contract.
 
@@ -86,12 +97,19 @@ class MultiheadAttention(nn.Module):
         add_zero_attn: append a key and value of zeros.
         self_attention: query, key and value are the same tensor.
         encoder_decoder_attention: keys and values come from an encoder.
+        batch_first: query, key, value and output are ``[batch, time, .]`` instead of ``[time, batch, .]``.
         backend: see :func:`fairseq_lowrank.ops.attention`; where weights are asked for, any that can return them.
         wrap_projection: applied to each projection when it is made, e.g. fairseq's ``quant_noise``.
 
     Raises:
         ValueError: sizes that do not fit together, or a backend that cannot compute the spec.
     """
+
+    # torch.nn.TransformerEncoder and its layers ask these of their ``self_attn`` before they take a fused path at evaluation,
+    # which computes torch.nn.MultiheadAttention whatever stands there. The answers decline it.
+    in_proj_weight = _NoJointProjection()
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
 
     def __init__(
         self,
@@ -107,6 +125,7 @@ class MultiheadAttention(nn.Module):
         add_zero_attn: bool = False,
         self_attention: bool = False,
         encoder_decoder_attention: bool = False,
+        batch_first: bool = False,
         backend: str = "auto",
         wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     ) -> None:
@@ -121,13 +140,13 @@ class MultiheadAttention(nn.Module):
         self.self_attention = self_attention
         self.encoder_decoder_attention = encoder_decoder_attention
         self.add_zero_attn = add_zero_attn
+        self.batch_first = batch_first
         self.backend = backend
         self.beam_size = 1
         self.regulariser: Regulariser | None = None
         self.projection = PROJECTIONS[spec.projection]
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
-        if not 0.0 <= self.dropout_module.p < 1.0:
-            raise ValueError(f"dropout={self.dropout_module.p}: expected 0 <= dropout < 1")
+        check_rate("dropout", self.dropout_module.p)
 
         query_dim = self.head_dim * (1 if self.projection.shared_query else num_heads)
         self.num_key_value_heads = 1 if self.projection.shared_key_value else num_heads
@@ -177,11 +196,14 @@ class MultiheadAttention(nn.Module):
         attn_mask: Tensor | str | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
+        *,
+        is_causal: bool = False,
+        average_attn_weights: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from ``query`` to ``key`` and ``value``.
 
         Args:
-            query: ``[T, B, embed_dim]``.
+            query: ``[T, B, embed_dim]``; with ``batch_first`` ``[B, T, embed_dim]``, and key, value and output likewise.
             key: ``[S, B, kdim]``; ``None`` where ``static_kv`` finds saved keys.
             value: ``[S, B, vdim]``.
             key_padding_mask: ``[B, S]``, true at padding.
@@ -191,14 +213,26 @@ class MultiheadAttention(nn.Module):
             attn_mask: ``[T, S]`` float (added) or bool (hidden where true), or :data:`~.masks.CAUSAL`.
             before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, head_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
+            is_causal: :data:`~.masks.CAUSAL` where there is no ``attn_mask``. Beside one, which says everything, it changes
+                nothing.
+            average_attn_weights: if false, weights are those of each head.
 
         Returns:
-            ``[T, B, embed_dim]`` output, and the weights ``[B, T, S]``, with ``need_head_weights`` ``[H, B, T, S]``,
-            or ``None``.
+            ``[T, B, embed_dim]`` output, and the weights ``[B, T, S]``, with ``need_head_weights`` ``[H, B, T, S]`` (as
+            fairseq has them), without ``average_attn_weights`` ``[B, H, T, S]`` (as torch has them), or ``None``.
+
+        Raises:
+            ValueError: tensors or masks that do not fit this layer.
         """
-        queries, batch, embed_dim = query.shape
-        if embed_dim != self.embed_dim:
-            raise ValueError(f"query of size {embed_dim}: this layer was built with embed_dim={self.embed_dim}")
+        if torch.jit.is_tracing():
+            raise NotImplementedError(_NO_TORCHSCRIPT)
+        self._check_tensors(query, key, value)
+        if self.batch_first:
+            query, key, value = _transposed(query, key, value)
+        if key is not None and incremental_state is None:
+            self._check_layout(query, key, key_padding_mask, attn_mask)
+        queries, batch, _ = query.shape
+        attn_mask = CAUSAL if is_causal and attn_mask is None else attn_mask
         need_weights = need_weights or need_head_weights
         k, v, key_padding_mask = self._keys_and_values(
             key, value, key_padding_mask, incremental_state, static_kv, batch
@@ -207,8 +241,8 @@ class MultiheadAttention(nn.Module):
         query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
         k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask, queries)
         q = self._split_heads(self.q_proj(query))
-        beam, rest = divmod(batch, k.size(0))
-        if rest or beam not in (1, self.beam_size):
+        beam = 1 if batch == k.size(0) else batch // max(k.size(0), 1)
+        if beam * k.size(0) != batch or beam not in (1, self.beam_size):
             raise ValueError(f"query holds a batch of {batch}, keys one of {k.size(0)} with beam_size={self.beam_size}")
         if beam > 1:
             # The hypotheses of a sentence share its keys: they become further queries of one batch entry.
@@ -227,9 +261,52 @@ class MultiheadAttention(nn.Module):
         heads = _split_beams(heads, beam)
         weights = None if weights is None else _split_beams(weights, beam)
         output = self.out_proj(heads.permute(2, 0, 1, 3).reshape(queries, batch, -1))
+        output = output.transpose(0, 1) if self.batch_first else output
         if weights is None:
             return output, None
-        return output, weights.transpose(0, 1) if need_head_weights else weights.mean(dim=1)
+        if need_head_weights:
+            return output, weights.transpose(0, 1)
+        return output, weights.mean(dim=1) if average_attn_weights else weights
+
+    def _check_tensors(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+        """Refuse what no layer of these sizes can take."""
+        parts = (("query", query, "embed_dim"), ("key", key, "kdim"), ("value", value, "vdim"))
+        for name, tensor, size in parts:
+            if tensor is None:
+                continue
+            if tensor.is_nested:
+                raise ValueError(f"{name} is a nested tensor: expected a padded one, with key_padding_mask")
+            if tensor.dim() != 3:
+                layout = "[batch, time, {}]" if self.batch_first else "[time, batch, {}]"
+                shape = layout.format(getattr(self, size))
+                raise ValueError(f"{name} of shape {list(tensor.shape)}: expected {shape}")
+            if tensor.size(2) != getattr(self, size):
+                expected = getattr(self, size)
+                raise ValueError(f"{name} of size {tensor.size(2)}: this layer was built with {size}={expected}")
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
+
+    def _check_layout(
+        self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | str | None
+    ) -> None:
+        """Refuse tensors of the other layout where masks, or the sizes of the batch, give them away."""
+        (queries, batch, _), (keys, key_batch, _) = query.shape, key.shape
+        padding = None if key_padding_mask is None else tuple(key_padding_mask.shape)
+        mask = tuple(attn_mask.shape[-2:]) if isinstance(attn_mask, Tensor) else None
+        fits = padding in (None, (key_batch, keys)) and mask in (None, (queries, keys))
+        if fits and (batch == key_batch or self.beam_size > 1):
+            return
+        # With time and batch exchanged everything has to fit.
+        if queries == keys and padding in (None, (keys, key_batch)) and mask in (None, (batch, key_batch)):
+            layout = "time first" if self.batch_first else "batch first"
+            given = [
+                f"{name} {list(shape)}" for name, shape in (("key_padding_mask", padding), ("attn_mask", mask)) if shape
+            ]
+            raise ValueError(
+                f"query {list(query.shape)} and key {list(key.shape)}, read as [time, batch, size], do not fit "
+                f"{' and '.join(given) or 'each other'}, but {layout} they do: build the layer with "
+                f"batch_first={not self.batch_first}, or transpose them"
+            )
 
     def _attend(
         self,
@@ -445,22 +522,55 @@ class MultiheadAttention(nn.Module):
             destination._metadata.setdefault(prefix[:-1], {})["attention"] = self._meaning()
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        _part_projections(state_dict, prefix)
         saved = local_metadata.get("attention", {})
+        self._start_mixing(state_dict, prefix, saved.get("mixing"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
             # mixing that is learned starts as the identity: what had none goes on
             if theirs != ours and not (name == "mixing" and theirs == "none" and list(self.mixing.parameters())):
                 errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What ``torch.jit.script`` asks first, of a module inside another one too."""
+        raise NotImplementedError(_NO_TORCHSCRIPT)
+
+    # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
+    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: str | None) -> None:
+        """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
+
+        Args:
+            saved: the mixing that the state says it was saved with; ``None`` in states of other code, such as fairseq's.
+        """
+        starts = {} if self.mixing is None else self.mixing.state_dict(prefix=f"{prefix}mixing.")
+        if saved == "none" or (saved is None and not starts.keys() & state_dict.keys()):
+            for name, start in starts.items():
+                state_dict.setdefault(name, start)
+
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Split the joint ``in_proj_weight`` and ``in_proj_bias`` of old fairseq checkpoints."""
-        prefix = f"{name}." if name else ""
-        for kind in ("weight", "bias"):
-            joint = state_dict.pop(f"{prefix}in_proj_{kind}", None)
-            if joint is not None:
-                for projection, part in zip(("q_proj", "k_proj", "v_proj"), joint.chunk(3), strict=True):
-                    state_dict[f"{prefix}{projection}.{kind}"] = part
+        """Split the joint projections of old fairseq checkpoints."""
+        _part_projections(state_dict, f"{name}." if name else "")
+
+
+def _part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Give the projections of old fairseq checkpoints and of ``torch.nn.MultiheadAttention`` the names of ours."""
+    for kind in ("weight", "bias"):
+        joint = state_dict.pop(f"{prefix}in_proj_{kind}", None)
+        parts = () if joint is None else joint.chunk(3)
+        for projection, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=False):
+            state_dict[f"{prefix}{projection}.{kind}"] = part
+    for projection in ("q_proj", "k_proj", "v_proj"):
+        if f"{prefix}{projection}_weight" in state_dict:
+            state_dict[f"{prefix}{projection}.weight"] = state_dict.pop(f"{prefix}{projection}_weight")
+
+
+def _transposed(query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """With their first two dimensions exchanged; what is one tensor stays one."""
+    swapped_query = query.transpose(0, 1)
+    swapped_key = swapped_query if key is query else None if key is None else key.transpose(0, 1)
+    swapped_value = swapped_key if value is key else None if value is None else value.transpose(0, 1)
+    return swapped_query, swapped_key, swapped_value
 
 
 def _split_beams(tensor: Tensor, beam: int) -> Tensor:
@@ -506,6 +616,9 @@ def build_attention(
     bias: bool = True,
     add_bias_kv: bool = False,
     add_zero_attn: bool = False,
+    batch_first: bool = False,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
     backend: str = "auto",
     wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     **axes: int | str | None,
@@ -514,25 +627,40 @@ def build_attention(
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
+        device: where the parameters are made, by default on torch's default device.
+        dtype: of the parameters, by default torch's default dtype.
         axes: axis values that win over the preset's; ``None`` leaves the preset's.
 
-    The other arguments are those of :class:`MultiheadAttention`.
+    The other arguments are those of :class:`MultiheadAttention`. The layer fits in the place of
+    ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.
 
     Raises:
         ValueError: an unknown preset, axis or value, or sizes that do not fit.
     """
-    return MultiheadAttention(
-        AttentionSpec.from_preset(preset, **axes),
-        embed_dim,
-        num_heads,
-        kdim=kdim,
-        vdim=vdim,
-        dropout=dropout,
-        bias=bias,
-        add_bias_kv=add_bias_kv,
-        add_zero_attn=add_zero_attn,
-        self_attention=self_attention,
-        encoder_decoder_attention=encoder_decoder_attention,
-        backend=backend,
-        wrap_projection=wrap_projection,
-    )
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype={dtype!r}: expected a float dtype such as torch.float32")
+    with nullcontext() if device is None else _device(device):
+        layer = MultiheadAttention(
+            AttentionSpec.from_preset(preset, **axes),
+            embed_dim,
+            num_heads,
+            kdim=kdim,
+            vdim=vdim,
+            dropout=dropout,
+            bias=bias,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            self_attention=self_attention,
+            encoder_decoder_attention=encoder_decoder_attention,
+            batch_first=batch_first,
+            backend=backend,
+            wrap_projection=wrap_projection,
+        )
+    return layer if dtype is None else layer.to(dtype)
+
+
+def _device(device: torch.device | str | int) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r}: expected a device of torch such as 'cpu', 'cuda:0', 'meta'") from error

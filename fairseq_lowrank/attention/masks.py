@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.ops.attention.contract import hides, is_traced
 
 CAUSAL = "causal"
 """Given as ``attn_mask``, says "causal" without a T×T tensor."""
@@ -20,12 +21,12 @@ def attention_mask(
     """The mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``: floats are added to the
-            scores, bools hide where True. A float or bool causal tensor is recognised.
+        attn_mask: :data:`CAUSAL`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in
+            :class:`~fairseq_lowrank.ops.AttentionMask`. A causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
     Raises:
-        ValueError: a mask of another shape.
+        ValueError: a mask of another shape or dtype.
     """
     batch, heads, queries, keys = shape
     if key_padding_mask is not None:
@@ -37,10 +38,12 @@ def attention_mask(
     if isinstance(attn_mask, str):
         _check_marker(attn_mask)
         return AttentionMask(True, key_padding_mask)
-    if attn_mask.dim() == 2 and queries == keys and _is_causal(attn_mask):
-        return AttentionMask(True, key_padding_mask)
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+        raise ValueError(f"attn_mask of {attn_mask.dtype}: expected a bool or float tensor")
+    if attn_mask.shape == (queries, keys) and not attn_mask.requires_grad and _is_causal(attn_mask):
+        return AttentionMask(True, key_padding_mask)
     if attn_mask.shape == (batch * heads, queries, keys):
         attn_mask = attn_mask.view(batch, heads, queries, keys)
     elif attn_mask.dim() not in (2, 4) or attn_mask.shape[-2:] != (queries, keys):
@@ -65,11 +68,16 @@ def _check_marker(attn_mask: str) -> None:
 
 
 def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place."""
+    """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place.
+
+    The answer is False where numbers cannot be read: what is recognised only makes things faster.
+    """
     last: tuple[weakref.ref, int, bool] | None = None
 
     def ask(tensor: Tensor) -> bool:
         nonlocal last
+        if is_traced(tensor):
+            return False
         if tensor.is_inference():
             return question(tensor)
         known = last
@@ -86,11 +94,10 @@ def _is_causal(mask: Tensor) -> bool:
     length = mask.size(0)
     if length < 2 or mask.shape != (length, length):
         return False
-    hides = mask if mask.dtype == torch.bool else mask == float("-inf")
-    if not bool(hides[0, 1]) or bool(hides[-1, 0]):
+    hidden = hides(mask)
+    if not bool(hidden[0, 1]) or bool(hidden[-1, 0]):
         return False
-    future = torch.ones_like(hides, dtype=torch.bool).triu(1)
-    if not torch.equal(hides, future):
+    if not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
         return False
     return mask.dtype == torch.bool or not bool(mask.tril().any())
 

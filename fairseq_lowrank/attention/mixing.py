@@ -28,13 +28,6 @@ class Mixing(nn.Module):
     def weights(self) -> HeadMixing:
         return HeadMixing(self.weight, self.query_weight)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
-        """As of any module, but what a checkpoint lacks (a standard Transformer's has no mixing) keeps its start."""
-        # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
-        for name, start in self.state_dict().items():
-            state_dict.setdefault(prefix + name, start)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def extra_repr(self) -> str:
         static = "diagonal" if self.weight.dim() == 1 else "static"
         kind = static if self.query_weight is None else "position-wise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS
@@ -29,6 +30,10 @@ PRESETS: dict[str, dict[str, str]] = {
 """What each value of ``--attention`` sets; an axis given beside a preset wins over it."""
 
 
+LARGEST_PROJECTION = 2**31
+"""The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """One choice on every axis. Sizes are checked against it by :meth:`resolve_head_dim`.
@@ -53,8 +58,8 @@ class AttentionSpec:
         for axis, choices in AXES.items():
             if getattr(self, axis) not in choices:
                 raise ValueError(f"{axis}={getattr(self, axis)!r}: expected one of {', '.join(choices)}")
-        if self.head_dim is not None and self.head_dim < 1:
-            raise ValueError(f"head_dim={self.head_dim}: expected a positive integer")
+        if self.head_dim is not None:
+            _check_size("head_dim", self.head_dim)
 
     @classmethod
     def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
@@ -85,8 +90,8 @@ class AttentionSpec:
             ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
                 cannot work with these sizes.
         """
-        if num_heads < 1:
-            raise ValueError(f"num_heads={num_heads}: expected a positive integer")
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
+            _check_size(name, size)
         head_dim = self.head_dim
         if head_dim is None:
             if embed_dim % num_heads:
@@ -95,5 +100,16 @@ class AttentionSpec:
                     "change one of them, or give a head size (--head-dim N, head_dim=N)"
                 )
             head_dim = embed_dim // num_heads
+        numbers = num_heads * head_dim * max(embed_dim, kdim, vdim)
+        if numbers > LARGEST_PROJECTION:
+            raise ValueError(
+                f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, kdim={kdim}, vdim={vdim}: a projection "
+                f"would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
+            )
         PROJECTIONS[self.projection].check(embed_dim, num_heads, head_dim, kdim, vdim)
         return head_dim
+
+
+def _check_size(name: str, size: int) -> None:
+    if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"{name}={size!r}: expected a positive integer")

@@ -14,6 +14,13 @@ from collections.abc import Sequence
 
 from fairseq_lowrank import __version__
 
+# What a command may miss, by the extra of this package that brings it; the same as in setup.py.
+EXTRAS = {
+    "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
+    "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
+    "analysis": ("jinja2", "matplotlib", "scipy", "tqdm"),
+}
+
 
 def commands() -> dict:
     """Every subcommand's module, by its name on the command line."""
@@ -49,5 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands()[args.command].run(args) or 0
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"fairseq-lowrank {args.command}: error: {error}", file=sys.stderr)
+        message = missing(error) if isinstance(error, ModuleNotFoundError) else error
+        print(f"fairseq-lowrank {args.command}: error: {message}", file=sys.stderr)
         return 2
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """Which package is not installed, and the extra that brings it."""
+    package = (error.name or "").partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return f"{package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
+    return str(error)

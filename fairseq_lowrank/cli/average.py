@@ -44,12 +44,14 @@ def average(paths: Sequence[str]) -> dict:
             configuration, in the names, shapes or types of their parameters, or in integers, which have no mean.
     """
     import torch
-    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+    from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
     from tqdm import tqdm
 
+    import fairseq_lowrank.plugin  # noqa: F401  safe loading
+
     for index, path in enumerate(tqdm(paths, desc="averaging", unit="checkpoint", disable=None)):
-        state = load_checkpoint_to_cpu(path)
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
         if index == 0:
             result, kind = state, model_kind(state)
             total = {name: tensor.to(mean_type(tensor)) for name, tensor in state["model"].items()}
@@ -71,7 +73,7 @@ def average(paths: Sequence[str]) -> dict:
         if tensor.is_floating_point():
             result["model"][name] = (total[name] / len(paths)).to(tensor.dtype)
     result["args"] = None  # its contents are in the configuration
-    result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=True, enum_to_str=True)
+    result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=False, enum_to_str=True)
     result.pop("last_optimizer_state", None)
     return result
 
@@ -91,7 +93,7 @@ def model_kind(state: dict) -> dict:
     """
     from omegaconf import OmegaConf
 
-    sections = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
+    sections = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
     model = sections.pop("model")
     model = vars(model) if isinstance(model, argparse.Namespace) else model
     foreign = {"model", *sections}.union(*(section for section in sections.values() if isinstance(section, dict)))

@@ -77,6 +77,8 @@ def preprocess(folder: Path, *flags: str) -> None:
     from fairseq import options
     from fairseq_cli import preprocess
 
+    import fairseq_lowrank.plugin  # noqa: F401  repairs that fairseq needs here
+
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     disabled = logging.root.manager.disable

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gzip
 import hashlib
+import lzma
 import os
 import shutil
 import tarfile
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,17 +45,56 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
     os.replace(unverified, path)
 
 
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+MOST_UNPACKED = 200  # bytes of what an archive holds by one of its own: text comes to ten
+
+
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .zip or .tgz so that `folder` appears only when it is complete; nothing is written outside it."""
+    """Unpack a .zip or .tgz so that `folder` appears only when it is complete; nothing is written outside it.
+
+    Raises:
+        ValueError: the archive is damaged, would write elsewhere, or would fill the disk.
+    """
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(part)
-    else:
-        with tarfile.open(archive) as file:
-            file.extractall(part, filter="data")
+    part.mkdir(parents=True)
+    try:
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as file:
+                for name in file.namelist():
+                    if Path(name).is_absolute() or ".." in Path(name).parts:
+                        raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+                check_room(archive, part, sum(member.file_size for member in file.infolist()))
+                file.extractall(part)
+        else:
+            with tarfile.open(archive) as file:
+                size = 0
+                for member in file:
+                    size += member.size
+                    check_room(archive, part, size, member.size)
+                    file.extract(member, part, filter="data")
+                while file.fileobj.read(2**20):  # the checksum stands at the very end
+                    pass
+    except (
+        *DAMAGED,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:  # the last two: encrypted, or packed in an unknown way
+        shutil.rmtree(part)
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{archive} cannot be unpacked, it is damaged or another kind of file: {reason}") from error
+    except ValueError:
+        shutil.rmtree(part)
+        raise
     os.replace(part, folder)
+
+
+def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
+    """Refuse an archive of `size` bytes when unpacked, of which `missing` are not on the disk yet."""
+    if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
+        raise ValueError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
+    if (missing or size) > (free := shutil.disk_usage(folder).free):
+        raise ValueError(f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free")
 
 
 def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Path:

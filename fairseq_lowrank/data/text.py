@@ -6,6 +6,7 @@ import gzip
 import os
 import sys
 import unicodedata
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pool
@@ -32,11 +33,20 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like)."""
+    """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like).
+
+    Raises:
+        ValueError: a damaged or truncated gzip file, or other bytes than UTF-8.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="\n") as file:
-        for line in file:
-            yield line.rstrip("\r\n")
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line.rstrip("\r\n")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged, cut short or no gzip file: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,6 +52,11 @@ def sigsoftmax(logits: Tensor, dim: int = -1) -> Tensor:
         Probabilities of the shape and dtype of ``logits``; a row of −inf alone gives zeros.
     """
     return activate(logits.movedim(dim, -1), "sigsoftmax").movedim(-1, dim).to(logits.dtype)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager:
+    """A block in which autocast leaves operations on the device of ``tensor`` alone (the meta device has none)."""
+    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

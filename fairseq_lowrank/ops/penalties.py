@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from fairseq_lowrank.ops.activation import activate, at_least_float32
+from fairseq_lowrank.ops.activation import activate, at_least_float32, without_autocast
 from fairseq_lowrank.ops.attention.contract import AttentionMask, HeadMixing
 from fairseq_lowrank.ops.attention.reference import masked_scores
+from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
 # How many numbers each T×T, S×S or T×S working matrix may hold when sequences are taken several at a time.
 BLOCK_NUMBERS = 2**22
@@ -33,7 +33,7 @@ def mixing_orthogonality(
         ``[B]``, a value for each sequence; for mixing that is the same at all positions, ``[1]``.
     """
     wide = [None if tensor is None else at_least_float32(tensor) for tensor in (*mixing, mixing_query)]
-    with torch.autocast(mixing.weight.device.type, enabled=False):
+    with without_autocast(mixing.weight):
         matrices = HeadMixing(*wide[:2]).matrices(wide[2])
         identity = torch.eye(matrices.size(-1), dtype=matrices.dtype, device=matrices.device)
         errors = (matrices.transpose(-1, -2) @ matrices - identity).square().sum(dim=(-2, -1))
@@ -99,7 +99,15 @@ def head_overlap(
         p = activate(scores, activation)[:, 0]
         return p if query_padding is None else p.masked_fill(query_padding[rows, :, None], 0.0)
 
-    return _HeadOverlap.apply(q, k, score_bias, probabilities, tuple(spaces))
+    refuse_transforms(_FIRST_ORDER)
+    additive = None if mask.additive is None else mask.additive.detach()
+    read = (mask.key_padding, additive, query_padding)
+    return _HeadOverlap.apply(q, k, score_bias, probabilities, tuple(spaces), *read)
+
+
+_FIRST_ORDER = (
+    "head_overlap has first derivatives in reverse mode alone: no second derivatives, forward mode or torch.func"
+)
 
 
 _GRAM: dict[str, Callable[[Tensor], Tensor]] = {
@@ -130,11 +138,12 @@ def _blocks(q: Tensor, k: Tensor) -> Iterator[slice]:
 
 class _HeadOverlap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, score_bias, probabilities, spaces):
-        ctx.save_for_backward(q, k, score_bias)
+    def forward(ctx, q, k, score_bias, probabilities, spaces, *read):
+        # What ``probabilities`` reads besides: autograd then notices that it was changed in place between the passes.
+        ctx.save_for_backward(q, k, score_bias, *read)
         ctx.probabilities, ctx.spaces = probabilities, spaces
         values = at_least_float32(q.new_zeros(len(spaces), q.size(0)))
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for rows in _blocks(q, k):
                 sums = [0.0] * len(spaces)
                 for head in range(q.size(1)):
@@ -147,16 +156,28 @@ class _HeadOverlap(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad_values):
-        q, k, _ = tensors = ctx.saved_tensors
+        refuse_transforms(_FIRST_ORDER, grad_values)
+        tensors = ctx.saved_tensors[:3]
+        with torch.no_grad():
+            gradients = _HeadOverlap.gradients(ctx, tensors, grad_values)
+        return *first_order(gradients, (*tensors, grad_values), _FIRST_ORDER), *[None] * 5
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(_FIRST_ORDER)
+
+    @staticmethod
+    def gradients(ctx, tensors, grad_values):
+        """Of q, k and the bias, each where it is needed."""
+        q, k, _ = tensors
         wanted = ctx.needs_input_grad[:3]
         # Summed over heads, and in half precision too, in float32.
         grads = [
             at_least_float32(torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)) if needed else None
             for tensor, needed in zip(tensors, wanted, strict=True)
         ]
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             for rows in _blocks(q, k):
                 sums = [0.0] * len(ctx.spaces)
                 for head in range(q.size(1)):
@@ -175,5 +196,4 @@ class _HeadOverlap(torch.autograd.Function):
                     into = [_part(grad, rows, head) for grad in grads if grad is not None]
                     for total, grad in zip(into, torch.autograd.grad(p, leaves, grad_p), strict=True):
                         total += grad
-        grads = [None if g is None else g.to(tensor.dtype) for g, tensor in zip(grads, tensors, strict=True)]
-        return *grads, None, None
+        return [None if g is None else g.to(tensor.dtype) for g, tensor in zip(grads, tensors, strict=True)]

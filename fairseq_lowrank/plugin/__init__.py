@@ -4,13 +4,20 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-from fairseq_lowrank.plugin import arguments, evaluation, loading, optimizers, repairs
+from fairseq_lowrank.plugin import arguments, datasets, evaluation, loading, optimizers, repairs, resuming
 
 repairs.restore_numpy_names()
 loading.load_checkpoints_safely()
 loading.evaluate_literals_only()
 loading.broadcast_whole_states()
+loading.unpack_within_the_folder()
+loading.keep_metadata()
 loading.explain_unfit_checkpoints()
+datasets.check_binarised_data()
+resuming.resume_with_the_first_batches()
+resuming.replace_checkpoints_whole()
+resuming.name_whole_checkpoints()
+resuming.explain_what_cannot_resume()
 arguments.mend_parsed_arguments()
 arguments.show_every_flag_in_help()
 evaluation.evaluate_in_bfloat16()

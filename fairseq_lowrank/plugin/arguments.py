@@ -10,7 +10,7 @@ from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.modules import multihead_attention
 
-from fairseq_lowrank.plugin.loading import Refused
+from fairseq_lowrank.plugin.loading import Refused, literal
 
 
 # fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too. And it accepts
@@ -28,6 +28,8 @@ def mend_parsed_arguments() -> None:
             tpu_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
             tpu_parser.add_argument("--tpu", action="store_true")
             args.tpu = tpu_parser.parse_known_args(input_args)[0].tpu
+        if reason := refused_overrides(args):
+            parser.error(reason)
         for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
             if isinstance(layers := getattr(args, name, None), list):
                 setattr(args, name, ",".join(map(str, layers)))
@@ -78,6 +80,17 @@ def unworkable(args: argparse.Namespace) -> str | None:
         if config and not multihead_attention._xformers_available:
             return f"--{side}-xformers-att-config {config!r} needs the package xformers"
     return None
+
+
+def refused_overrides(args: argparse.Namespace) -> str | None:
+    """Why ``--model-overrides``, in the commands that have it, is not what fairseq takes it for, or None."""
+    text = getattr(args, "model_overrides", "{}")
+    try:
+        if isinstance(literal(text), dict):
+            return None
+    except Refused:
+        pass
+    return f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}"
 
 
 # A model or criterion can refuse its flags only once it is built, with a traceback; users expect argparse's one line.

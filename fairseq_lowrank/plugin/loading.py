@@ -4,20 +4,30 @@ import argparse
 import ast
 import collections
 import functools
+import gzip
+import importlib.abc
+import lzma
 import operator
 import os
 import pickle
 import re
 import sys
+import tarfile
 import types
 import typing
+import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, models
+from fairseq import checkpoint_utils, file_utils, models
 from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
 from fairseq.logging import meters
+
+from fairseq_lowrank.plugin import checkpoint_file
 
 # Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
 # usual answer, switching that safety off, lets a checkpoint run any code.
@@ -51,25 +61,35 @@ CHECKPOINT_CLASSES = [
     distributed_utils._TensorPlaceholder,
 ]
 
+# what torch raises on a file that it cannot read, and fairseq on a state in which it does not find its way
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError, AttributeError, AssertionError)
+UNREADABLE += (OverflowError, UnicodeDecodeError, omegaconf.errors.OmegaConfBaseException)
+
 
 class Refused(ValueError):
     """What was asked for does not go together, or a checkpoint with it: commands print one line, not a traceback."""
 
 
+def load_checkpoint(path: str | os.PathLike) -> dict:
+    """What a checkpoint file holds, on the CPU, read safely and as it was saved: fairseq's upgrades are not applied.
+
+    Raises:
+        Refused: the file is damaged, no checkpoint, or holds what no checkpoint needs.
+        OSError: there is no such file.
+    """
+
+    def load(path):
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict) or "model" not in state:
+            raise Refused(f"{path} is no fairseq checkpoint: it lacks 'model'")
+        return state
+
+    return safely(load)(path)
+
+
 def load_checkpoints_safely() -> None:
-    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else."""
+    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else, and checked before."""
     broadcast = distributed_utils._broadcast_object_slow
-
-    def safely(load):
-        @functools.wraps(load)
-        def load_safely(path, *args, **kwargs):
-            try:
-                with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-                    return load(path, *args, **kwargs)
-            except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
-                raise Refused(refusal(path, error)) from error
-
-        return load_safely
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
@@ -81,23 +101,81 @@ def load_checkpoints_safely() -> None:
     distributed_utils._broadcast_object_slow = _broadcast_object_slow
 
 
-def refusal(path: str, error: Exception) -> str:
+def safely(load: Callable[..., dict]) -> Callable[..., dict]:
+    """``load(path, …)`` of a checkpoint, refused in one line where the file is not one."""
+
+    @functools.wraps(load)
+    def load_safely(path, *args, **kwargs):
+        try:
+            checkpoint_file.check(PathManager.get_local_path(os.fspath(path)))
+            with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
+                return load(path, *args, **kwargs)
+        except checkpoint_file.Unsafe as error:
+            raise Refused(refusal(path, str(error))) from error
+        except checkpoint_file.Unfit as error:
+            raise Refused(f"{path} cannot be read as a checkpoint: {error}") from error
+        except (
+            KeyError,
+            AttributeError,
+        ) as error:  # fairseq's upgrade of old checkpoints takes what it needs for granted
+            raise Refused(f"{path} is no fairseq checkpoint: it lacks {error.args[0]!r}") from error
+        except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
+            unsafe = re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error))
+            raise Refused(refusal(path, unsafe[1] if unsafe else None)) from error
+
+    return load_safely
+
+
+def refusal(path: str | os.PathLike, unsafe: str | None) -> str:
     """The message for a checkpoint that did not load. torch's own advises to switch the safety off."""
-    if unsafe := re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error)):
+    if unsafe is not None:
         return (
-            f"{path} was not loaded: it holds {unsafe[1]}, which has no place in a fairseq checkpoint and could run "
+            f"{path} was not loaded: it holds {unsafe}, which has no place in a fairseq checkpoint and could run "
             "code while loading. If you trust the file, convert it where it was written."
         )
     return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
 
 
-# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, to Python's eval, and a checkpoint
-# brings a configuration along: one of plain strings could run any code.
+# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, and --model-overrides to Python's eval,
+# and a checkpoint brings a configuration along: one of plain strings could run any code.
 def evaluate_literals_only() -> None:
-    """Let no module of fairseq evaluate more than :func:`literal` does."""
+    """Let no module of fairseq or its commands, loaded before or after this, evaluate more than :func:`literal` does."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("fairseq.") and isinstance(module, types.ModuleType):
+        if isinstance(module, types.ModuleType) and is_fairseq(name if name != "__main__" else command_module(module)):
             module.eval = literal
+    if not any(isinstance(finder, LiteralsOnly) for finder in sys.meta_path):
+        sys.meta_path.insert(0, LiteralsOnly())
+
+
+def is_fairseq(name: str) -> bool:
+    return name.partition(".")[0] in ("fairseq", "fairseq_cli")
+
+
+def command_module(main: types.ModuleType) -> str:
+    """The name under which what runs as ``__main__`` would be imported, if it is a file of ``fairseq_cli``."""
+    if (spec := getattr(main, "__spec__", None)) is not None:
+        return spec.name
+    file = Path(getattr(main, "__file__", None) or "unknown").resolve()
+    return f"{file.parent.name}.{file.stem}"
+
+
+class LiteralsOnly(importlib.abc.MetaPathFinder):
+    """Finds fairseq's modules as they would be found without it, and gives them :func:`literal` as ``eval``."""
+
+    def find_spec(self, name, path, target=None):
+        if not is_fairseq(name):
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                module.eval = literal
+                execute(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 OPERATORS = {
@@ -110,12 +188,20 @@ OPERATORS = {
 }
 
 
+LONGEST = 10_000  # characters of a text to evaluate, and elements that a list in it may come to
+
+
 def literal(text: str) -> object:
     """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
 
     Raises:
         Refused: anything else.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"expected a string, not {text!r}")
+    shown = repr(text if len(text) <= 200 else f"{text[:200]}…")
+    if len(text) > LONGEST:
+        raise Refused(f"{shown} is not evaluated: it has {len(text):,} characters, at most {LONGEST:,} are")
 
     def value(node: ast.AST) -> object:
         match node:
@@ -129,18 +215,28 @@ def literal(text: str) -> object:
             case ast.UnaryOp() if type(node.op) in OPERATORS:
                 return OPERATORS[type(node.op)](value(node.operand))
             case ast.BinOp() if type(node.op) in OPERATORS:
-                return OPERATORS[type(node.op)](value(node.left), value(node.right))
-        raise Refused(
-            f"{text!r} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
-        )
+                left, right = value(node.left), value(node.right)
+                if isinstance(node.op, ast.Mult):
+                    refuse_long(left, right)
+                return OPERATORS[type(node.op)](left, right)
+        raise Refused(f"{shown} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them")
 
-    if not isinstance(text, str):
-        raise TypeError(f"expected a string, not {text!r}")
+    def refuse_long(*factors: object) -> None:
+        for repeated, times in (factors, factors[::-1]):
+            if isinstance(times, int) and not isinstance(repeated, (int, float, complex)):
+                text = isinstance(repeated, (str, bytes))
+                size = len(repeated) if text else checkpoint_file.spread(repeated, LONGEST)
+                if size * times > LONGEST:
+                    raise Refused(f"{shown} is not evaluated: it comes to more than {LONGEST:,} elements")
+
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        return value(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
-        raise Refused(f"{text!r} is not a value: {error.msg}") from error
-    return value(tree.body)
+        raise Refused(f"{shown} is not a value: {error.msg}") from error
+    except Refused:
+        raise
+    except (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise Refused(f"{shown} is not a value: {error or type(error).__name__}") from error
 
 
 # fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
@@ -161,6 +257,57 @@ def broadcast_whole_states() -> None:
 
     distributed_utils._split_tensors_from_obj = whole(distributed_utils._split_tensors_from_obj)
     distributed_utils._put_tensors_in_obj = whole(distributed_utils._put_tensors_in_obj)
+
+
+# from_pretrained unpacks an archive of a model as it comes: over files elsewhere, if its members say so.
+def unpack_within_the_folder() -> None:
+    """Let ``from_pretrained`` unpack an archive below its own folder only, or refuse it in one line."""
+    load = file_utils.load_archive_file
+
+    def open_filtered(*args, **kwargs):
+        archive = tarfile.open(*args, **kwargs)  # noqa: SIM115 (the caller's)
+        archive.extraction_filter = tarfile.data_filter
+        return archive
+
+    @functools.wraps(load)
+    def load_archive_file(archive_file):
+        try:
+            return load(archive_file)
+        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+            raise Refused(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
+
+    file_utils.tarfile = types.SimpleNamespace(open=open_filtered)
+    file_utils.load_archive_file = load_archive_file
+
+
+# Where only some layers are kept (--encoder-layers-to-keep) fairseq makes a new dictionary of their tensors, and where it
+# takes the average of the weights (--store-ema) as the model, another.
+def keep_metadata() -> None:
+    """Let the state of a model keep its metadata, renumbered with its layers, on every way from a file to the model."""
+    prune, load_average = checkpoint_utils.prune_state_dict, checkpoint_utils.load_ema_from_checkpoint
+
+    @functools.wraps(prune)
+    def prune_state_dict(state_dict, model_cfg):
+        metadata = getattr(state_dict, "_metadata", {})
+        of_modules = {f"{module}.": kept for module, kept in metadata.items()}  # no tensor's name ends so
+        pruned = prune(whole := {**state_dict, **of_modules}, model_cfg)
+        if pruned is whole:
+            return state_dict
+        tensors = collections.OrderedDict((name, value) for name, value in pruned.items() if not name.endswith("."))
+        tensors._metadata = collections.OrderedDict(
+            (name[:-1], value) for name, value in pruned.items() if name.endswith(".")
+        )
+        return tensors
+
+    @functools.wraps(load_average)
+    def load_ema_from_checkpoint(path):
+        state = load_average(path)
+        if metadata := getattr(state["extra_state"]["ema"], "_metadata", None):
+            state["model"]._metadata = metadata
+        return state
+
+    checkpoint_utils.prune_state_dict = prune_state_dict
+    checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
 
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
@@ -196,16 +343,20 @@ def differences(message: str) -> str | None:
     def count(names: list[str]) -> str:
         return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
-    found = []
+    found, lost = [], []
     for kind, owner in ("Unexpected", "checkpoint"), ("Missing", "model"):
         if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", message):
             names = re.findall(r'"([^"]+)"', listed[1])
             found.append(f"only the {owner} has {count(names)}")
+            lost = names if kind == "Missing" and all(".mixing." in name for name in names) else []
     shapes = re.findall(r"size mismatch for (\S+): .*?Size\((.*?)\) from checkpoint.*?Size\((.*?)\)", message)
     if shapes:
         name, theirs, ours = shapes[0]
         more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
         found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
+    # a state that never had mixing misses none of it
+    if lost and len(found) == 1 and "was saved with mixing=" not in message:
+        return f"The checkpoint is damaged: it has lost {count(lost)}, which it was saved with"
     # of weights that fit, the layers of attention say what else is different
     if not found and (meanings := re.findall(r"(\S+) was saved with (\S+) and is loaded with (\S+)", message)):
         name, theirs, ours = meanings[0]

@@ -18,6 +18,8 @@ def trained(tmp_path_factory, translation_data, language_model_data):
     import fairseq_cli.train
     from fairseq import checkpoint_utils
 
+    import fairseq_lowrank.plugin  # noqa: F401
+
     flags = {
         "stock": [translation_data, "--arch", "transformer_iwslt_de_en", *SMALL],
         "mhe": [translation_data, "--arch", "lowrank_transformer_iwslt_de_en", "--attention", "mhe-mul", *SMALL],

@@ -119,7 +119,7 @@ def test_a_query_that_does_not_fit_is_refused(make, inputs):
     with pytest.raises(ValueError, match="query of size 11: this layer was built with embed_dim=12"):
         make()(x[..., :11], x, x)
     with pytest.raises(ValueError, match="query holds a batch of 4, keys one of 2 with beam_size=1"):
-        make()(inputs(4, 4, 12), x, x)
+        make()(inputs(5, 4, 12), x, x)
 
 
 def test_missing_keys_are_refused_unless_saved(make, inputs):
@@ -131,7 +131,7 @@ def test_missing_keys_are_refused_unless_saved(make, inputs):
 
 def test_dropout_out_of_range_is_refused():
     for rate in (-0.1, 1.5):
-        with pytest.raises(ValueError, match=f"dropout={rate}: expected 0 <= dropout < 1"):
+        with pytest.raises(ValueError, match=f"dropout={rate}: expected a number with 0 <= dropout < 1"):
             build_attention("mha", 12, 3, dropout=AttentionDropout(rate))
 
 

@@ -77,7 +77,7 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         ("mha", {"backend": "flash"}, "backend='flash': expected one of auto, reference, sdpa"),
         ("mixhead-b", {"backend": "sdpa"}, "backend='sdpa' cannot compute head mixing; use backend='auto'"),
         ("mha", {"backend": "sdpa", "activation": "sigsoftmax"}, "'sdpa' cannot compute the activation sigsoftmax"),
-        ("mha", {"dropout": 1.0}, "dropout=1.0: expected 0 <= dropout < 1"),
+        ("mha", {"dropout": 1.0}, "dropout=1.0: expected a number with 0 <= dropout < 1"),
     ],
 )
 def test_bad_choices_are_refused(preset, options, message):

@@ -10,6 +10,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 
 from fairseq_lowrank.cli import main
+from fairseq_lowrank.plugin.loading import load_checkpoint
 
 
 def save(path, value=0.0, dtype=torch.float32, steps=3, name="w", seed=1, **model):
@@ -42,6 +43,23 @@ def test_parameters_are_the_mean_and_trainings_may_differ_in_their_seed(tmp_path
     assert state["model"]["steps"] == 3
     assert state["cfg"].model.arch == "transformer"
     assert "last_optimizer_state" not in state
+
+
+def test_a_configuration_that_reads_the_environment_is_refused_and_nothing_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SECRET", "hidden")
+    status, output = average(tmp_path, save(tmp_path / "a.pt", data="${oc.env:SECRET}"))
+    assert status == 2
+    assert "environment variables" in capsys.readouterr().err.splitlines()[-1]
+    assert not output.exists()
+
+
+def test_a_setting_that_refers_to_another_still_does(tmp_path):
+    save(tmp_path / "a.pt")
+    state = load_checkpoint(tmp_path / "a.pt")
+    state["cfg"] |= {"task": {"seed": "${common.seed}"}}
+    torch.save(state, tmp_path / "a.pt")
+    _, output = average(tmp_path, str(tmp_path / "a.pt"))
+    assert load_checkpoint(output)["cfg"]["task"]["seed"] == "${common.seed}"
 
 
 def test_a_checkpoint_given_twice_counts_twice(tmp_path):

@@ -5,7 +5,7 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-import fairseq_lowrank  # noqa: F401
+import fairseq_lowrank.plugin  # noqa: F401
 
 WORDS = 20
 SIZES = [

@@ -13,7 +13,7 @@ from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-import fairseq_lowrank  # noqa: F401
+import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.attention import PRESETS, MultiheadAttention
 
 

@@ -12,8 +12,8 @@ from types import ModuleType
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.ops.attention import blocked, reference, sdpa
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing
+from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa  # noqa: F401 (registers the operator)
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing, is_traced
 
 __all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
 
@@ -55,7 +55,7 @@ def attention(
         mixing: weights that mix the heads' probabilities, or ``None``.
         mixing_query: ``[B, H, T, D]`` queries that position-wise mixing reads (required there, else unused): after
             any head embedding, before the scale and before anything is folded into ``q``.
-        score_bias: added to the scaled scores, broadcastable to ``[B, H, T, S]``.
+        score_bias: added to the scaled scores, broadcastable to ``[B, H, T, S]``. It is no mask: of its values −inf alone hides.
         scale: factor of the scores, by default 1/√D.
         dropout_p: probability of zeroing a mixed attention weight.
         need_weights: also return the weights the values were averaged with, after mixing and before dropout.
@@ -65,7 +65,7 @@ def attention(
         ``[B, H, T, Dv]`` heads in the dtype of ``v``, and the weights ``[B, H, T, S]`` (float32 or better) or ``None``.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
+        ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
     """
     inputs = AttentionInputs(
         q,
@@ -76,7 +76,7 @@ def attention(
         mixing,
         mixing_query,
         score_bias,
-        scale if scale is not None else q.size(-1) ** -0.5,
+        scale if scale is not None else max(q.size(-1), 1) ** -0.5,
         dropout_p,
         need_weights,
     )
@@ -104,6 +104,10 @@ def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
     """The backends from the fastest on, as measured; "auto" takes the first that can compute what is asked for."""
     heads, queries, keys = inputs.q.size(1), inputs.q.size(2), inputs.k.size(2)
     shared = inputs.k.size(1) < heads
+    if is_traced(inputs.q):
+        # One choice for all lengths.
+        avoid = inputs.dropout_p or sdpa.needs_causal_tensor(inputs)
+        return (blocked, reference) if avoid else (sdpa, blocked, reference)
     few = heads * queries * keys < _REFERENCE_SCORES and not shared
     others = (reference, blocked) if few else (blocked, reference)
     cpu = inputs.q.device.type == "cpu"

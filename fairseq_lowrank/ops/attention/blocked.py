@@ -26,10 +26,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask
+from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, hiding_value, is_traced
+from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
 _LEAST_ROWS, _MOST_ROWS = 64, 128
@@ -42,6 +42,13 @@ _TILE = 256
 # In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
 _HIDDEN = torch.finfo(torch.float32).min / 8
+# Two finite biases at this floor are still far from hidden.
+_LEAST_BIAS = _HIDDEN / 8
+
+FIRST_ORDER = (
+    "the blocked backend of attention has first derivatives in reverse mode alone: for second derivatives, forward mode and "
+    'torch.func choose backend="reference"'
+)
 
 Buffer = Callable[..., Tensor]
 
@@ -52,24 +59,26 @@ def refusal(inputs: AttentionInputs) -> str | None:
 
 
 def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
-    if torch.compiler.is_compiling():
-        # As a decorator it would import the compiler into every command, for a second and more.
-        return torch.compiler.disable(_compute)(inputs)
-    return _compute(inputs)
+    heads = _heads(inputs)
+    return heads if inputs.head_scale is None else heads * inputs.head_scale.to(heads.dtype), None
 
 
-def _compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
+def _heads(inputs: AttentionInputs) -> Tensor:
+    traced, device = is_traced(inputs.q), inputs.q.device.type
+    if not traced:
+        refuse_transforms(FIRST_ORDER)
     q, k, v = inputs.q, inputs.k, inputs.v
-    device = q.device.type
-    if torch.is_autocast_enabled(device):
+    if not q.is_meta and torch.is_autocast_enabled(device):
         q, k, v = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (q, k, v))
     # From the CPU's generator whatever the device: nothing waits for a GPU, and checkpointed layers restore it.
-    seed = int(torch.randint(2**62, ())) if inputs.dropout_p else 0
-    call = _Call(inputs.mask, inputs.activation, inputs.scale, inputs.dropout_p, seed)
-    biases = [bias for bias in (inputs.score_bias, inputs.mask.bias) if bias is not None]
-    with torch.autocast(device, enabled=False):
-        heads = _Attention.apply(call, q, k, v, _matrices(inputs), *biases)
-        return heads if inputs.head_scale is None else heads * inputs.head_scale.to(heads.dtype), None
+    seed = torch.randint(2**62, (), device="cpu") if inputs.dropout_p else None
+    mask, additive = inputs.mask, inputs.mask.additive
+    hidden = additive if mask.bias is None else None
+    tensors = BlockTensors(q, k, v, _matrices(inputs), inputs.score_bias, mask.bias, mask.key_padding, hidden)
+    settings = (mask.causal, inputs.activation, inputs.scale, inputs.dropout_p)
+    if traced:
+        return torch.ops.fairseq_lowrank.blocked_attention(*tensors, seed, *settings)
+    return _Attention.apply(BlockCall(*settings, 0 if seed is None else int(seed)), *tensors)
 
 
 def _matrices(inputs: AttentionInputs) -> Tensor | None:
@@ -80,21 +89,35 @@ def _matrices(inputs: AttentionInputs) -> Tensor | None:
     if inputs.mixing is None or inputs.mixing.is_diagonal:
         return None
     weight, query_weight = inputs.mixing
-    if query_weight is None:
-        return at_least_float32(weight)
-    # In [T, B, H, D], the order in which a layer projects queries, the product copies nothing.
-    query = at_least_float32(inputs.mixing_query).permute(2, 0, 1, 3)
-    return (query @ at_least_float32(query_weight) + at_least_float32(weight)).transpose(0, 1)
+    with without_autocast(inputs.q):
+        if query_weight is None:
+            return at_least_float32(weight)
+        # In [T, B, H, D], the order in which a layer projects queries, the product copies nothing.
+        query = at_least_float32(inputs.mixing_query).permute(2, 0, 1, 3)
+        return (query @ at_least_float32(query_weight) + at_least_float32(weight)).transpose(0, 1)
 
 
-class _Call(NamedTuple):
-    """What is not differentiated."""
+class BlockCall(NamedTuple):
+    """What is no tensor."""
 
-    mask: AttentionMask
+    causal: bool
     activation: str
     scale: float
     dropout_p: float
     seed: int
+
+
+class BlockTensors(NamedTuple):
+    """All tensors of a call. The first six are differentiated; the last two are bool, true where keys are hidden."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    matrices: Tensor | None
+    score_bias: Tensor | None
+    mask_bias: Tensor | None
+    padding: Tensor | None
+    hidden: Tensor | None
 
 
 class _Block(NamedTuple):
@@ -108,11 +131,31 @@ class _Block(NamedTuple):
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, call: _Call, q: Tensor, k: Tensor, v: Tensor, matrices: Tensor | None, *biases: Tensor) -> Tensor:
+    def forward(ctx, call: BlockCall, *tensors: Tensor | None) -> Tensor:
         ctx.call = call
-        ctx.save_for_backward(q, k, v, matrices, *biases)
-        problem = _Problem(call, q, k, v, matrices, biases)
-        output = _empty_heads(v, q.size(2), q.size(1), v.size(3))
+        # The masks too: autograd then notices that one was changed in place before the backward pass reads it.
+        ctx.save_for_backward(*tensors)
+        return attend(call, BlockTensors(*tensors))
+
+    @staticmethod
+    def backward(ctx, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_transforms(FIRST_ORDER, grad_output)
+        tensors = BlockTensors(*ctx.saved_tensors)
+        with torch.no_grad():
+            gradients = input_gradients(ctx.call, tensors, grad_output, ctx.needs_input_grad[5:7])
+        return None, *first_order(gradients, (*tensors, grad_output), FIRST_ORDER), None, None
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(FIRST_ORDER)
+
+
+def attend(call: BlockCall, tensors: BlockTensors) -> Tensor:
+    """The heads ``[B, H, T, Dv]``."""
+    q, v = tensors.q, tensors.v
+    with without_autocast(q):
+        problem = _Problem(call, tensors)
+        output = empty_heads(v, q.size(2), q.size(1), v.size(3))
         for block in problem.blocks():
             if block.keys == 0:
                 output[block.batch, :, block.rows] = 0
@@ -127,33 +170,37 @@ class _Attention(torch.autograd.Function):
             output[block.batch, :, block.rows] = heads.mul_(problem.dropout_scale)
         return output
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, matrices, *biases = ctx.saved_tensors
-        with torch.autocast(q.device.type, enabled=False):
-            problem = _Problem(ctx.call, q, k, v, matrices, biases)
-            gradients = _Gradients(problem, ctx.needs_input_grad[5:])
-            for block in problem.blocks():
-                if block.keys:
-                    gradients.add(block, grad_output[block.batch, :, block.rows])
-                else:
-                    gradients.q[block.batch, :, block.rows] = 0
-            return gradients.of_inputs()
+
+def input_gradients(
+    call: BlockCall, tensors: BlockTensors, grad_output: Tensor, bias_needed: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, matrices (where there are any) and of those of the two biases that need one."""
+    with without_autocast(tensors.q):
+        problem = _Problem(call, tensors)
+        gradients = _Gradients(problem, bias_needed)
+        for block in problem.blocks():
+            if block.keys:
+                gradients.add(block, grad_output[block.batch, :, block.rows])
+            else:
+                gradients.q[block.batch, :, block.rows] = 0
+        return gradients.of_inputs()
 
 
 class _Problem:
     """The inputs of a call, cut into blocks; everything here is of linear size but for the buffers of one block."""
 
-    def __init__(
-        self, call: _Call, q: Tensor, k: Tensor, v: Tensor, matrices: Tensor | None, biases: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, call: BlockCall, tensors: BlockTensors) -> None:
+        q, k, v, matrices, score_bias, mask_bias, padding, additive = tensors
         self.call, self.q, self.k, self.v = call, q, k, v
         self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.batch, self.heads, self.queries, _ = q.shape
         self.groups, self.num_keys = k.shape[1:3]
-        self.offset = self.num_keys - self.queries if call.mask.causal else None
-        self.biases = [_Bias(bias) for bias in biases]
+        self.offset = self.num_keys - self.queries if call.causal else None
+        # Of the two only a mask hides where it is finite.
+        self.biases = [
+            None if score_bias is None else _Bias(score_bias, hides_from=float("-inf")),
+            None if mask_bias is None else _Bias(mask_bias, hides_from=hiding_value(mask_bias.dtype)),
+        ]
         if matrices is None:
             self.mixing = _Unmixed()
         else:
@@ -164,13 +211,12 @@ class _Problem:
         self._elements = (self.entries * scores + 3) // 4 * 4
         self._buffers: dict[str, Tensor] = {}
         # Hidden keys are 1 and times _HIDDEN added to scores: on the CPU 20 times as fast as filling under a bool mask.
-        padding, additive = call.mask.key_padding, call.mask.additive
         self._hidden = [] if padding is None else [padding[:, None, None, :].to(self.dtype)]
-        if additive is not None and additive.dtype == torch.bool:
+        if additive is not None:
             self._hidden.append(additive)
         self._triangle = torch.ones(self.rows, self.rows, dtype=self.dtype, device=q.device).triu()
-        # Dropout compares numbers of 16 bits: p is rounded to a multiple of 2⁻¹⁶.
-        self._threshold = round(call.dropout_p * 2**16)
+        # Dropout compares numbers of 16 bits: p is rounded to a multiple of 2⁻¹⁶ below 1.
+        self._threshold = min(round(call.dropout_p * 2**16), 2**16 - 1)
         self.dropout_scale = 1 / (1 - self._threshold / 2**16)
 
     def blocks(self) -> Iterator[_Block]:
@@ -228,7 +274,8 @@ class _Problem:
         scores = self.buffer("scores", entries, self.heads, rows, keys)
         self.product(self.queries_of(block), self.keys(block).transpose(1, 2), self.folded(scores), self.call.scale)
         for bias in self.biases:
-            bias.add_to(scores, block)
+            if bias is not None:
+                bias.add_to(scores, block)
         for hidden in self._hidden:
             scores.add_(_cut(hidden, block).to(self.dtype), alpha=_HIDDEN)
         if self.offset is not None:
@@ -237,7 +284,7 @@ class _Problem:
                 hidden = self._triangle[:rows, max(-first, 0) : keys - first]
                 scores[..., max(first, 0) :].add_(hidden, alpha=_HIDDEN)
         visible = None
-        if self._hidden or self.biases or (self.offset or 0) < 0:
+        if self._hidden or any(self.biases) or (self.offset or 0) < 0:
             visible = (scores.amax(dim=-1, keepdim=True) > _HIDDEN / 2).to(self.dtype)
         if self.call.activation == "softmax":
             weights, sigmoid = torch.softmax(scores, -1, out=scores), None
@@ -273,7 +320,7 @@ class _Gradients:
     def __init__(self, problem: _Problem, bias_needed: Sequence[bool]) -> None:
         self.problem = problem
         q, k, v = problem.q, problem.k, problem.v
-        self.q = _empty_heads(q, q.size(2), q.size(1), q.size(3))
+        self.q = empty_heads(q, q.size(2), q.size(1), q.size(3))
         # Transposed, since qᵀ ds is a faster product than dsᵀ q, and in tiles of keys, [tiles, B·G, D, _TILE]: several
         # threads share a product into contiguous memory better.
         self.tile = min(_TILE, problem.num_keys)
@@ -282,10 +329,10 @@ class _Gradients:
             torch.zeros(tiles, t.size(0) * t.size(1), t.size(3), self.tile, dtype=problem.dtype, device=t.device)
             for t in (k, v)
         )
-        self.biases = [bias for bias, needed in zip(problem.biases, bias_needed, strict=True) if needed]
+        pairs = zip(problem.biases, bias_needed, strict=True)
+        self.biases = [bias for bias, needed in pairs if bias is not None and needed]
         for bias in self.biases:
             bias.start_gradient(problem.dtype)
-        self.bias_needed = bias_needed
 
     def add(self, block: _Block, grad_output: Tensor) -> None:
         problem = self.problem
@@ -327,11 +374,8 @@ class _Gradients:
         problem = self.problem
         problem.release_buffers()  # before the copies, so that both never stand side by side
         k, v = (self._of_keys(total).to(t.dtype) for total, t in ((self.k, problem.k), (self.v, problem.v)))
-        biases = [
-            bias.gradient.to(bias.bias.dtype) if needed else None
-            for bias, needed in zip(problem.biases, self.bias_needed, strict=True)
-        ]
-        return None, self.q, k, v, problem.mixing.gradient, *biases
+        biases = [bias.gradient.to(bias.bias.dtype) if bias in self.biases else None for bias in problem.biases]
+        return self.q, k, v, problem.mixing.gradient, *biases
 
     def _of_keys(self, total: Tensor) -> Tensor:
         """The tiles as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
@@ -340,14 +384,18 @@ class _Gradients:
 
 
 class _Bias:
-    """A term of the scores, given as a tensor broadcastable to ``[B, H, T, S]`` and cut into blocks unexpanded."""
+    """A term of the scores, given as a tensor broadcastable to ``[B, H, T, S]`` and cut into blocks unexpanded.
 
-    def __init__(self, bias: Tensor) -> None:
-        self.bias = bias
+    It hides keys where it is ``hides_from`` or less.
+    """
+
+    def __init__(self, bias: Tensor, hides_from: float) -> None:
+        self.bias, self.hides_from = bias, hides_from
         self.gradient: Tensor | None = None
 
     def add_to(self, scores: Tensor, block: _Block) -> None:
-        scores.add_(_cut(self.bias, block)).clamp_(min=_HIDDEN)
+        part = _cut(self.bias, block)
+        scores.add_(torch.where(part <= self.hides_from, _HIDDEN, part.to(scores.dtype).clamp(min=_LEAST_BIAS)))
 
     def start_gradient(self, dtype: torch.dtype) -> None:
         self.gradient = torch.zeros_like(self.bias, dtype=dtype)
@@ -449,6 +497,6 @@ def _length(part: slice) -> int:
     return part.stop - part.start
 
 
-def _empty_heads(like: Tensor, queries: int, heads: int, dim: int) -> Tensor:
+def empty_heads(like: Tensor, queries: int, heads: int, dim: int) -> Tensor:
     """``[B, H, T, D]`` laid out as ``[T, B, H, D]``, the order in which a layer's output projection reads it."""
     return like.new_empty(queries, like.size(0), heads, dim).permute(1, 2, 0, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +18,9 @@ class AttentionMask:
     Args:
         causal: query t sees keys s ≤ t + S − T: the last query sees every key, as in cached decoding.
         key_padding: ``[B, S]`` bool, True at keys that nobody sees.
-        additive: added to the scores, broadcastable to ``[B, H, T, S]``, −inf where hidden; a bool tensor hides where
-            it is True.
+        additive: broadcastable to ``[B, H, T, S]``. Bool: hides where it is True. Float: added to the scores, and hides
+            where it is −inf or no more than half of the least number of its dtype (``torch.finfo(dtype).min / 2``), so
+            that masks filled with ``finfo.min`` hide too. Any other finite number (−1e8, −1e4) is added.
     """
 
     causal: bool = False
@@ -26,7 +28,7 @@ class AttentionMask:
     additive: Tensor | None = None
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """Where keys are hidden by causality or padding (or a bool mask): bool, broadcastable to ``[B, H, T, S]``."""
+        """Where keys are hidden, by any part: bool, broadcastable to ``[B, H, T, S]``."""
         hidden = None
         if self.causal:
             ones = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
@@ -34,8 +36,9 @@ class AttentionMask:
         if self.key_padding is not None:
             padding = self.key_padding[:, None, None, :]
             hidden = padding if hidden is None else hidden | padding
-        if self.additive is not None and self.additive.dtype == torch.bool:
-            hidden = self.additive if hidden is None else hidden | self.additive
+        if self.additive is not None:
+            additive = hides(self.additive)
+            hidden = additive if hidden is None else hidden | additive
         return hidden
 
     @property
@@ -51,10 +54,7 @@ class AttentionMask:
     def rows_with_keys(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
         """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
-            hidden, bias = self.hidden(num_queries, num_keys, device), self.bias
-            if bias is not None:
-                hidden = bias == float("-inf") if hidden is None else hidden | (bias == float("-inf"))
-            return ~hidden.all(dim=-1, keepdim=True)
+            return ~self.hidden(num_queries, num_keys, device).all(dim=-1, keepdim=True)
         if self.key_padding is None and not (self.causal and num_queries > num_keys):
             return True
         visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
@@ -69,9 +69,31 @@ class AttentionMask:
         q = inputs.q
         hidden, bias = self.hidden(q.size(2), inputs.k.size(2), q.device), self.bias
         if hidden is None:
-            return None if bias is None else bias.to(q.dtype)
-        base = q.new_zeros(()) if bias is None else bias.to(q.dtype)
+            return None
+        base = q.new_zeros(()) if bias is None else narrowed(bias, q.dtype)
         return torch.where(hidden, float("-inf"), base)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether operations are only looked at (by a compiler, an export, the meta device): then no number can be read."""
+    return torch.compiler.is_compiling() or tensor.is_meta
+
+
+def hiding_value(dtype: torch.dtype) -> float:
+    """A float mask of this dtype hides where it is this or less."""
+    return torch.finfo(dtype).min / 2
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Where a mask hides, by itself: a bool one where it is True, a float one from :func:`hiding_value` down."""
+    return mask if mask.dtype == torch.bool else mask <= hiding_value(mask.dtype)
+
+
+def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """``bias`` in ``dtype``: −inf stays, and what is finite stays finite."""
+    if torch.finfo(bias.dtype).min >= torch.finfo(dtype).min:
+        return bias.to(dtype)
+    return torch.where(bias == float("-inf"), bias, bias.clamp(min=hiding_value(dtype))).to(dtype)
 
 
 class HeadMixing(NamedTuple):
@@ -137,7 +159,12 @@ class AttentionInputs:
                 f"q, k, v of shapes {list(q.shape)}, {list(k.shape)}, {list(v.shape)}: "
                 "expected [B, H, T, D], [B, G, S, D], [B, G, S, Dv]"
             )
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
         batch, heads, queries, dim = q.shape
+        if heads < 1 or dim < 1:
+            raise ValueError(f"q of shape {list(q.shape)}: expected [B, H, T, D] with H and D of 1 or more")
         keys = k.size(2)
         if k.size(1) not in (1, heads) or k.shape != (batch, k.size(1), keys, dim):
             raise ValueError(
@@ -147,8 +174,9 @@ class AttentionInputs:
             raise ValueError(f"v of shape {list(v.shape)} does not fit k {list(k.shape)}")
         if self.activation not in activations:
             raise ValueError(f"activation={self.activation!r}: expected one of {', '.join(activations)}")
-        if not 0.0 <= self.dropout_p < 1.0:
-            raise ValueError(f"dropout_p={self.dropout_p}: expected 0 <= dropout_p < 1")
+        check_rate("dropout_p", self.dropout_p)
+        if not is_traced(q) and not (isinstance(self.scale, (int, float)) and math.isfinite(self.scale)):
+            raise ValueError(f"scale={self.scale!r}: expected a finite number")
         padding = self.mask.key_padding
         if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
             raise ValueError(
@@ -156,8 +184,13 @@ class AttentionInputs:
             )
         scores = (batch, heads, queries, keys)
         for name, tensor in (("mask.additive", self.mask.additive), ("score_bias", self.score_bias)):
-            if tensor is not None and not _broadcasts(tensor, scores):
+            if tensor is None:
+                continue
+            if not _broadcasts(tensor, scores):
                 raise ValueError(f"{name} of shape {list(tensor.shape)} does not broadcast to scores {list(scores)}")
+            if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
+                kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
+                raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
         if self.mixing is not None:
             self._check_mixing(self.mixing)
 
@@ -177,6 +210,16 @@ class AttentionInputs:
             raise ValueError(
                 f"position-wise mixing (mixing.query_weight) needs mixing_query {list(self.q.shape)}: got {given}"
             )
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Refuse what is no rate of dropout.
+
+    Raises:
+        ValueError: with the argument's name.
+    """
+    if not isinstance(rate, (int, float)) or not 0.0 <= rate < 1.0:
+        raise ValueError(f"{name}={rate!r}: expected a number with 0 <= {name} < 1")
 
 
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask
+from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, narrowed
 
 
 def refusal(inputs: AttentionInputs) -> str | None:
@@ -26,7 +26,7 @@ def compute(inputs: AttentionInputs) -> tuple[Tensor, None]:
         mask = AttentionMask(False, mask.key_padding, mask.additive)
     dense = mask.dense(inputs)
     if inputs.score_bias is not None:
-        bias = inputs.score_bias.to(q.dtype)
+        bias = narrowed(inputs.score_bias, q.dtype)
         dense = bias if dense is None else dense + bias
     if dense is not None:
         dense = dense.expand(*q.shape[:3], k.size(2))

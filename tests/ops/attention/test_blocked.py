@@ -131,14 +131,6 @@ def test_compiled_code_around_it_gives_the_same(device):
     torch.testing.assert_close(found, wanted)
 
 
-def test_a_second_derivative_is_refused(device):
-    built = problem(5, device, mixing="static")
-    heads, _ = attention(**built, backend="blocked")
-    (gradient,) = torch.autograd.grad(heads.pow(2).sum(), [built["q"]], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
-
-
 def test_the_gradient_of_a_bias_has_its_shape(device):
     for shape in [(1, HEADS, 1, 90), (90, 1), (1, 1, 1, 1), (1, HEADS, 90, 90)]:
         bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()

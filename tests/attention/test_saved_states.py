@@ -1,0 +1,64 @@
+"""A state without mixing goes on in a layer that mixes; one that lost its mixing is refused."""
+
+import pytest
+import torch
+
+from fairseq_lowrank.attention import build_attention
+
+LEARNED = {
+    "mixhead-a": ["mixing.weight"],
+    "gain": ["mixing.weight"],
+    "mixhead-b": ["mixing.weight", "mixing.query_weight"],
+}
+FIXED = {"mixhead-random": ["mixing.weight"], "avghead": ["mixing.weight"]}
+
+
+def trained(preset):
+    layer = build_attention(preset, 12, 3)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer.state_dict()
+
+
+@pytest.mark.parametrize("preset", LEARNED)
+def test_a_state_saved_without_mixing_gets_the_identity(preset):
+    layer, state = build_attention(preset, 12, 3), trained("mha")
+    start = {name: tensor.clone() for name, tensor in layer.mixing.state_dict(prefix="mixing.").items()}
+    layer.load_state_dict(state)
+    loaded = layer.state_dict()
+    assert not start.keys() & state.keys()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in {**state, **start}.items())
+
+
+@pytest.mark.parametrize(
+    ("preset", "lost"),
+    [
+        *((preset, names) for preset, names in {**LEARNED, **FIXED}.items()),
+        ("mixhead-b", ["mixing.weight"]),
+        ("mixhead-b", ["mixing.query_weight"]),
+    ],
+)
+def test_a_state_that_lost_its_mixing_is_refused(preset, lost):
+    state = trained(preset)
+    for name in lost:
+        del state[name]
+    with pytest.raises(RuntimeError, match=f'Missing key.*"{lost[0]}"'):
+        build_attention(preset, 12, 3).load_state_dict(state)
+    missing, _ = build_attention(preset, 12, 3).load_state_dict(state, strict=False)
+    assert sorted(missing) == sorted(lost)
+
+
+@pytest.mark.parametrize("preset", [*LEARNED, *FIXED])
+def test_a_state_of_other_code_may_lack_all_of_the_mixing(preset):
+    layer = build_attention(preset, 12, 3)
+    start = layer.mixing.weight.clone()
+    layer.load_state_dict(dict(trained("mha")))  # a dictionary has no metadata
+    assert torch.equal(layer.mixing.weight, start)
+
+
+@pytest.mark.parametrize("lost", LEARNED["mixhead-b"])
+def test_a_state_of_other_code_may_not_lack_some_of_the_mixing(lost):
+    state = dict(trained("mixhead-b"))
+    del state[lost]
+    with pytest.raises(RuntimeError, match=f'Missing key.*"{lost}"'):
+        build_attention("mixhead-b", 12, 3).load_state_dict(state)

@@ -1,0 +1,144 @@
+"""Layers under whatever looks at operations without running them: compilers, exports, the meta device, TorchScript."""
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+
+LENGTH, BATCH, SIZE = 70, 2, 8
+
+
+class Causal(nn.Module):
+    """A causal self-attention layer with padding."""
+
+    def __init__(self, preset, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = build_attention(preset, SIZE, 2, self_attention=True, head_dim=4, **options)
+        for parameter in self.layer.parameters():
+            nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, x, padding):
+        return self.layer(x, x, x, attn_mask=CAUSAL, key_padding_mask=padding, need_weights=False)[0]
+
+
+def inputs(length=LENGTH):
+    x = torch.randn(length, BATCH, SIZE, generator=torch.Generator().manual_seed(length), requires_grad=True)
+    padding = torch.zeros(BATCH, length, dtype=torch.bool)
+    padding[0, :3] = True
+    return x, padding
+
+
+def gradients(output, x, model):
+    leaves = [x, *model.parameters()]
+    return torch.autograd.grad(output.pow(2).sum(), leaves, allow_unused=True, materialize_grads=True)
+
+
+def compiled(function, **options):
+    torch.compiler.reset()
+    # AOT autograd without code generation: what is tested is what our operators tell it
+    return torch.compile(function, backend="aot_eager", fullgraph=True, **options)
+
+
+@pytest.mark.parametrize(("preset", "lengths"), [*((name, [LENGTH]) for name in PRESETS), ("mixhead-b", [LENGTH, 141])])
+def test_a_layer_compiles_as_one_graph(preset, lengths):
+    model = Causal(preset)
+    run = compiled(model, dynamic=len(lengths) > 1)
+    for length in lengths:
+        x, padding = inputs(length)
+        expected, found = model(x, padding), run(x, padding)
+        torch.testing.assert_close(found, expected)
+        for one, other in zip(gradients(found, x, model), gradients(expected, x, model), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_compiles_and_differs_from_call_to_call():
+    model = Causal("mixhead-b", dropout=0.5).train()
+    run, (x, padding) = compiled(model), inputs()
+    first, second = run(x, padding), run(x, padding)
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    one = run(x, padding)
+    torch.manual_seed(3)
+    assert torch.equal(one, run(x, padding))
+    # the backward pass draws what the forward pass drew: of the values the output is a linear function
+    gradient = torch.autograd.grad(one.sum(), [model.layer.v_proj.bias])[0]
+    model.layer.v_proj.bias.data += 1
+    torch.manual_seed(3)
+    torch.testing.assert_close((run(x, padding) - one).sum(), gradient.sum(), rtol=1e-3, atol=1e-3)
+
+
+def test_biases_and_masks_compile():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, LENGTH, 4, generator=generator).requires_grad_() for _ in range(3))
+    bias, mask = (torch.randn(LENGTH, LENGTH, generator=generator).requires_grad_() for _ in range(2))
+    weight, hidden = torch.randn(2, 2, generator=generator).requires_grad_(), torch.rand(LENGTH, LENGTH) < 0.2
+
+    def run(q, k, v, weight, bias, additive):
+        options = {"mixing": HeadMixing(weight), "score_bias": bias, "activation": "sigsoftmax", "backend": "blocked"}
+        return attention(q, k, v, mask=AttentionMask(True, None, additive), **options)[0]
+
+    traced = compiled(run)
+    for additive in (mask, hidden):
+        leaves = [tensor for tensor in (q, k, v, weight, bias, additive) if tensor.requires_grad]
+        found, expected = (function(q, k, v, weight, bias, additive) for function in (traced, run))
+        torch.testing.assert_close(found, expected)
+        pairs = (torch.autograd.grad(heads.pow(2).sum(), leaves) for heads in (found, expected))
+        for one, other in zip(*pairs, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_layer_is_exported_for_all_lengths(preset):
+    model = Causal(preset).eval()
+    x, padding = inputs()
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(model, (x.detach(), padding), dynamic_shapes=({0: length}, {1: length}))
+    for other in (2, 5, LENGTH, 150):
+        x, padding = inputs(other)
+        torch.testing.assert_close(program.module()(x, padding), model(x, padding))
+
+
+def test_an_exported_layer_refuses_second_derivatives():
+    model, (x, padding) = Causal("mixhead-a").eval(), inputs()
+    run = torch.export.export(model, (x.detach(), padding)).module()
+    (gradient,) = torch.autograd.grad(run(x, padding).pow(2).sum(), [x], create_graph=True)
+    with pytest.raises(NotImplementedError, match='choose backend="reference"'):
+        torch.autograd.grad(gradient.sum() + x.sum(), [x])
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "sigsoftmax"}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_shapes_come_out_on_the_meta_device(preset, options):
+    model = Causal(preset, **options).to("meta").train()
+    x, padding = (tensor.detach().to("meta") for tensor in inputs())
+    output = model(x.requires_grad_(), padding)
+    assert output.is_meta and output.shape == x.shape
+    output.sum().backward()
+    assert x.grad.shape == x.shape
+
+
+def test_the_operator_obeys_the_rules_of_torch():
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[0, :2] = True
+    tensors = (normal(2, 3, 5, 4), normal(2, 1, 6, 4), normal(2, 1, 6, 2), normal(2, 5, 3, 3), None, normal(5, 6))
+    torch.library.opcheck(
+        torch.ops.fairseq_lowrank.blocked_attention.default,
+        (*tensors, padding, None, None, True, "sigsoftmax", 0.5, 0.0),
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_is_refused_in_a_line():
+    model, example = Causal("mixhead-a").eval(), inputs()
+    with pytest.raises(NotImplementedError, match="not available in TorchScript: use"):
+        torch.jit.script(model)
+    with pytest.raises(NotImplementedError, match="not available in TorchScript: use"):
+        torch.jit.trace(model, (example[0].detach(), example[1]))

@@ -1,0 +1,45 @@
+"""A package that is not installed is named with the extra that brings it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_lowrank import cli
+
+SETUP = Path(__file__).resolve().parents[2] / "setup.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (["average", "a.pt", "b.pt", "--output", "c.pt"], "tqdm", "analysis"),
+        (["representation", "--length", "4", "--steps", "1", "--output", "out"], "matplotlib", "analysis"),
+        (["average", "a.pt", "b.pt", "--output", "c.pt"], "fairseq", "fairseq"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_misses(command, package, extra, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package or name == "fairseq_lowrank.analysis.pictures":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("fairseq_lowrank.analysis.pictures", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    assert cli.main(command) == 2
+    message = f"{command[0]}: error: {package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
+    assert capsys.readouterr().err.splitlines()[-1] == f"fairseq-lowrank {message}"
+
+
+def test_another_missing_module_is_named_without_an_extra():
+    assert cli.missing(ModuleNotFoundError("No module named 'x'", name="x")) == "No module named 'x'"
+
+
+def test_the_extras_are_those_of_setup_py():
+    declared = {
+        extra: set(re.findall(r'"([a-z0-9-]+)', packages))
+        for extra, packages in re.findall(r'^        "(\w+)": \[(.+)\],$', SETUP.read_text(), re.M)
+    }
+    for extra in ("translation", "analysis"):
+        assert declared[extra] == {module.replace("_", "-") for module in cli.EXTRAS[extra]}
+    assert "fairseq" in declared

@@ -1,0 +1,113 @@
+"""Published archives: unpacked whole or not at all, and refused in one line where they are damaged or made to harm."""
+
+import gzip
+import io
+import tarfile
+import zipfile
+
+import pytest
+
+from fairseq_lowrank.data import corpora
+from fairseq_lowrank.data.fetch import unpack
+from fairseq_lowrank.data.text import read_lines
+
+
+def make_zip(path, members, compression=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+    return path
+
+
+def make_tgz(path, members, sizes=()):
+    with tarfile.open(path, "w:gz") as file:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+    return path
+
+
+MAKE = {"corpus.zip": make_zip, "corpus.tgz": make_tgz}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_an_archive_is_unpacked_as_it_is(tmp_path, name):
+    archive = MAKE[name](tmp_path / name, {"one.txt": b"a\n", "folder/two.txt": b"b\n" * 100_000})
+    unpack(archive, tmp_path / "unpacked")
+    assert (tmp_path / "unpacked" / "one.txt").read_bytes() == b"a\n"
+    assert (tmp_path / "unpacked" / "folder" / "two.txt").stat().st_size == 200_000
+
+
+def refuse(archive, reason):
+    folder = archive.parent / "in" / "unpacked"
+    with pytest.raises(ValueError, match=reason) as refused:
+        unpack(archive, folder)
+    assert str(refused.value).startswith(str(archive))
+    assert "\n" not in str(refused.value)
+    assert list(folder.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("damage", ["cut", "other", "empty", "bit"])
+def test_a_damaged_archive_is_refused_and_leaves_nothing(tmp_path, name, damage):
+    noise = bytes(range(256)) * 8
+    archive = MAKE[name](tmp_path / name, {"one.txt": noise[::-1], "two.txt": noise})
+    data = archive.read_bytes()
+    flipped = bytearray(data)
+    flipped[len(data) // 3] ^= 16
+    archive.write_bytes(
+        {"cut": data[: len(data) // 2], "other": b"<html>", "empty": b"", "bit": bytes(flipped)}[damage]
+    )
+    refuse(archive, "cannot be unpacked, it is damaged or another kind of file")
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("member", ["../out.txt", "folder/../../out.txt"])
+def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name, member):
+    archive = MAKE[name](tmp_path / name, {"one.txt": b"a", member: b"b"})
+    refuse(archive, "outside")
+    assert not list(tmp_path.rglob("out.txt"))
+
+
+def test_a_zip_archive_of_absolute_names_is_refused(tmp_path):
+    refuse(make_zip(tmp_path / "corpus.zip", {str(tmp_path / "out.txt"): b"a"}), "outside of it")
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path, name):
+    archive = MAKE[name](tmp_path / name, {"one.txt": b"a", "large.txt": bytes(20 * 2**20)})
+    refuse(archive, r"bytes would become 20,971,521")
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "bit", "empty"])
+def test_a_damaged_gzip_file_is_named(tmp_path, damage):
+    data = gzip.compress(bytes(range(128)) * 50 + b"\n")
+    flipped = bytearray(data)
+    flipped[len(data) - 6] ^= 1
+    path = tmp_path / "train.de.gz"
+    path.write_bytes({"cut": data[:60], "other": b"text", "bit": bytes(flipped), "empty": b"\x1f\x8b"}[damage])
+    with pytest.raises(ValueError, match=f"^{path} is damaged, cut short or no gzip file: "):
+        list(read_lines(path))
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    path = tmp_path / "train.de"
+    path.write_bytes("Grüße\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=f"^{path} is not UTF-8 text"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_preparation_ends_in_one_line_for_a_damaged_file(tmp_path, capsys, workers):
+    for name in corpora.MULTI30K:
+        (tmp_path / name).write_bytes(gzip.compress(b"ein Satz\n" * 50)[:-9])
+    output = tmp_path / "out"
+    arguments = ["multi30k", "--data", str(tmp_path), "--output", str(output), "--workers", str(workers)]
+    assert corpora.main(arguments) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith(f"prepare_multi30k.sh: error: {tmp_path}/train.de.gz is damaged")
+    )
+    assert [path for path in output.rglob("*") if path.is_file()] == []
