@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
-
-from fairseq_lowrank.analysis.architecture import place
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
@@ -55,6 +55,14 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
             matrix = entry["matrix"] if mean is None else mean
             entry |= {"matrix": matrix.tolist(), **mixing_measures(matrix)}
     return list(layers.values())
+
+
+def place(name: str) -> tuple[str, int]:
+    """(site, layer) of an attention layer of a state dict, by its name in fairseq's models."""
+    layer = int(re.search(r"\.(\d+)\.", name)[1])
+    if name.endswith("encoder_attn"):
+        return "cross", layer
+    return ("encoder" if name.startswith("encoder.") else "decoder"), layer
 
 
 def draw_mixing(layers: list[dict]):
