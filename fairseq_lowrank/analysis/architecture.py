@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
     FairseqDecoder,
     FairseqEncoderModel,
     FairseqLanguageModel,
@@ -119,6 +122,20 @@ def offers_attention(architecture: str) -> bool:
 def model_name(args: Namespace) -> str:
     """The registered model (not the architecture) that arguments belong to."""
     return ARCH_MODEL_NAME_REGISTRY.get(args.arch, args.arch)
+
+
+def our_arguments(args: Namespace) -> Namespace | None:
+    """The same arguments for the architecture of ours that has them all, None where there is none."""
+    args = copy(args)
+    if not model_name(args).startswith("lowrank_"):
+        ours = f"lowrank_{model_name(args)}"
+        if ours not in MODEL_REGISTRY:
+            return None
+        args.arch = ours
+        for one in fields(MODEL_DATACLASS_REGISTRY[ours]) if ours in MODEL_DATACLASS_REGISTRY else ():
+            if not hasattr(args, one.name):
+                setattr(args, one.name, one.default)
+    return args
 
 
 def _default_task(architecture: str) -> str:

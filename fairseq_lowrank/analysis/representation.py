@@ -235,7 +235,7 @@ def draw(fits: list[Fit], n: int, heads: int):
         xlabel="head size d_k",
         ylabel="relative error ‖P̂ − P‖ / ‖P‖",
         yscale="log",
-        title=f"Random row-stochastic {n}×{n} matrices",
+        title=f"Random row-stochastic n×n matrices, n = {n}, h = {heads}",
     )
     axes.legend(fontsize=8)
     return figure

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from torch import nn
 
-from fairseq_lowrank.analysis.architecture import build, model_name
+from fairseq_lowrank.analysis.architecture import build, our_arguments
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.models.options import AttentionOptions
@@ -20,14 +19,9 @@ class Variants:
 
     def __init__(self, args: Namespace, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.args = copy(args)
-        ours = f"lowrank_{model_name(args)}"
-        if ours in MODEL_REGISTRY:
-            self.args.arch = ours
-            for one in fields(MODEL_DATACLASS_REGISTRY[ours]) if ours in MODEL_DATACLASS_REGISTRY else ():
-                if not hasattr(self.args, one.name):
-                    setattr(self.args, one.name, one.default)
-        self.possible = model_name(self.args).startswith("lowrank_")
+        ours = our_arguments(args)
+        self.possible = ours is not None
+        self.args = ours or args
         self.total = count(build(self.args, vocab_size))["total"]
 
     def cost(self, *, vocab_size: int | None = None, **changes: object) -> int | None:

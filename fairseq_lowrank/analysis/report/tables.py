@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from importlib import resources
 
 from fairseq_lowrank.analysis.report.comparison import family, short_count
@@ -120,10 +121,11 @@ def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that stays text in a Markdown table."""
-    for mark, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("\n", " ")):
-        text = text.replace(mark, safe)
-    return text
+    """Text that stays text in a Markdown table: no HTML, link, image, formatting or control character of its own."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text)
+    text = re.sub(r"[\\`*\[\]|~$]", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    # addresses become links by themselves
+    return re.sub(r"(?i)\bwww\.", "www&#46;", text.replace("://", "&#58;//"))
 
 
 def as_html(tables: list[dict], figures: dict) -> str:
