@@ -73,8 +73,21 @@ def run(args) -> None:
         "vocab_size": vocab_size,
         "lengths": stats,
         "findings": [finding.as_dict() for finding in findings],
+        "remedies_need": remedies_need(model_args, findings),
     }
     _output.show(args, result, as_text(result))
+
+
+def remedies_need(model_args, findings) -> dict | None:
+    """The architecture and plugin whose flags the remedies are, None where they are fairseq's own."""
+    from fairseq_lowrank.analysis.advice.remedies import architecture_for
+    from fairseq_lowrank.cli import user_dir
+    from fairseq_lowrank.models.options import FLAGS
+
+    ours = {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--embed-rank"}
+    if not any(ours & set(change.split()) for finding in findings for change, _ in finding.changes):
+        return None
+    return {"architecture": architecture_for(model_args), "user_dir": str(user_dir.folder())}
 
 
 def from_flags(args):
@@ -129,4 +142,6 @@ def as_text(result: dict) -> str:
             cost = "" if change["parameters"] is None else f": {change['parameters']:+,} parameters"
             lines.append(f"  → {change['change']}{cost}")
         lines.append(f"  Source: {finding['source']}.")
+    if need := result["remedies_need"]:
+        lines += ["", f"These flags go with --user-dir {need['user_dir']} --arch {need['architecture']}"]
     return "\n".join(lines)

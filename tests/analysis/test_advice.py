@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.analysis.advice import checks
+from fairseq_lowrank.analysis.advice import checks, remedies
 from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
 from fairseq_lowrank.analysis.architecture import build, parse
 from fairseq_lowrank.analysis.parameters import count
@@ -62,18 +62,18 @@ def test_one_remedy_serves_all_sites_that_want_it():
 
 
 def test_remedies_leave_what_was_chosen_as_it_is():
-    def remedies(flags, site="encoder", architecture=TRANSLATION, lengths=LONG):
+    def remedies_of(flags, site="encoder", architecture=TRANSLATION, lengths=LONG):
         return changes(one(findings(architecture, flags, lengths=lengths), "head size", site=site))
 
     text = {"text": numpy.array([200])}
-    mixed = remedies(["--attention", "mhe-mul"])
+    mixed = remedies_of(["--attention", "mhe-mul"])
     assert mixed["--head-mixing static"] == 18 * 4 * 4 and not any("mixhead" in change for change in mixed)
-    assert "--head-mixing static" in remedies(["--head-mixing", "none"], "decoder", LM, text)
+    assert "--head-mixing static" in remedies_of(["--head-mixing", "none"], "decoder", LM, text)
     # a third kind of attention beside mixhead-b and plain mha is not to be had, mixhead-b everywhere is
     flags = ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"]
-    kept = [change for change in remedies(flags) if "fewer heads" not in change]
+    kept = [change for change in remedies_of(flags) if "fewer heads" not in change]
     assert kept == ["--attention-sites encoder,decoder,cross"]
-    assert remedies(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
+    assert remedies_of(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
 
 
 def test_a_remedy_for_all_sites_takes_no_head_size_from_those_that_want_none():
@@ -311,3 +311,37 @@ def test_bad_input_gets_one_line(arguments, message, capsys):
     assert cli.main(["advise", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_gain_for_each_head_is_told_to_lift_nothing():
+    found = findings(LM, ["--attention", "gain"], lengths={"text": numpy.array([300])})
+    size = one(found, "head size")
+    assert "heads are mixed" not in size.text and "--head-mixing static" in changes(size)
+    assert "lifts no rank" in one(found, "composition").text
+
+
+@pytest.mark.parametrize(
+    "architecture, wanted",
+    [
+        ("transformer_iwslt_de_en", "lowrank_transformer_iwslt_de_en"),
+        ("transformer_lm_baevski_wiki103", "lowrank_transformer_lm_wiki103"),
+        ("transformer_vaswani_wmt_en_fr_big", "lowrank_transformer and the sizes of transformer_vaswani_wmt_en_fr_big"),
+        (LM, LM),
+        ("roberta_base", None),
+    ],
+)
+def test_the_architecture_that_has_the_remedies_is_named(architecture, wanted):
+    assert remedies.architecture_for(parse(architecture)) == wanted
+
+
+def test_the_command_names_what_its_remedies_need_and_no_bleu_for_language_models(capsys):
+    flags = ["--vocab-size", "1000", "--length", "300"]
+    assert cli.main(["advise", "--arch", "transformer_lm", *flags]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].endswith("fairseq_lowrank --arch lowrank_transformer_lm") and "--user-dir /" in text
+    assert "--attention mhe-mul" in text and "BLEU" not in text
+    assert cli.main(["advise", "--arch", "transformer", *flags]) == 0
+    assert "% of the BLEU score" in capsys.readouterr().out
+    assert cli.main(["advise", "--arch", "roberta_base", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "--user-dir" not in text and "--attention" not in text and "BLEU" not in text

@@ -53,6 +53,9 @@ def converted(made, mixing):
         ("static", "positionwise"),
         ("random", "static"),
         ("average", "positionwise"),
+        ("none", "diagonal"),
+        ("diagonal", "static"),
+        ("diagonal", "positionwise"),
     ],
 )
 def test_a_richer_mixing_gives_the_same_outputs(projection, activation, before, after):
@@ -69,10 +72,13 @@ def test_any_mixing_over_one_value_folds_into_the_output_projection(projection, 
 
 
 @pytest.mark.parametrize("projection", ["independent", "shared-kv", "el", "head-embedding-add", "head-embedding-mul"])
-def test_diagonal_mixing_folds_whatever_the_projection(projection):
-    made = layer(AttentionSpec(projection=projection, mixing="static"))
-    with torch.no_grad():
-        made.mixing.weight.mul_(torch.eye(HEADS))
+@pytest.mark.parametrize("before", ["static", "diagonal"])
+def test_diagonal_mixing_folds_whatever_the_projection(projection, before):
+    made = layer(AttentionSpec(projection=projection, mixing=before))
+    if before == "static":
+        with torch.no_grad():
+            made.mixing.weight.mul_(torch.eye(HEADS))
+        torch.testing.assert_close(outputs(converted(made, "diagonal")), outputs(made), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(outputs(converted(made, "none")), outputs(made), rtol=1e-12, atol=1e-12)
 
 
@@ -100,6 +106,7 @@ def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
         ("head-embedding-add", "static", "none", "values of their own"),
         ("single", "positionwise", "none", "depends on the query"),
         ("independent", "static", "average", "average mixing is fixed"),
+        ("multi-query", "static", "diagonal", "entries off the diagonal"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(projection, before, after, message):
@@ -141,9 +148,9 @@ def same_outputs(first, second):
 OURS = dict.fromkeys(("arch", "_name"), "lowrank_transformer_iwslt_de_en")
 
 
-def test_translation_goes_from_stock_over_gain_free_mixing_to_mixhead_b(trained, tmp_path, capsys):
+def test_a_stock_translation_model_gets_richer_mixing_step_by_step(trained, tmp_path, capsys):
     source = trained("stock")
-    for name in ("mixhead-a", "mixhead-b"):
+    for name in ("gain", "mixhead-a", "mixhead-b"):
         target = tmp_path / f"{name}.pt"
         assert cli.main(["convert", str(source), "--attention", name, "--output", str(target)]) == 0
         printed = capsys.readouterr().out

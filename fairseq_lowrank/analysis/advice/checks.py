@@ -13,7 +13,7 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.analysis.advice.lengths import describe_lengths, lengths_by_site
-from fairseq_lowrank.analysis.advice.remedies import Variants, spec_of, wider_heads
+from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, spec_of, wider_heads
 from fairseq_lowrank.analysis.architecture import attention_layers, build, stacks
 from fairseq_lowrank.analysis.report.papers import load_papers
 
@@ -123,7 +123,7 @@ def _head_size_at(site: str, facts: Facts, changes: list[tuple[str, int | None]]
     text = f"{about} Above d_k + 1 there are attention matrices that no head of this size can produce. "
     if spec.projection == "single":
         text += "All heads share one matrix here, so mixing them lifts nothing."
-    elif spec.mixing != "none":
+    elif spec.mixing not in LIFTS_NOTHING:
         text += f"Its {heads} heads are mixed, which lifts the rank of what they produce."
     else:
         text += evidence
@@ -286,6 +286,11 @@ def composition(facts: Facts) -> Iterator[Finding]:
                 f"{site} attention: averaged heads share one attention matrix, so h heads are one with more parameters."
             )
             yield Finding("composition", NOTE, text, f"{MIXHEAD}, §4.4.2, table 7", numbers)
+        elif spec.mixing == "diagonal":
+            text = f"{site} attention: a gain for each head is a scale that the output projection could hold: it lifts no rank."
+            yield Finding(
+                "composition", NOTE, text, "the formulas: Σ_i w_i P_i V_i W_i = Σ_i P_i V_i (w_i W_i)", numbers
+            )
 
 
 def cost(facts: Facts) -> Iterator[Finding]:
@@ -296,15 +301,24 @@ def cost(facts: Facts) -> Iterator[Finding]:
     saved = variants.cost(attention="mhe-mul")
     if saved is None or saved >= 0:
         return
-    rows = facts.papers["mhe"]["tables"]["wmt14"]["rows"]
-    kept = [row["prr"]["bleu"] for row in rows if "prr" in row]
+    kept, source = _score_kept(facts)
     text = (
         f"Attention could be cheaper: head embeddings over one shared projection would save {-saved:,} of "
-        f"{variants.total:,} parameters; on WMT'14 such models kept {min(kept)} to {max(kept)} % of the BLEU score."
+        f"{variants.total:,} parameters; {kept}."
     )
-    yield Finding(
-        "cost", NOTE, text, "MHE poster, WMT'14 table", {"total": variants.total}, [("--attention mhe-mul", saved)]
-    )
+    yield Finding("cost", NOTE, text, source, {"total": variants.total}, [("--attention mhe-mul", saved)])
+
+
+def _score_kept(facts: Facts) -> tuple[str, str]:
+    """What models with head embeddings kept of their score where the poster measured the like, and where it says so."""
+    if set(facts.sites) == {"decoder"}:
+        return "what that does to a language model the poster did not measure", "MHE poster"
+    name, task = ("wmt14", "WMT'14") if "cross" in facts.sites else ("encoder", "GLUE, SuperGLUE and SQuAD")
+    metrics = "the BLEU score" if name == "wmt14" else "the scores"
+    rows = facts.papers["mhe"]["tables"][name]["rows"]
+    kept = [share for row in rows if "mhe" in row["row"] for share in row.get("prr", {}).values()]
+    table = "WMT'14 table" if name == "wmt14" else "table of encoders"
+    return f"on {task} such models kept {min(kept)} to {max(kept)} % of {metrics}", f"MHE poster, {table}"
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (

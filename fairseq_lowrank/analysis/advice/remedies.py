@@ -6,12 +6,29 @@ from argparse import Namespace
 from copy import copy
 from dataclasses import replace
 
+from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 
 from fairseq_lowrank.analysis.architecture import build, our_arguments
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.models.options import AttentionOptions
+
+# A scale for each head mixes none with another.
+LIFTS_NOTHING = ("none", "diagonal")
+
+
+def architecture_for(args: Namespace) -> str | None:
+    """The architecture that has the attention flags and these arguments' sizes, None where none has them.
+
+    Where stock fairseq's has a name that ours has not, it is our model's, which wants its sizes as flags.
+    """
+    if (ours := our_arguments(args)) is None:
+        return None
+    if args.arch.startswith("lowrank_"):
+        return args.arch
+    names = (f"lowrank_{args.arch}", f"lowrank_{args.arch.replace('_baevski', '')}")
+    return next((name for name in names if name in ARCH_MODEL_REGISTRY), f"{ours.arch} and the sizes of {args.arch}")
 
 
 class Variants:
@@ -55,9 +72,9 @@ class Variants:
         same = [each for each in sites if now[each] == now[site]]
         needy = [each for each in same if each in wanted]
         goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
-        if now[site].mixing == "none" and now[site].projection != "single":
+        if now[site].mixing in LIFTS_NOTHING and now[site].projection != "single":
             goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
-        mixes = options.spec.mixing != "none" and options.spec.projection != "single"
+        mixes = options.spec.mixing not in LIFTS_NOTHING and options.spec.projection != "single"
         if options.spec not in (now[site], *goals) and (mixes or (options.spec.head_dim or 0) > sites[site].head_dim):
             goals.append(options.spec)
         found = []
