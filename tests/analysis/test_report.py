@@ -5,7 +5,7 @@ import pytest
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.report import comparison, papers
 from fairseq_lowrank.analysis.report.curves import with_logs
-from fairseq_lowrank.analysis.report.tables import as_html, as_markdown, columns
+from fairseq_lowrank.analysis.report.tables import as_html, as_markdown, columns, escape
 
 PAPERS = papers.load_papers()
 ARCHITECTURE = "lowrank_transformer_iwslt_de_en"
@@ -285,6 +285,33 @@ def test_markdown_and_html_show_hostile_names_as_text():
     row = next(text for text in markdown.splitlines() if "alert" in text)
     header = next(text for text in markdown.splitlines() if text.startswith("|"))
     assert row.replace("\\|", "").count("|") == header.count("|")
+
+
+@pytest.mark.parametrize(
+    "name, kept",
+    [
+        ("[text](javascript:1)", "\\[text\\](javascript:1)"),
+        ("![x](http://a.invalid)", "!\\[x\\](http&#58;//a.invalid)"),
+        ("see https://a.invalid", "see https&#58;//a.invalid"),
+        ("WWW.a.invalid", "www&#46;a.invalid"),
+        ("`code` *bold* ~no~", "\\`code\\` \\*bold\\* \\~no\\~"),
+        ("a\\|b", "a\\\\\\|b"),
+        ("\x1b[31mred\u202e", " \\[31mred "),
+        ("test_2016_flickr, h32-mixhead-a", "test_2016_flickr, h32-mixhead-a"),
+    ],
+)
+def test_markdown_keeps_names_as_text(name, kept):
+    assert escape(name) == kept
+
+
+def test_rows_stand_as_recipes_declare_them_whichever_run_ended_first():
+    names = ["stock", "mha", "mixhead-b", "mha-h32", "mqa", "mixhead-b-h32", "mqa-h32", "mixhead-a"]
+    rows = only([line(name, 30.0, paper="own", table="any") for name in names])
+    assert list(rows) == ["stock", "mha", "mixhead-b", "mqa", "mixhead-a", "mha-h32", "mixhead-b-h32", "mqa-h32"]
+
+
+def test_flags_with_an_open_quotation_are_read_as_words():
+    assert comparison.flags_of({"flags": "--arch x --note 'open"}) == [("arch", "x"), ("note", "'open")]
 
 
 def test_the_command_writes_markdown_html_and_curves(tmp_path, capsys):

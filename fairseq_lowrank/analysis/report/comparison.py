@@ -7,6 +7,7 @@ evaluation and compare only within themselves, and a run at another scale than t
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import statistics
 from collections.abc import Iterable
@@ -65,7 +66,12 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
 def flags_of(line: dict) -> list[tuple[str, str]]:
     """fairseq-train's flags, name without dashes and value, in their order; of a flag given twice the last counts."""
     words = line["flags"]
-    words = shlex.split(words) if isinstance(words, str) else [str(word) for word in words]
+    if isinstance(words, str):
+        try:
+            words = shlex.split(words)
+        except ValueError:  # a quotation that does not end
+            words = words.split()
+    words = [str(word) for word in words]
     found = []
     for word, following in itertools.zip_longest(words, words[1:], fillvalue="--"):
         if word.startswith("--"):
@@ -214,7 +220,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         found = by_row.pop(canonical_row(known["row"]), None)
         rows.append({"row": known["row"], "label": known["label"], "published": known})
         rows[-1]["ours"] = collect(found, known) if found else None
-    for found in by_row.values():
+    for found in in_order(by_row):
         name = found[-1]["row"]
         rows.append({"row": name, "label": name, "published": None, "ours": collect(found, None)})
     add_ratios(rows)
@@ -233,6 +239,23 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         "notes": notes,
         "rows": rows,
     }
+
+
+def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
+    """Rows as recipes declare them, whichever run ended first: sizes together, methods in the same order at every size.
+
+    Sizes (words such as h32) and methods (the other words) stand in the order in which the lines first name them.
+    """
+    parts = {row: size_and_method(row) for row in by_row}
+    sizes, methods = (list(dict.fromkeys(part[index] for part in parts.values())) for index in (0, 1))
+    order = sorted(by_row, key=lambda row: (sizes.index(parts[row][0]), methods.index(parts[row][1])))
+    return [by_row[row] for row in order]
+
+
+def size_and_method(row: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of a row's name that are a letter and a number, and the others."""
+    sizes = tuple(word for word in row if re.fullmatch(r"[a-z]\d+", word))
+    return sizes, tuple(word for word in row if word not in sizes)
 
 
 def add_ratios(rows: list[dict]) -> None:
