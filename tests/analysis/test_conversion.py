@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
+from old_checkpoints import FOLDER, answer
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
@@ -191,6 +192,26 @@ def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, cap
     model = same_outputs(sites, target)
     assert model.encoder.layers[0].self_attn.mixing is None
     assert model.decoder.layers[0].encoder_attn.spec.mixing == "positionwise"
+
+
+@pytest.mark.parametrize(
+    "source, preset",
+    [
+        ("mha-translation", "gain"),
+        ("gain-translation", "mha"),
+        ("gain-translation", "mixhead-a"),
+        ("mixhead-a-translation", "mixhead-b"),
+        ("mixhead-random-translation", "mixhead-a"),
+        ("avghead-translation", "mixhead-b"),
+    ],
+)
+def test_trained_models_translate_as_before(source, preset, tmp_path):
+    target = tmp_path / "converted.pt"
+    checkpoint = FOLDER / f"{source}.pt"
+    assert cli.main(["convert", str(checkpoint), "--attention", preset, "--output", str(target)]) == 0
+    for after, before in zip(answer(target), answer(checkpoint), strict=True):
+        assert after["tokens"] == before["tokens"]
+        assert after["scores"] == pytest.approx(before["scores"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
