@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import collections
 from argparse import Namespace
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.analysis.architecture import attention_layers, build, our_arguments
+from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers, build, our_arguments
 from fairseq_lowrank.analysis.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.models.options import AttentionOptions
@@ -42,35 +43,28 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
         )
     new.attention = attention or getattr(old, "attention", None) or "mha"
     new.head_mixing = mixing
-    sites = check_axes(old, new)
-    size = vocab_size(state)
-    targets = attention_layers(after := build(new, size))
-    kinds = [set(), set()]
-    tensors = dict(state["model"])
-    for layer in targets:
-        before, goal = (options.spec_at(layer.site) for options in sites)
-        kinds[0].add(before.mixing)
-        if before.mixing == goal.mixing:
-            continue
-        prefix = f"{layer.name}."
-        found = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
-        try:
-            found, folded = remix(found, before, goal.mixing, layer.module.num_heads, layer.module.head_dim)
-        except ValueError as error:
-            raise ValueError(f"{layer.name}: {error}") from error
-        kinds[1].add(folded)
-        tensors |= {prefix + name: tensor for name, tensor in found.items()}
-    if not kinds[1]:
+    before, after = check_axes(old, new)
+    if (size := vocab_size(state)) is None:
         raise ValueError(
-            f"--attention {new.attention}: the checkpoint's heads are mixed so already ({', '.join(kinds[0])})"
+            f"the checkpoint of {old.arch} has no word embeddings: expected a translation or language model"
         )
-    return with_model(state, new, as_state_of(after, tensors, state["model"])), notes(state, True in kinds[1])
+    model = build(new, size)
+    tensors, folds = dict(state["model"]), []
+    for layer in attention_layers(model):
+        spec, mixing = before.spec_at(layer.site), after.spec_at(layer.site).mixing
+        if spec.mixing != mixing:
+            folds.append(_remix_layer(tensors, layer, spec, mixing))
+    if not folds:
+        raise ValueError(
+            f"--attention {new.attention}: the checkpoint's heads are mixed so already ({before.spec.mixing})"
+        )
+    return with_model(state, new, as_state_of(model, tensors, state["model"])), notes(state, any(folds))
 
 
 def check_axes(old: Namespace, new: Namespace) -> tuple[AttentionOptions, AttentionOptions]:
     """The attention of both arguments, after checking that they differ in mixing alone."""
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
-    for axis in ("head_dim", "projection", "activation"):
+    for axis in (field.name for field in fields(AttentionSpec) if field.name != "mixing"):
         ours, theirs = getattr(after.spec, axis), getattr(before.spec, axis)
         if ours != theirs:
             raise ValueError(
@@ -78,6 +72,18 @@ def check_axes(old: Namespace, new: Namespace) -> tuple[AttentionOptions, Attent
                 "mixing of heads can be converted: give --head-mixing, or an --attention that differs in it alone"
             )
     return before, after
+
+
+def _remix_layer(tensors: dict[str, Tensor], layer: AttentionLayer, spec: AttentionSpec, mixing: str) -> bool:
+    """Give a layer's tensors, in place, another way of mixing; whether M was folded, see :func:`remix`."""
+    prefix = f"{layer.name}."
+    found = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
+    try:
+        found, folded = remix(found, spec, mixing, layer.module.num_heads, layer.module.head_dim)
+    except ValueError as error:
+        raise ValueError(f"{layer.name}: {error}") from error
+    tensors |= {prefix + name: tensor for name, tensor in found.items()}
+    return folded
 
 
 def remix(
@@ -143,7 +149,10 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
             f"its M mixes heads that have values of their own (projection {projection}): Σ_j M[j,i] P_j V_i needs values of "
             "size h·d_k, so without mixing the same outputs are not to be had; expected a diagonal M, or one shared value"
         )
-    return tensors | changed | {"out_proj.weight": heads.flatten(1).to(weight.dtype)}
+    folded = heads.flatten(1).to(weight.dtype)
+    if not folded.isfinite().all():
+        raise ValueError(f"out_proj with M inside does not fit into {weight.dtype}")
+    return tensors | changed | {"out_proj.weight": folded}
 
 
 def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -157,7 +166,12 @@ def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[st
     if missing := [name for name in fresh if "_attn." in name and name not in tensors]:
         raise ValueError(f"the checkpoint lacks {missing[0]}")
     state = collections.OrderedDict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
-    state._metadata = getattr(old, "_metadata", collections.OrderedDict()) | fresh._metadata
+    attention = tuple(layer.name for layer in attention_layers(model))
+    saved = getattr(old, "_metadata", {})
+    state._metadata = collections.OrderedDict(
+        (name, meaning if name.startswith(attention) else saved.get(name, meaning))
+        for name, meaning in fresh._metadata.items()
+    )
     return state
 
 
@@ -170,8 +184,9 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     cfg = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True) if OmegaConf.is_config(cfg) else dict(cfg)
     kind = Namespace if isinstance(cfg["model"], Namespace) else dict
     model_cfg = dict(vars(cfg["model"]) if kind is Namespace else cfg["model"])
-    # legacy models are named by arch, others by _name; a stock one becomes ours
-    named = {name: args.arch for name in ("arch", "_name") if name in model_cfg}
+    named = {}
+    if args.arch != model_arguments(state).arch:  # stock becomes ours; legacy models are named by arch, others by _name
+        named = {name: args.arch for name in ("arch", "_name") if name in model_cfg}
     cfg["model"] = kind(**model_cfg | changes | named)
     state = {name: value for name, value in state.items() if name != "last_optimizer_state"}
     extra = {name: value for name, value in (state.get("extra_state") or {}).items() if name != "ema"}

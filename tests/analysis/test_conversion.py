@@ -146,6 +146,12 @@ def same_outputs(first, second):
     return other
 
 
+def test_a_fold_that_overflows_is_refused():
+    tensors = {"out_proj.weight": torch.full((4, 4), 6e4, dtype=torch.float16), "mixing.weight": torch.full((2,), 2.0)}
+    with pytest.raises(ValueError, match=r"does not fit into torch\.float16"):
+        remix(tensors, AttentionSpec(mixing="diagonal"), "none", 2, 2)
+
+
 OURS = dict.fromkeys(("arch", "_name"), "lowrank_transformer_iwslt_de_en")
 
 
@@ -178,6 +184,9 @@ def test_mixing_over_one_value_is_folded_back(trained, tmp_path, capsys):
     assert "exact up to rounding" in capsys.readouterr().out
     model = same_outputs(mixed, target)
     assert not [name for name in model.state_dict() if "mixing" in name]
+    saved = checkpoints.load_state(target)["model"]._metadata
+    assert saved["encoder.layers.0.self_attn"]["attention"]["mixing"] == "none"
+    assert not [name for name in saved if "mixing" in name]
 
 
 def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, capsys):
