@@ -203,6 +203,19 @@ def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, cap
     assert model.decoder.layers[0].encoder_attn.spec.mixing == "positionwise"
 
 
+@pytest.mark.parametrize("start", [["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]])
+def test_training_goes_on_as_the_command_says(trained, translation_data, tmp_path, fairseq_command, start):
+    target = tmp_path / "mixhead-b.pt"
+    assert cli.main(["convert", str(trained("stock")), "--attention", "mixhead-b", "--output", str(target)]) == 0
+    sizes = ("layers 2", "embed-dim 16", "ffn-embed-dim 16", "attention-heads 4")
+    model = [word for stack in ("encoder", "decoder") for size in sizes for word in f"--{stack}-{size}".split()]
+    flags = [*("--optimizer", "adam", "--lr", "0.01", "--max-tokens", "256", "--max-update", "4", "--num-workers", "0")]
+    flags += ["--cpu", "--disable-validation", "--save-dir", tmp_path / "on", "--arch", OURS["arch"]]
+    fairseq_command("train", translation_data, *flags, *model, "--attention", "mixhead-b", *start, target)
+    weights = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "on" / "checkpoint_last.pt"))["model"]
+    assert weights["encoder.layers.0.self_attn.mixing.query_weight"].abs().max() > 0
+
+
 @pytest.mark.parametrize(
     "source, preset",
     [
