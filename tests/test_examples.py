@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.runs.results import read_results
 
 SIZES = {
     *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),

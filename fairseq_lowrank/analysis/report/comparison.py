@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fairseq_lowrank.analysis.report.papers import canonical_paper, canonical_row, canonical_table, split_row
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.data.text import say
+from fairseq_lowrank.runs.results import read_results
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
@@ -50,8 +51,8 @@ def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -
 
 
 def load_results(paths: Iterable[Path]) -> list[dict]:
-    """The lines of every `.jsonl` file given or lying in a folder given."""
-    lines = []
+    """The lines of every `.jsonl` file given or lying in a folder given; broken lines among others are said and left out."""
+    lines, broken = [], []
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} does not exist")
@@ -59,7 +60,11 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
         if not files:
             raise ValueError(f"{path} holds no .jsonl file")
         for file in files:
-            lines += read_results(file)
+            lines += read_results(file, broken.append)
+    if broken and not lines:
+        raise ValueError(broken[0])
+    for complaint in broken:
+        say(f"{complaint}; left out")
     return lines
 
 
@@ -155,7 +160,8 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     for line in latest.values():
         for where, value in scores_of(line).items():
             values.setdefault(where, []).append(value)
-    speeds = [line["tokens_per_second"] for line in latest.values() if line["tokens_per_second"]]
+    # A speed says something only of a training that had the machine to itself.
+    speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
     last = list(latest.values())[-1]
     return {
         "architecture": last["architecture"],

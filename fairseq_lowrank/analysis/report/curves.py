@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 
 from fairseq_lowrank.analysis.report.papers import canonical_row, split_row
-from fairseq_lowrank.data.results import read_training_log
+from fairseq_lowrank.runs.scoring import read_training_log
 
 
 def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:
