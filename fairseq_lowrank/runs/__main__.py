@@ -42,7 +42,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
         else:
             print(recipe.run(recipe.rows[args.words[0]], settings).folder)
     except CommandFailed as error:
-        print(*filter(None, [str(error)]), sep="", file=sys.stderr)
+        if str(error):
+            print(error, file=sys.stderr)
         return 2 if error.code == 2 else 1
     except Busy as error:
         print(error, file=sys.stderr)

@@ -11,7 +11,7 @@ from pathlib import Path
 from fairseq_lowrank.data.text import read_lines, say, whole_file
 from fairseq_lowrank.runs.commands import Commands
 from fairseq_lowrank.runs.recipe import Recipe, Run, differences, preparation
-from fairseq_lowrank.runs.results import append_result, read_results
+from fairseq_lowrank.runs.results import append_result, check, read_results
 from fairseq_lowrank.runs.scoring import attention_parameters, read_training_log, score
 from fairseq_lowrank.runs.settings import Settings
 from fairseq_lowrank.runs.training import has_ended, is_locked, lock, read_note, train
@@ -105,9 +105,14 @@ class Engine:
             "alone": all(start["alone"] for start in starts),
             "smoke": self.settings.smoke,
             "date": datetime.date.today().isoformat(),
-            "log": self.keep_log(run),
+            "log": "",
             "curve": curve,
         }
+        try:
+            check(line)
+        except ValueError as error:
+            raise ValueError(f"{run}: {error}; nothing is recorded") from error
+        line["log"] = self.keep_log(run)
         append_result(self.results, line)
         print(f"{run.row}: {line['metric']} {line['value']} ({line['parameters']:,} parameters)", flush=True)
 

@@ -18,10 +18,9 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **{"updates": Number, "parameters": Number, "metric": Text, "value": Number, "split": Text},
     **{"tokens_per_second": (*Number, type(None)), "versions": (dict,), "smoke": (bool,), "date": Text},
 }
-# These are in what is written now; older lines lack some.
-NEW_FIELDS: dict[str, tuple[type, ...]] = {"commit": Text, "machine": (dict,), "log": Text, "curve": (list,)}
+# Some lines have these, trainings of recipes all of them; what is written now has a commit, older lines lack it.
 OPTIONAL: dict[str, tuple[type, ...]] = {
-    **NEW_FIELDS,
+    **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
     **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
     **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity"), (*Number, type(None))),
     "alone": (bool,),
@@ -90,7 +89,7 @@ def append_result(path: Path, line: dict) -> None:
     Raises:
         ValueError: the line lacks a field, or a field is of a wrong type or not finite.
     """
-    if missing := [field for field in (*FIELDS, *NEW_FIELDS) if field not in line]:
+    if missing := [field for field in (*FIELDS, "commit") if field not in line]:
         raise ValueError(f"a result needs {', '.join(missing)}")
     check(line)
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()

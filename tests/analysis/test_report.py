@@ -276,6 +276,22 @@ def test_scores_of_the_validation_set_in_the_same_line_are_shown_beside_the_pape
     assert (shown["valid perplexity"], shown["valid perplexity, paper"]) == ("22.00", "21.82")
 
 
+def test_a_speed_is_shown_only_where_it_was_taken_alone():
+    lines = [
+        line("mha", 22.0, table="table7", alone=True),
+        line("mixhead-a", 21.0, table="table7", alone=False, tokens_per_second=4500),
+        line("avghead", 21.0, table="table7", tokens_per_second=4500),
+    ]
+    header, cells = report.columns(report.build(lines, PAPERS)[0])
+    assert {row[0]: row[header.index("tokens/s")] for row in cells if row[header.index("updates")]} == {
+        "Baseline": "3000",
+        "Mixhead A": "",
+        "Avghead": "",
+    }
+    header, _ = report.columns(report.build(lines[1:], PAPERS)[0])
+    assert "tokens/s" not in header
+
+
 def test_markdown_and_html_show_hostile_names_as_text():
     lines = [line("<script>alert(1)</script>|x", 3.0, paper="own", table="<b>")]
     tables = comparison.build(lines, PAPERS)
@@ -358,3 +374,15 @@ def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
     assert cli.main(["report", str(file), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_broken_lines_are_named_and_the_others_reported(tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    good, wrong = line("mha", 30.25, table="table7", metric="perplexity"), line("mha", 30.0, versions=3)
+    file.write_text("\n".join(["{", json.dumps(good), json.dumps(wrong)]) + "\n")
+    assert cli.main(["report", str(file)]) == 0
+    said = capsys.readouterr()
+    assert "30.25" in said.out
+    assert [text.partition(",")[0] + text.partition(",")[2][:8] for text in said.err.splitlines()] == [
+        f"{file} line {number}:" for number in (1, 3)
+    ]
