@@ -145,7 +145,7 @@ def test_a_smoke_run_ends_in_one_line_and_is_not_run_twice(slices, tmp_path, nam
     assert line["updates"] > 0 and line["value"] >= 0 and line["attention_parameters"] < line["parameters"]
     assert line["machine"]["threads"] == 1 and line["alone"] is False and len(line["commit"]) >= 5
     log = gzip.decompress((tmp_path / line["log"]).read_bytes()).decode()
-    assert log.startswith("+ fairseq-train '$LOWRANK_WORK/data/") and str(tmp_path) not in log
+    assert log.startswith("+ fairseq-train $LOWRANK_WORK/data/") and str(tmp_path) not in log
     assert f"{row} (seed 1): done already" in shell(name, **settings).stdout
     assert len(read_results(tmp_path / "results.jsonl")) == 1
 
@@ -278,6 +278,7 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"THREADS": "0"}, "THREADS=0: expected a whole number from 1"),
         ({"THREADS": "many"}, "THREADS=many: expected a whole number from 1"),
         ({"EXTRA": "--lr '1"}, "EXTRA=--lr '1: no closing quotation"),
+        ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
         ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),
         ({"RESULTS": "/"}, "RESULTS=/: expected a file, this is a folder"),
     ],

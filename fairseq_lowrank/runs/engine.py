@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import gzip
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fairseq_lowrank.data.text import read_lines, say, whole_file
 from fairseq_lowrank.runs.commands import Commands
-from fairseq_lowrank.runs.recipe import Recipe, Run, differences, preparation
+from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value, preparation
 from fairseq_lowrank.runs.results import append_result, check, read_results
 from fairseq_lowrank.runs.scoring import attention_parameters, read_training_log, score
 from fairseq_lowrank.runs.settings import Settings
@@ -41,13 +41,13 @@ class Engine:
             else:
                 self.run_row(run)
 
-    def finished(self) -> dict[str, dict]:
+    def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
         """The line of each row that has one."""
         if self.settings.dry_run:
             return {}
         ours = {"paper": self.recipe.paper, "table": self.recipe.table}
         ours |= {"seed": self.settings.seed, "smoke": self.settings.smoke}
-        lines = read_results(self.results)
+        lines = read_results(self.results, complain)
         return {line["row"]: line for line in lines if all(line[key] == value for key, value in ours.items())}
 
     def say_done(self, run: Run, line: dict) -> None:
@@ -65,7 +65,7 @@ class Engine:
         with lock(run.folder) as handle:
             if handle is None:
                 say(f"{run}: another process is at it")
-            elif scored and (line := self.finished().get(run.row)):
+            elif scored and (line := self.finished(complain=lambda _: None).get(run.row)):
                 self.say_done(run, line)  # by another process, since this one looked
             else:
                 self.train_and_score(run, scored, handle)
@@ -94,7 +94,7 @@ class Engine:
             "paper": self.recipe.paper,
             "table": self.recipe.table,
             "row": run.row,
-            "architecture": run.flags[run.flags.index("--arch") + 1],
+            "architecture": last_value(run.flags, "--arch", ""),
             "flags": shlex.join(run.flags),
             "seed": run.seed,
             **trained,

@@ -36,7 +36,7 @@ def read_results(path: Path, complain: Callable[[str], None] = say) -> list[dict
     is no training (it has no architecture) is left out without a word.
     """
     lines = []
-    for number, text in enumerate(read_text(path), start=1):
+    for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
         try:
             line = json.loads(text)
             if isinstance(line, dict) and "architecture" not in line and "commit" in line:
@@ -48,13 +48,6 @@ def read_results(path: Path, complain: Callable[[str], None] = say) -> list[dict
         else:
             lines.append(line)
     return lines
-
-
-def read_text(path: Path) -> list[str]:
-    try:
-        return list(read_lines(path)) if path.exists() else []
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no file of results: {error}") from error
 
 
 def check(line: object, text: str = "") -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LARGEST_SEED = 2**31 - 1
+# Flags that recipes set, and what sets them from outside.
+OURS = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another clone of the repository"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,9 @@ class Settings:
         )
         if settings.results and settings.results.is_dir():
             raise ValueError(f"RESULTS={settings.results}: expected a file, this is a folder")
+        for flag in (word.partition("=")[0] for word in settings.extra):
+            if flag in OURS:
+                raise ValueError(f"EXTRA={environ['EXTRA']}: {flag} is the recipe's own; use {OURS[flag]}")
         return settings
 
 

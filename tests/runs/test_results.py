@@ -83,7 +83,7 @@ def test_an_incomplete_line_is_not_written_and_broken_ones_are_named_by_their_nu
     for text, (number, wrong) in zip(said, broken, strict=True):
         assert text.startswith(f"{path}, line {number}: {wrong}")
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="no file of results"):
+    with pytest.raises(ValueError, match="not UTF-8"):
         results.read_results(path)
 
 
