@@ -47,9 +47,9 @@ show() { python "$ROOT/examples/quickstart/report.py" "$@"; }
 if [ "$data" = multi30k ]; then
     ROWS="$attention" SEED=1 RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/multi30k.jsonl"
     source "$ROOT/examples/multi30k/compare.sh"
-    run="$(run_folder "$attention")"
+    run="$(run_folder "$ROWS")"
     # where this row has no line, or one with other flags than now, the recipe has said so
-    grep -qsF "\"row\": \"$attention\"" "$RESULTS" && [ -e "$run/generate-test.out" ] || exit 1
+    grep -qsF "\"row\": \"$ROWS\"" "$RESULTS" && [ -e "$run/generate-test.out" ] || exit 1
     (DRY_RUN=1 && translation_rows) 2>&1 | sed 's/^+ //' >"$run/commands"
     show --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate-test.out" \
         --checkpoint "$run/checkpoints/checkpoint_best.pt" \

@@ -26,7 +26,6 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
         "words", nargs=argparse.REMAINDER, help="options of report; NAME ROW… of spectra; ROW of folder"
     )
     args = parser.parse_args(argv)
-    logging.root.setLevel(logging.WARNING)  # fairseq is to speak in the logs
     try:
         recipe = Recipe.read(args.kind, args.root, declared)
         settings = Settings.read(environ)
@@ -57,6 +56,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
 
 
 if __name__ == "__main__":
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
     # so that the command that runs now is ended too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -27,7 +27,7 @@ def score_translation(run: Run, settings: Settings, root: Path, execute: Execute
         words += ["--remove-bpe", pieces, "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that has hardly begun does not know when to stop
             words += ["--max-len-a", "0", "--max-len-b", "10"]
-        execute_anew(execute, words, run.folder / f"generate-{split}.out")
+        execute_anew(execute, words, run.folder / f"generate-{split}.out", settings)
     if settings.dry_run:
         return {}
     found = {}
@@ -51,16 +51,17 @@ def score_language_model(run: Run, settings: Settings, root: Path, execute: Exec
     words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
     words += ["--gen-subset", "test", "--tokens-per-sample", str(length), "--context-window", str(length * 25 // 32)]
     words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best)]
-    execute_anew(execute, words, output)
+    execute_anew(execute, words, output, settings)
     return {} if settings.dry_run else read_perplexity(output)
 
 
 SCORES = {"translation": score_translation, "language-model": score_language_model}
 
 
-def execute_anew(execute: Execute, words: list[str], output: Path) -> None:
+def execute_anew(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
     """Run a command whose output is all of a file."""
-    output.unlink(missing_ok=True)
+    if not settings.dry_run:
+        output.unlink(missing_ok=True)
     execute(words, output)
 
 

@@ -35,6 +35,22 @@ def test_a_translation_row_becomes_one_line_with_its_log_and_is_not_run_again(
     assert len(read_results(settings.results)) == 1 and "mha (seed 1): done already, see" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["translation", "language-model"])
+def test_a_dry_run_prints_commands_and_touches_nothing(recipe, settings, tmp_path, capsys, kind):
+    own, settings = recipe(kind, mha="--attention mha"), settings(dry_run=True, valid=True)
+    run = own.run(own.rows["mha"], settings)
+    run.folder.mkdir(parents=True)
+    for name in ("generate-test.out", "generate-valid.out", "evaluate-test.out"):
+        (run.folder / name).write_text("kept")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    engines.Engine(own, settings).run_rows()
+    engines.Engine(own, settings).spectra("spectra", ["mha"])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    said = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    scored = ["fairseq-generate"] * 2 if kind == "translation" else ["fairseq-eval-lm"]
+    assert said == ["scripts/prepare_small.sh", "fairseq-train", *scored, "fairseq-lowrank"]
+
+
 def test_fixed_mixing_is_no_parameter(recipe, settings, engine, translation_data):
     rows = {name: f"--attention {name}" for name in ("mha", "mixhead-a", "avghead", "mixhead-random")}
     own, settings = recipe(**rows), settings(**SHORT)
