@@ -282,13 +282,13 @@ def test_a_speed_is_shown_only_where_it_was_taken_alone():
         line("mixhead-a", 21.0, table="table7", alone=False, tokens_per_second=4500),
         line("avghead", 21.0, table="table7", tokens_per_second=4500),
     ]
-    header, cells = report.columns(report.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
     assert {row[0]: row[header.index("tokens/s")] for row in cells if row[header.index("updates")]} == {
         "Baseline": "3000",
         "Mixhead A": "",
         "Avghead": "",
     }
-    header, _ = report.columns(report.build(lines[1:], PAPERS)[0])
+    header, _ = columns(comparison.build(lines[1:], PAPERS)[0])
     assert "tokens/s" not in header
 
 
