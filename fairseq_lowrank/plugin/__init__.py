@@ -4,7 +4,7 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-from fairseq_lowrank.plugin import arguments, datasets, evaluation, loading, optimizers, repairs
+from fairseq_lowrank.plugin import arguments, commands, datasets, evaluation, loading, optimizers, repairs
 
 repairs.restore_numpy_names()
 loading.load_checkpoints_safely()
@@ -13,8 +13,14 @@ loading.broadcast_whole_states()
 loading.unpack_within_the_folder()
 loading.explain_unfit_checkpoints()
 datasets.check_binarised_data()
-arguments.mend_parsed_arguments()
-arguments.show_every_flag_in_help()
+arguments.extend_parser(
+    arguments.bf16_without_tpu,
+    arguments.layers_to_keep_as_text,
+    arguments.literal_overrides,
+    evaluation.batches_of_any_size,
+    evaluation.blocks_of_model,
+)
+arguments.refuse_unworkable_training()
 evaluation.evaluate_in_bfloat16()
 evaluation.evaluate_every_sentence()
 evaluation.evaluate_every_block()
@@ -22,6 +28,7 @@ repairs.align_unknown_words()
 repairs.join_torchrun()
 repairs.quieten_hydra()
 optimizers.honour_parameter_overrides()
+commands.end_commands_in_one_line()
 
 from fairseq_lowrank import models  # noqa: E402, F401
 from fairseq_lowrank.plugin import criterions  # noqa: E402

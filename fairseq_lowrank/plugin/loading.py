@@ -8,7 +8,6 @@ import gzip
 import importlib.abc
 import lzma
 import operator
-import os
 import pickle
 import re
 import sys
@@ -282,8 +281,8 @@ def unpack_within_the_folder() -> None:
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
 def explain_unfit_checkpoints() -> None:
-    """Say in one line how a checkpoint differs from the model, and end commands with the line of what is :class:`Refused`."""
-    load, show = models.BaseFairseqModel.load_state_dict, sys.excepthook
+    """Say in one line how a checkpoint differs from the model."""
+    load = models.BaseFairseqModel.load_state_dict
 
     @functools.wraps(load)
     def load_state_dict(self, *args, **kwargs):
@@ -294,17 +293,7 @@ def explain_unfit_checkpoints() -> None:
                 raise Refused(difference) from error
             raise
 
-    def excepthook(kind, error, traceback):
-        cause, message = error, ""
-        while cause is not None and not isinstance(cause, Refused):
-            cause, message = cause.__cause__ or cause.__context__, f"{cause} "
-        if cause is None:
-            show(kind, error, traceback)
-        else:
-            print(f"{os.path.basename(sys.argv[0])}: error: {message}{cause}", file=sys.stderr)
-
     models.BaseFairseqModel.load_state_dict = load_state_dict
-    sys.excepthook = excepthook
 
 
 def differences(message: str) -> str | None:
