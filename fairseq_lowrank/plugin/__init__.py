@@ -4,7 +4,7 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-from fairseq_lowrank.plugin import arguments, commands, datasets, evaluation, loading, optimizers, repairs
+from fairseq_lowrank.plugin import arguments, commands, datasets, evaluation, inputs, loading, optimizers, repairs
 
 repairs.restore_numpy_names()
 loading.load_checkpoints_safely()
@@ -28,6 +28,7 @@ repairs.align_unknown_words()
 repairs.join_torchrun()
 repairs.quieten_hydra()
 optimizers.honour_parameter_overrides()
+inputs.name_empty_subsets()
 commands.end_commands_in_one_line()
 
 from fairseq_lowrank import models  # noqa: E402, F401

@@ -106,6 +106,8 @@ def text(error: BaseException) -> str:
     """An exception's message in one line: of a worker's that another process reports, the worker's own."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a text is not in UTF-8: {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return one(lines[-1] if "Traceback (most recent call last)" in str(error) else " ".join(lines))
 

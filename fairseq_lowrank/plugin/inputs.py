@@ -2,14 +2,18 @@
 
 import argparse
 import codecs
+import functools
 import math
 import os
 from collections.abc import Iterator
 
 from fairseq import tasks, utils
+from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
+
+from fairseq_lowrank.plugin.loading import Refused, literal
 
 
 def unusable_for_training(args: argparse.Namespace) -> str | None:
@@ -32,26 +36,55 @@ def unusable_for_evaluation(args: argparse.Namespace) -> str | None:
         for path in utils.split_paths(args.path):
             if not PathManager.isfile(path):
                 return f"--path {path}: expected a checkpoint, and there is no such file"
+    try:
+        overrides = literal(args.model_overrides)
+    except ValueError as error:
+        return f"--model-overrides: {error}"
+    if not isinstance(overrides, dict):
+        return f"--model-overrides {args.model_overrides}: expected a dictionary, such as {{'data': 'FOLDER'}}"
+    if (text := getattr(args, "input", "-")) != "-" and (reason := unreadable(text)):
+        return f"--input {reason}"
+    if not 0 <= (shard := getattr(args, "shard_id", 0)) < (shards := getattr(args, "num_shards", 1)):
+        return f"--shard-id {shard} --num-shards {shards}: expected shards from 0 to below their number"
     return unusable_portions(args) or missing_data(args)
 
 
-# With a batch of 0 sentences fairseq makes batches for ever; of a block of 0 tokens it speaks as of long ones.
+# With batches of 0 sentences fairseq makes batches for ever, with 0 workers it trains nothing and says nothing, and
+# every 0 updates it divides by zero once it has trained.
+AT_LEAST_ONE = (
+    *("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid", "tokens_per_sample", "beam", "nbest"),
+    *("distributed_world_size", "log_interval", "save_interval", "validate_interval"),
+)
+
+
 def unusable_portions(args: argparse.Namespace) -> str | None:
-    """Which number of tokens or sentences is none, or None."""
-    for name in (
-        "max_tokens",
-        "max_tokens_valid",
-        "batch_size",
-        "batch_size_valid",
-        "tokens_per_sample",
-        "beam",
-        "nbest",
-    ):
+    """Which number of tokens, sentences, workers or updates is none, or None."""
+    for name in AT_LEAST_ONE:
         if (number := getattr(args, name, None)) is not None and number < 1:
             return f"--{name.replace('_', '-')} {number}: expected a number >= 1"
     if args.num_workers < 0:
         return f"--num-workers {args.num_workers}: expected a number >= 0"
     return None
+
+
+# fairseq leaves out what is too long, with a warning, and looks for the last batch where none is.
+def name_empty_subsets() -> None:
+    """Say in one line that no sentence of a subset is short enough."""
+    batch = data_utils.batch_by_size
+
+    @functools.wraps(batch)
+    def batch_by_size(indices, *args, **kwargs):
+        try:
+            return batch(indices, *args, **kwargs)
+        except IndexError as error:
+            if len(indices):
+                raise
+            raise Refused(
+                "no sentence or block of the data is left: each is longer than --max-tokens, --max-source-positions or "
+                "--max-target-positions allow, or there is none"
+            ) from error
+
+    data_utils.batch_by_size = batch_by_size
 
 
 def missing_data(args: argparse.Namespace) -> str | None:
@@ -65,9 +98,19 @@ def missing_data(args: argparse.Namespace) -> str | None:
 
 def unusable_for_preprocessing(args: argparse.Namespace) -> str | None:
     """Why fairseq-preprocess would stop half-way: texts that are not there or not UTF-8, dictionaries that are; or None."""
-    for flag in () if args.srcdict or args.trainpref else ("--trainpref",):
-        return f"{flag} is missing: expected the beginning of the training texts' names, or --srcdict"
+    if not args.trainpref and not args.srcdict:
+        return "--trainpref is missing: expected the beginning of the training texts' names, or --srcdict"
+    if not args.only_source and not (args.source_lang and args.target_lang):
+        return "--source-lang and --target-lang, the endings of the texts' names, are missing: expected both, or --only-source"
+    if args.workers < 1:
+        return f"--workers {args.workers}: expected a number >= 1"
     languages = [args.source_lang] if args.only_source else [args.source_lang, args.target_lang]
+    if os.path.exists(args.destdir) and not os.path.isdir(args.destdir):
+        return f"--destdir {args.destdir}: expected a folder, and it is a file"
+    for language, given in zip(languages, (args.srcdict, args.tgtdict), strict=False):
+        dictionary = os.path.join(args.destdir, f"dict.{language}.txt" if language else "dict.txt")
+        if not given and os.path.exists(dictionary):
+            return f"{dictionary} is there already: expected another --destdir, or this dictionary as --srcdict or --tgtdict"
     for given in filter(None, (args.srcdict, args.tgtdict)):
         if not os.path.isfile(given):
             return f"{given}: expected a dictionary, and there is no such file"
