@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from fairseq_lowrank import __version__
+from fairseq_lowrank.messages import explanation, show_traceback
 
 
 def commands() -> dict:
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.root.setLevel(logging.WARNING)
     try:
         return commands()[args.command].run(args) or 0
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        print(f"fairseq-lowrank {args.command}: error: {error}", file=sys.stderr)
+    except Exception as error:
+        show_traceback()
+        print(f"fairseq-lowrank {args.command}: error: {explanation(error)}", file=sys.stderr)
         return 2

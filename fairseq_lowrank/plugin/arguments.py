@@ -12,8 +12,8 @@ from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.modules import multihead_attention
 
-from fairseq_lowrank.plugin.commands import explanation, show_traceback
-from fairseq_lowrank.plugin.loading import Refused, literal
+from fairseq_lowrank.messages import Refused, explanation, show_traceback
+from fairseq_lowrank.plugin.loading import literal
 
 
 # The one place where every command parses its arguments, training and the rest alike.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from fairseq import checkpoint_utils, models, trainer
 from fairseq.tasks import language_modeling
 
+from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin.arguments import is_training
-from fairseq_lowrank.plugin.loading import Refused
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_lowrank.plugin.loading import Refused, literal
+from fairseq_lowrank.messages import Refused
 
 
 def unusable_for_training(args: argparse.Namespace) -> str | None:
@@ -36,12 +36,6 @@ def unusable_for_evaluation(args: argparse.Namespace) -> str | None:
         for path in utils.split_paths(args.path):
             if not PathManager.isfile(path):
                 return f"--path {path}: expected a checkpoint, and there is no such file"
-    try:
-        overrides = literal(args.model_overrides)
-    except ValueError as error:
-        return f"--model-overrides: {error}"
-    if not isinstance(overrides, dict):
-        return f"--model-overrides {args.model_overrides}: expected a dictionary, such as {{'data': 'FOLDER'}}"
     if (text := getattr(args, "input", "-")) != "-" and (reason := unreadable(text)):
         return f"--input {reason}"
     if not 0 <= (shard := getattr(args, "shard_id", 0)) < (shards := getattr(args, "num_shards", 1)):
@@ -69,13 +63,19 @@ def unusable_portions(args: argparse.Namespace) -> str | None:
 
 # fairseq leaves out what is too long, with a warning, and looks for the last batch where none is.
 def name_empty_subsets() -> None:
-    """Say in one line that no sentence of a subset is short enough."""
+    """Say in one line that no sentence of a subset is short enough, or that there are too few."""
     batch = data_utils.batch_by_size
 
     @functools.wraps(batch)
     def batch_by_size(indices, *args, **kwargs):
         try:
-            return batch(indices, *args, **kwargs)
+            batches = batch(indices, *args, **kwargs)
+            if len(indices) and not len(batches):
+                raise Refused(
+                    f"{len(indices)} sentences make no batch: fairseq wants multiples of --required-batch-size-multiple; "
+                    "expected more of them, or --required-batch-size-multiple 1"
+                )
+            return batches
         except IndexError as error:
             if len(indices):
                 raise

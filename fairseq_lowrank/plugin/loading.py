@@ -26,6 +26,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
+from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin import checkpoint_file
 
 # Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
@@ -63,10 +64,6 @@ CHECKPOINT_CLASSES = [
 # what torch raises on a file that it cannot read, and fairseq on a state in which it does not find its way
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError, AttributeError, AssertionError)
 UNREADABLE += (OverflowError, UnicodeDecodeError, omegaconf.errors.OmegaConfBaseException)
-
-
-class Refused(ValueError):
-    """What was asked for does not go together, or a checkpoint with it: commands print one line, not a traceback."""
 
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
