@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,18 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"bad-magic --path mixhead.pt {EVALUATED}", "Index file doesn't match expected format"),
         (f"bad-words --path mixhead.pt {EVALUATED}", "Incorrect encoding detected in bad-words/dict.de.txt"),
         (f"bad-counts --path mixhead.pt {EVALUATED}", "Incorrect dictionary format"),
+        (f"mt --path cut.pt {EVALUATED}", "cut.pt"),
+        (f"mt --path flipped.pt {EVALUATED}", "flipped.pt"),
+        (f"float-words --path mixhead.pt {EVALUATED}", "float-words/test.de-en.de"),
+        (f"unknown-type --path mixhead.pt {EVALUATED}", "unknown-type/test.de-en.de"),
+        (f"hostile-count --path mixhead.pt {EVALUATED}", "hostile-count/test.de-en.de"),
+        (f"other-count --path mixhead.pt {EVALUATED}", "other-count/test.de-en.de"),
+        (f"negative-size --path mixhead.pt {EVALUATED}", "negative-size/test.de-en.de"),
+        (f"hostile-size --path mixhead.pt {EVALUATED}", "hostile-size/test.de-en.de"),
+        (f"negative-place --path mixhead.pt {EVALUATED}", "negative-place/test.de-en.de"),
+        (f"cut-index --path mixhead.pt {EVALUATED}", "cut-index/test.de-en.de"),
+        (f"cut-words --path mixhead.pt {EVALUATED}", "cut-words/test.de-en.de"),
+        (f"no-words --path mixhead.pt {EVALUATED}", "no-words/test.de-en.de"),
         (f"few-words --path mixhead.pt {EVALUATED}", "encoder.embed_tokens.weight is [16, 16] in the checkpoint"),
     ],
     INTERACTIVE: [
@@ -270,6 +283,9 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("average mixhead.pt --output out/a.pt", "--output out/a.pt: there is no folder out"),
         ("average nope.pt --output average.pt", "nope.pt"),
         ("average words.de --output average.pt", "words.de cannot be read as a checkpoint"),
+        ("average mixhead.pt flipped.pt --output average.pt", "flipped.pt"),
+        ("inspect cut.pt", "cut.pt"),
+        ("advise --checkpoint flipped.pt --length 5", "flipped.pt"),
         ("average mixhead.pt lm.pt --output average.pt", "are of different models"),
         ("params --arch lowrank_transformer", "the following arguments are required: --vocab-size"),
         ("params --arch lowrank_transformer --vocab-size 0", "--vocab-size 0: expected at least 4"),
@@ -339,6 +355,31 @@ def damage(folder: Path) -> None:
     (copy("bad-words") / "dict.de.txt").write_bytes(b"ab\xff 3\n")
     (copy("bad-counts") / "dict.de.txt").write_text("ab three\n")
     (copy("few-words") / "dict.de.txt").write_text("ab 3\n")
+    # 9 bytes of magic and 8 of version, then the type, the number of sentences, their sizes, their places
+    for name, place, value in (
+        ("float-words", 17, b"\7"),
+        ("unknown-type", 17, b"\x63"),
+        ("hostile-count", 18, struct.pack("<Q", 1 << 60)),
+        ("other-count", 18, struct.pack("<Q", 25)),
+        ("negative-size", 26, struct.pack("<i", -4)),
+        ("hostile-size", 26, struct.pack("<i", 1 << 30)),
+        ("negative-place", 26 + 24 * 4 + 8, struct.pack("<q", -8)),
+    ):
+        index = copy(name) / "test.de-en.de.idx"
+        written = bytearray(index.read_bytes())
+        written[place : place + len(value)] = value
+        index.write_bytes(written)
+    os.truncate(copy("cut-index") / "test.de-en.de.idx", 30)
+    os.truncate(copy("cut-words") / "test.de-en.de.bin", 2)
+    os.truncate(copy("no-words") / "test.de-en.de.bin", 0)
+
+
+def damage_checkpoint(folder: Path) -> None:
+    """Copies of a checkpoint: cut short, and with one bit flipped among its parameters."""
+    written = bytearray((folder / "mixhead.pt").read_bytes())
+    (folder / "cut.pt").write_bytes(written[: len(written) // 2])
+    written[len(written) // 3] ^= 16
+    (folder / "flipped.pt").write_bytes(written)
 
 
 @pytest.fixture(scope="module")
@@ -378,6 +419,7 @@ def run(tmp_path_factory):
     for line, name in ((f"{TRANSLATION} --attention mixhead-b", "mixhead.pt"), (LANGUAGE_MODEL, "lm.pt")):
         make(line)
         (folder / "out" / "checkpoint_last.pt").rename(folder / name)
+    damage_checkpoint(folder)
     yield ask
     server.stdin.close()
     server.wait()

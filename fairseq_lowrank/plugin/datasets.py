@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 from fairseq.data import indexed_dataset
 
-from fairseq_lowrank.plugin.loading import Refused
+from fairseq_lowrank.messages import Refused
 
 BATCH = 2**20  # sentences whose places are compared at once
 

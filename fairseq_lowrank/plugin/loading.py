@@ -8,6 +8,7 @@ import gzip
 import importlib.abc
 import lzma
 import operator
+import os
 import pickle
 import re
 import sys
