@@ -202,7 +202,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         (f"mt --path words.de {EVALUATED}", "words.de cannot be read as a checkpoint"),
         (f"mt --path empty.txt {EVALUATED}", "empty.txt cannot be read as a checkpoint"),
         (f"no-bin --path mixhead.pt {EVALUATED}", "Dataset not found: test (no-bin)"),
-        (f"bad-magic --path mixhead.pt {EVALUATED}", "Index file doesn't match expected format"),
+        (f"bad-magic --path mixhead.pt {EVALUATED}", "bad-magic/test.de-en.de.idx is no index"),
         (f"bad-words --path mixhead.pt {EVALUATED}", "Incorrect encoding detected in bad-words/dict.de.txt"),
         (f"bad-counts --path mixhead.pt {EVALUATED}", "Incorrect dictionary format"),
         (f"mt --path cut.pt {EVALUATED}", "cut.pt"),
@@ -378,7 +378,10 @@ def damage_checkpoint(folder: Path) -> None:
     """Copies of a checkpoint: cut short, and with one bit flipped among its parameters."""
     written = bytearray((folder / "mixhead.pt").read_bytes())
     (folder / "cut.pt").write_bytes(written[: len(written) // 2])
-    written[len(written) // 3] ^= 16
+    parameters = torch.load(folder / "lm.pt", weights_only=True)["model"]
+    written = bytearray((folder / "lm.pt").read_bytes())
+    # not in the padding between tensors, where a bit says nothing
+    written[written.index(parameters["decoder.embed_tokens.weight"].numpy().tobytes()) + 99] ^= 16
     (folder / "flipped.pt").write_bytes(written)
 
 

@@ -13,6 +13,7 @@ loading.broadcast_whole_states()
 loading.unpack_within_the_folder()
 loading.explain_unfit_checkpoints()
 datasets.check_binarised_data()
+datasets.close_what_was_opened()
 arguments.extend_parser(
     arguments.bf16_without_tpu,
     arguments.layers_to_keep_as_text,
