@@ -151,13 +151,16 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
     return results
 
 
-def picture(results: list[dict], path: Path, baseline: str) -> None:
+def picture(results: list[dict], path: Path, settings: dict) -> None:
     """Time and peak memory against n, both axes logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    from fairseq_lowrank.analysis import pictures
+
+    baseline, heads = settings["baseline"], settings["heads"]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     lengths = sorted({result["length"] for result in results})
     for axis, key, label in zip(
@@ -166,20 +169,22 @@ def picture(results: list[dict], path: Path, baseline: str) -> None:
         ("milliseconds a sequence", "peak memory of a batch, MiB"),
         strict=True,
     ):
-        axis.set_prop_cycle(color=pyplot.colormaps["tab20"].colors)
-        for name in dict.fromkeys(result["layer"] for result in results):
+        names = list(dict.fromkeys(result["layer"] for result in results))
+        for name, style in zip(names, pictures.styles(names), strict=True):
             points = [
                 (r["length"], r[key] / (r["batch"] if key == "milliseconds" else 1))
                 for r in results
                 if r["layer"] == name and r[key]
             ]
-            style = "k--" if name == baseline else "o-"
-            axis.plot(*zip(*points, strict=True), style, markersize=4, label=name)
+            style = {"color": "black", "linestyle": "--"} if name == baseline else {**style, "marker": "o"}
+            axis.plot(*zip(*points, strict=True), **style, markersize=4, label=name)
         axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    head_dim = settings["head_dim"] or settings["embed_dim"] // heads
+    figure.suptitle(f"One self-attention layer, h = {heads}, d_k = {head_dim}, {settings['direction']}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     print(f"wrote {path}")
@@ -199,7 +204,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--direction", default="training", choices=("training", "forward"))
     parser.add_argument("--dropout", type=float, default=0.0, help="attention dropout of every layer")
     measure.add_common_arguments(parser, rounds=15)
-    parser.add_argument("--picture", type=Path, help="draw time and memory against n into this file (.svg, .png)")
+    drawing = measure.new_file(".svg", ".png", ".pdf")
+    parser.add_argument("--picture", type=drawing, help="draw time and memory against n into this file (.svg, .png)")
     options = parser.parse_args(arguments)
     options.torch_dtype = getattr(torch, options.dtype)
     if options.threads:
@@ -261,7 +267,7 @@ def main() -> None:
         options.output, {"machine": measure.machine(options.device), "settings": settings, "results": results}
     )
     if options.picture:
-        picture(results, options.picture, options.baseline)
+        picture(results, options.picture, settings)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,22 @@ def add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
         choices=CLOCKS,
         help="processor: seconds of the CPU itself, for a machine that others use too; with --threads 1",
     )
-    parser.add_argument("--output", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--output", type=new_file(".json"), help="write the results to this JSON file")
+
+
+def new_file(*endings: str) -> Callable[[str], Path]:
+    """For argparse: a file that can be written, checked before anything is measured."""
+
+    def file(text: str) -> Path:
+        path = Path(text)
+        nearest = next(folder for folder in path.absolute().parents if folder.exists())
+        if path.suffix not in endings or path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text}: expected a file ending in {' or '.join(endings)}")
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise argparse.ArgumentTypeError(f"{text}: {nearest} is no folder that can be written to")
+        return path
+
+    return file
 
 
 def alternate(

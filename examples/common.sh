@@ -14,17 +14,18 @@
 #   EXTRA="--patience 5 …"       more flags of fairseq-train
 #   PREPARE="--download …"       flags of the preparation script
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
-#   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl)
+#   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl); logs go to the folder logs beside it
+#   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
 #   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
 #
 # A row whose line is in RESULTS is skipped; one that was interrupted goes on from its last checkpoint. Several processes may
-# run a recipe at once: each takes the rows at which no other one is.
+# run a recipe at once: each takes the rows at which no other one is. A run's folder is named for its flags, so that other
+# EXTRA or PRECISION, say, start another one. All of this is in fairseq_lowrank/runs; here rows and settings are declared.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
-SEED="${SEED:-1}" SMOKE="${SMOKE:-}" DRY_RUN="${DRY_RUN:-}" EXTRA="${EXTRA:-}"
-export OMP_NUM_THREADS="${THREADS:-$(nproc)}"
-USER_DIR="$ROOT/fairseq_lowrank"
-LOGGING=(--no-progress-bar --log-format simple --log-interval 50)
-ROW_NAMES=() BUSY=()
+no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
+switch SMOKE
+switch DRY_RUN
+ROW_NAMES=() KIND=""
 declare -A ROW_FLAGS ROW_CORPUS
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
@@ -89,236 +90,37 @@ batch() {
 
 # translation_rows: run the rows and score them on the test set with beam search (GENERATE: flags of fairseq-generate,
 # default --beam 5), and on the validation set too where VALID is set.
-translation_rows() { run_rows translation; }
+translation_rows() {
+    KIND=translation
+    engine rows
+}
 
 # language_model_rows: run the rows and score them with fairseq-eval-lm.
-language_model_rows() { run_rows language_model; }
+language_model_rows() {
+    KIND=language-model
+    engine rows
+}
 
 # report OPTIONS…: the results of this paper beside the published values.
-report() {
-    no_other_process_at ${ROWS:-"${ROW_NAMES[@]}"}
-    command_line report "$(results_file)" --paper "$PAPER" "$@"
-}
+report() { engine report "$@"; }
 
 # spectra NAME ROWS…: spectra of the attention of rows on the test set, in a folder beside the lines of results. A row that has
 # its line but no checkpoint here, as in a clone of the repository, is trained for it and gets no second line.
-spectra() {
-    local name run checkpoints=()
-    for name in "${@:2}"; do
-        run="$(run_folder "$name")"
-        checkpoints+=("$run/checkpoints/checkpoint_best.pt")
-        if [ -n "$DRY_RUN" ]; then continue; fi
-        # An empty file: its training was interrupted.
-        if [ ! -e "${checkpoints[-1]}" ] || { [ -e "$run/trained" ] && [ ! -s "$run/trained" ]; }; then
-            run_row "$name"
-        fi
-    done
-    no_other_process_at "${@:2}"
-    command_line spectrum "${checkpoints[@]}" --labels "${@:2}" --subset test --sequences "${SEQUENCES:-16}" \
-        --output "${OUTPUT:-$(dirname "$(results_file)")}/$1"
-}
+spectra() { engine spectra "$@"; }
 
-# command_line COMMAND OPTIONS…: print a command of fairseq-lowrank and run it, unless this is a dry run.
-command_line() {
-    printf '+ fairseq-lowrank %s\n' "$*" >&2
-    if [ -z "$DRY_RUN" ]; then python -m fairseq_lowrank.cli "$@"; fi
-}
+# run_folder ROW: print where a row is trained.
+run_folder() { engine folder "$1"; }
 
-# ---- what a smoke run changes: the corpus (Multi30k, a part of Brown), sizes and lengths; it is changed nowhere else
+# results_file: print where lines go.
+results_file() { engine results; }
 
-smoke_translation() { # FLAGS…
-    local wide=$((8 * $(last_value --encoder-attention-heads 4 "$@")))
-    echo "$(layers 1) $(width $wide) $(ffn 64) --max-tokens 1024 --update-freq 1 --max-update 20 --warmup-updates 5"
-}
-
-smoke_language_model() { # FLAGS…
-    local wide=$((8 * $(last_value --decoder-attention-heads 8 "$@")))
-    case " $* " in *" --head-dim "*) wide=64 ;; esac # heads need not divide it then
-    echo "--decoder-layers 1 $(lm_width $wide) --decoder-ffn-embed-dim 64 --tokens-per-sample 32 --max-tokens 512" \
-        "--update-freq 1 --max-update 10 --warmup-updates 2"
-    case " $* " in *" lowrank_transformer_lm_wiki103 "* | *_lm_gbw* | *--adaptive-input*)
-        echo "--adaptive-input-cutoff 200,1000 --adaptive-softmax-cutoff 200,1000" ;;
-    esac
-    case " $* " in *--embed-rank*) echo "--embed-rank 4" ;; esac
-}
-
-smoke_corpus() { # KIND CORPUS
-    case "$1 $2" in
-        "translation "*-x*) echo "multi30k-x${2##*-x}" ;;
-        translation*) echo multi30k ;;
-        *-bpe*) echo "brown-head500-bpe$((${2##*-bpe} < 2000 ? ${2##*-bpe} : 2000))" ;;
-        *) echo brown-head500 ;;
-    esac
-}
-
-# ---- the parts of a run
-
-# logged FILE COMMAND…: print the command and, unless this is a dry run, run it: all it says goes to FILE, its epochs to
-# the terminal too.
-logged() {
-    printf '+ %s\n' "${*:2}" >&2
-    if [ -n "$DRY_RUN" ]; then return; fi
-    "${@:2}" 2>&1 | tee -a "$1" | { grep --line-buffered -E 'epoch [0-9]+ \|' >&2 || true; } || {
-        echo "failed; the end of $1:" >&2
-        tail -n 5 "$1" >&2
-        return 1
-    }
-}
-
-# prepare CORPUS: the preparation script for a name such as iwslt14, multi30k-x10, wikitext-103-bpe2000 or brown-head500.
-prepare() {
-    local name="$1" flags=(${PREPARE:---workers 1})
-    if [[ "$name" =~ ^(.+)-x([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--join "${BASH_REMATCH[2]}"); fi
-    if [[ "$name" =~ ^(.+)-bpe([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--pieces "${BASH_REMATCH[2]}"); fi
-    if [[ "$name" =~ ^(.+)-head([0-9]+)$ ]]; then name="${BASH_REMATCH[1]}" flags+=(--head "${BASH_REMATCH[2]}"); fi
-    if [[ "$name" =~ ^(wikitext)-([0-9]+)$ ]]; then name=wikitext flags+=(--size "${BASH_REMATCH[2]}"); fi
-    printf '+ %s\n' "scripts/prepare_$name.sh ${flags[*]}" >&2
-    if [ -z "$DRY_RUN" ]; then "$ROOT/scripts/prepare_$name.sh" "${flags[@]}" >/dev/null; fi
-}
-
-# train DATA RUN FLAGS…: fairseq-train into RUN, going on where it stopped. RUN/trained holds the flags of a run that came
-# to its end and is empty before that: started again, fairseq would add an update before it looks at --max-update.
-train() {
-    local trained="$2/trained"
-    if [ -z "$DRY_RUN" ] && [ -e "$2/checkpoints/checkpoint_best.pt" ] && [ "$(cat "$trained" 2>&1)" = "${*:3}" ]; then
-        echo "$name (seed $SEED): trained already, see $2" >&2
-        return
-    fi
-    if [ -z "$DRY_RUN" ]; then : >"$trained"; fi
-    logged "$2/train.log" fairseq-train "$1" --user-dir "$USER_DIR" --save-dir "$2/checkpoints" "${@:3}"
-    if [ -z "$DRY_RUN" ]; then echo "${*:3}" >"$trained"; fi
-}
-
-# generate DATA RUN SPLIT: beam search with the best checkpoint, into RUN/generate-SPLIT.out.
-generate() {
-    local pieces=subword_nmt
-    case "$corpus" in multi30k*) pieces=sentencepiece ;; esac
-    if [ -z "$DRY_RUN" ]; then rm -f "$2/generate-$3.out"; fi
-    logged "$2/generate-$3.out" fairseq-generate "$1" --user-dir "$USER_DIR" --gen-subset "$3" --seed "$SEED" \
-        --path "$2/checkpoints/checkpoint_best.pt" --remove-bpe "$pieces" --max-tokens 4096 ${GENERATE:---beam 5} \
-        ${SMOKE:+--max-len-a 0 --max-len-b 10} # a model that has hardly begun does not know when to stop
-}
-
-# evaluate DATA RUN SPLIT FLAGS…: perplexity of the best checkpoint, into RUN/evaluate-SPLIT.out.
-evaluate() {
-    if [ -z "$DRY_RUN" ]; then rm -f "$2/evaluate-$3.out"; fi
-    logged "$2/evaluate-$3.out" fairseq-eval-lm "$1" --user-dir "$USER_DIR" --gen-subset "$3" "${@:4}" \
-        --path "$2/checkpoints/checkpoint_best.pt"
-}
-
-results() { python -m fairseq_lowrank.data.results "$@"; }
-
-results_file() {
-    if [ -n "${RESULTS:-}" ]; then
-        echo "$RESULTS"
-    elif [ -n "$SMOKE" ]; then
-        echo "$LOWRANK_WORK/smoke/results/$PAPER.jsonl"
-    else
-        echo "$ROOT/results/$PAPER.jsonl"
-    fi
-}
-
-# selected_rows: the rows to run: all, ROWS, or the outermost for SMOKE, less those whose line is there.
-selected_rows() {
-    local names=("${ROW_NAMES[@]}") finished="" name
-    if [ -n "$SMOKE" ]; then names=("${ROW_NAMES[0]}" "${ROW_NAMES[-1]}"); fi
-    if [ -n "${ROWS:-}" ]; then read -ra names <<<"$ROWS"; fi
-    if [ -z "$DRY_RUN" ]; then
-        finished="$(results finished --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --seed "$SEED" \
-            ${SMOKE:+--smoke})"
-    fi
-    for name in "${names[@]}"; do
-        if [ -z "${ROW_FLAGS[$name]:-}" ]; then
-            echo "no row '$name' here; rows: ${ROW_NAMES[*]}" >&2
-            return 2
-        elif grep -qxF -e "$name" <<<"$finished"; then
-            echo "$name (seed $SEED): done already, see $(results_file); RESULTS=OTHER.jsonl runs it all the same" >&2
-        else
-            echo "$name"
-        fi
-    done
-}
-
-# last_value FLAG DEFAULT FLAGS…: the value of a flag; where it is given several times, the last.
-last_value() {
-    local flag="$1" value="$2"
-    shift 2
-    while [ $# -gt 1 ]; do
-        if [ "$1" = "$flag" ]; then value="$2"; fi
-        shift
-    done
-    echo "$value"
-}
-
-run_rows() { # KIND
-    local name selected
-    KIND="$1"
-    selected="$(selected_rows)"
-    for name in $selected; do run_row "$name" "score_$KIND"; done
-}
-
-run_folder() { echo "$LOWRANK_WORK/${SMOKE:+smoke/}runs/$PAPER-$TABLE/$1-seed$SEED"; }
-
-run_row() { # NAME [SCORE]
-    local name="$1" corpus="${ROW_CORPUS[$1]}" flags data run
-    read -ra flags <<<"${ROW_FLAGS[$name]} ${COMMON[*]} ${PRECISION:-} --seed $SEED ${LOGGING[*]} $EXTRA"
-    if [ -n "$SMOKE" ]; then
-        corpus="$(smoke_corpus "$KIND" "$corpus")"
-        flags+=($("smoke_$KIND" "${flags[@]}"))
-    fi
-    data="$LOWRANK_WORK/data/$corpus"
-    run="$(run_folder "$name")"
-    if [ -z "$DRY_RUN" ]; then mkdir -p "$run"; else run_parts "${@:2}"; return; fi
+# engine COMMAND …: hand rows and settings to the engine.
+engine() {
+    local name
+    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE VALID RESULTS ALONE THREADS SEQUENCES OUTPUT
     {
-        if flock -n 9; then
-            run_parts "${@:2}"
-        else
-            echo "$name (seed $SEED): another process is at it" >&2
-            BUSY+=("$name")
-        fi
-    } 9>"$run/lock"
-}
-
-run_parts() { # [SCORE]; the rest is run_row's
-    prepare "$corpus"
-    train "$data/bin" "$run" "${flags[@]}"
-    "$@"
-}
-
-# no_other_process_at ROWS…: fail if another process is at one of these rows, or was when its turn came here.
-no_other_process_at() {
-    local name lock
-    if [ -n "$DRY_RUN" ]; then return; fi
-    for name in "$@"; do
-        lock="$(run_folder "$name")/lock"
-        if [[ " ${BUSY[*]} " == *" $name "* ]] || { [ -e "$lock" ] && ! flock -n "$lock" true; }; then
-            echo "$PAPER $TABLE: another process is at $name (seed $SEED); call this again when that has ended" >&2
-            return 1
-        fi
-    done
-}
-
-score_translation() {
-    local target options=() split
-    target="$(last_value --target-lang en "${flags[@]}")"
-    for split in ${VALID:+valid} test; do generate "$data/bin" "$run" "$split"; done
-    if [ -n "${VALID:-}" ]; then options+=(--valid "$run/generate-valid.out" --valid-references "$data/tok/valid.$target"); fi
-    # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
-    if [ -f "$data/raw/test.$target" ]; then options+=(--raw-references "$data/raw/test.$target" --language "$target"); fi
-    record bleu --generated "$run/generate-test.out" --references "$data/tok/test.$target" "${options[@]}"
-}
-
-# The context window is in proportion to fairseq's 400 of 512.
-score_language_model() {
-    local length
-    length="$(last_value --tokens-per-sample 512 "${flags[@]}")"
-    evaluate "$data/bin" "$run" test --tokens-per-sample "$length" --context-window $((length * 25 / 32)) \
-        --max-tokens "$((length > 2048 ? length : 2048))"
-    record perplexity --evaluated "$run/evaluate-test.out"
-}
-
-record() { # METRIC OPTIONS…
-    if [ -n "$DRY_RUN" ]; then return; fi
-    results "$1" --file "$(results_file)" --paper "$PAPER" --table "$TABLE" --row "$name" --seed "$SEED" \
-        --flags "${flags[*]}" --log "$run/train.log" --checkpoint "$run/checkpoints/checkpoint_best.pt" --split "${SPLIT:-test}" "${@:2}" ${SMOKE:+--smoke}
+        printf 'paper\t%s\ntable\t%s\nsplit\t%s\n' "$PAPER" "$TABLE" "${SPLIT:-test}"
+        printf 'common\t%s\n' "${COMMON[*]}"
+        for name in "${ROW_NAMES[@]}"; do printf 'row\t%s\t%s\t%s\n' "$name" "${ROW_CORPUS[$name]}" "${ROW_FLAGS[$name]}"; done
+    } | python -m fairseq_lowrank.runs --kind "$KIND" --root "$ROOT" "$@"
 }

@@ -8,3 +8,33 @@ export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 # glibc would give the memory of every large tensor back and fetch it again page by page: 8% of the time of a CPU run.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592}"
 if [ -x "$ROOT/.venv/bin/python" ]; then PATH="$ROOT/.venv/bin:$PATH"; fi
+
+# switch NAME: a variable that is 1, or 0 or empty for off.
+switch() {
+    case "${!1:-}" in
+        1) ;;
+        "" | 0) printf -v "$1" '' ;;
+        *)
+            echo "$1=${!1}: expected 1, or 0 for off" >&2
+            exit 2
+            ;;
+    esac
+}
+
+# no_arguments SCRIPT SETTINGS ARGUMENTS…: a script that takes none prints its head and that of SETTINGS for --help, and
+# refuses others.
+no_arguments() {
+    case "${3:-}" in
+        "") if [ $# -lt 3 ]; then return; fi ;;
+        -h | --help)
+            if [ $# = 3 ]; then
+                sed '1{/^#!/d}; /^#/!Q; s/^# \{0,1\}//' "$1"
+                echo
+                sed -n '/^# From outside:/,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$2"
+                exit
+            fi
+            ;;
+    esac
+    echo "$(basename "$1"): unknown argument '${3}'; it takes settings from the environment: see --help" >&2
+    exit 2
+}

@@ -41,17 +41,17 @@ source "$root/examples/environment.sh"
 presets="$(python -c 'from fairseq_lowrank.attention import PRESETS; print(*PRESETS)')"
 [[ " $presets " == *" $attention "* ]] || refuse "--attention $attention: expected one of $presets"
 
-report() { python "$ROOT/examples/quickstart/report.py" "$@"; }
+switch SMOKE
+show() { python "$ROOT/examples/quickstart/report.py" "$@"; }
 
 if [ "$data" = multi30k ]; then
-    work="$LOWRANK_WORK${SMOKE:+/smoke}"
-    run="$work/runs/multi30k-compare/$attention-seed1"
-    export ROWS="$attention" RESULTS="$work/quickstart/multi30k.jsonl"
-    mkdir -p "$work/quickstart"
-    "$ROOT/examples/multi30k/compare.sh"
-    grep -qsF "\"row\": \"$attention\"" "$RESULTS" || exit 1 # compare.sh has said why
-    DRY_RUN=1 "$ROOT/examples/multi30k/compare.sh" 2>&1 | sed 's/^+ //' >"$run/commands"
-    report --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate-test.out" \
+    ROWS="$attention" SEED=1 RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/multi30k.jsonl"
+    source "$ROOT/examples/multi30k/compare.sh"
+    run="$(run_folder "$ROWS")"
+    # where this row has no line, or one with other flags than now, the recipe has said so
+    grep -qsF "\"row\": \"$ROWS\"" "$RESULTS" && [ -e "$run/generate-test.out" ] || exit 1
+    (DRY_RUN=1 && translation_rows) 2>&1 | sed 's/^+ //' >"$run/commands"
+    show --data "$LOWRANK_WORK/data/multi30k/bin" --commands "$run/commands" --generated "$run/generate-test.out" \
         --checkpoint "$run/checkpoints/checkpoint_best.pt" \
         --sources "$LOWRANK_WORK/data/multi30k/tok/test.de" --references "$LOWRANK_WORK/data/multi30k/tok/test.en"
     exit
@@ -134,5 +134,5 @@ your own sentences, in words of the corpus and with a space before each mark:
 fairseq-interactive $corpus/bin --user-dir $ROOT/fairseq_lowrank --path $run/checkpoints/checkpoint_best.pt --beam 5
 END
 echo >&2
-report --data "$corpus/bin" --sources "$corpus/test.de" --references "$corpus/test.en" \
+show --data "$corpus/bin" --sources "$corpus/test.de" --references "$corpus/test.en" \
     --generated "$run/generate.out" --checkpoint "$run/checkpoints/checkpoint_best.pt" --commands "$run/commands"

@@ -66,7 +66,9 @@ def fairseq_command(monkeypatch, capsys, caplog):
     import fairseq_cli.validate
     from fairseq import checkpoint_utils
 
-    import fairseq_lowrank.plugin  # noqa: F401
+    from fairseq_lowrank.plugin.commands import end_commands_in_one_line
+
+    end_commands_in_one_line()  # as --user-dir does while the command runs
 
     def run(name: str, *args) -> str:
         # fairseq keeps the best score on this function: it must not travel from one training to the next
@@ -77,6 +79,21 @@ def fairseq_command(monkeypatch, capsys, caplog):
         with caplog.at_level("INFO"):
             getattr(fairseq_cli, name.replace("-", "_")).cli_main()
         return "\n".join([capsys.readouterr().out, *caplog.messages])
+
+    return run
+
+
+@pytest.fixture
+def refusal(fairseq_command, capsys):
+    """``refusal("train", DATA, …)``: the one line with which ``fairseq-train DATA …`` ends, with code 2."""
+
+    def run(name: str, *args) -> str:
+        with pytest.raises(SystemExit) as exit:
+            fairseq_command(name, *args)
+        assert exit.value.code == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"fairseq-{name}: error: ")
+        return line
 
     return run
 

@@ -1,18 +1,18 @@
 """The recipes: every command that they would run is one that fairseq accepts."""
 
-import fcntl
 import gzip
+import itertools
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.runs.__main__ import main
+from fairseq_lowrank.runs.results import read_results
 
 SIZES = {
     *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),
@@ -28,76 +28,48 @@ RECIPES = sorted(
 )
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    """``recipe(name, **environment)``: run a recipe, by default without running any command of fairseq."""
+# Stands for Python in a recipe's shell: keeps what it is called with, and the rows on its standard input.
+KEEP = """() {
+    local call="$CALLS/$(printf %03d "$(ls "$CALLS" | wc -l)")"
+    mkdir "$call"
+    printf '%s\\n' "$@" >"$call/arguments"
+    env -0 >"$call/environment"
+    cat >"$call/rows"
+    if [ "${*: -1}" = results ]; then echo "$RESULTS"; fi
+}"""
 
-    def run(name: str, *, fails: bool = False, **environment) -> subprocess.CompletedProcess:
-        keep = {
-            name: os.environ[name]
-            for name in ("PATH", "HOME", "LOWRANK_DATA", "CUDA_VISIBLE_DEVICES")
-            if name in os.environ
-        }
-        work = {
-            "LOWRANK_WORK": str(tmp_path / "work"),
-            "RESULTS": str(tmp_path / "results.jsonl"),
-            "DRY_RUN": "1",
-            "THREADS": "1",
-        }
-        done = subprocess.run(
-            ["bash", ROOT / "examples" / name],
-            env=keep | work | {key: str(value) for key, value in environment.items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+
+def shell(name: str, *arguments: str, **variables) -> subprocess.CompletedProcess:
+    """Run a recipe with nothing in its environment but these variables and where things are."""
+    here = ("PATH", "HOME", "LOWRANK_DATA", "CUDA_VISIBLE_DEVICES")
+    environment = {key: os.environ[key] for key in here if key in os.environ}
+    environment |= {key: str(value) for key, value in variables.items()}
+    command = ["bash", ROOT / "examples" / name, *arguments]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture
+def recipe(tmp_path, capsys):
+    """``recipe(name, **variables)``: a dry run of a recipe, its engine in this process; its status and what it said."""
+    calls = itertools.count()
+
+    def run(name: str, *, fails: bool = False, **variables) -> subprocess.CompletedProcess:
+        kept = tmp_path / f"calls-{next(calls)}"
+        kept.mkdir()
+        work = {"LOWRANK_WORK": tmp_path / "work", "RESULTS": tmp_path / "results.jsonl", "DRY_RUN": 1, "THREADS": 1}
+        done = shell(name, **work | {"CALLS": kept, "BASH_FUNC_python%%": KEEP} | variables)
+        for call in sorted(kept.iterdir()):
+            *_, command = arguments = (call / "arguments").read_text().splitlines()[2:]
+            if done.returncode == 0 and command != "results":
+                environment = dict(
+                    text.split("=", 1) for text in (call / "environment").read_text().split("\0") if text
+                )
+                with open(call / "rows") as rows:
+                    done.returncode = main(arguments, environment, rows)
+                said = capsys.readouterr()
+                done.stdout += said.err + said.out
         assert (done.returncode != 0) == fails, done.stdout
         return done
-
-    return run
-
-
-# Stands for fairseq's commands and Python: notes its call in CALLS, fails if it is named in FAILS; training leaves a checkpoint.
-STAND_IN = """#!/usr/bin/env bash
-name="$(basename "$0")"
-case "$name $*" in
-    *" finished "*) echo "$FINISHED"; exit ;;
-    *.corpora*) exit ;;
-    python*) name="$3" ;;
-esac
-echo "$name" >>"$CALLS"
-[ "$name" != "${FAILS:-}" ] || exit 1
-if [ "$name" = fairseq-train ]; then
-    while [ "$1" != --save-dir ]; do shift; done
-    mkdir -p "$2" && touch "$2/checkpoint_best.pt"
-fi
-"""
-
-
-@pytest.fixture
-def rehearse(tmp_path):
-    """``rehearse(name, **environment)``: run a copy of a recipe over stand-ins; the calls it made, or what it said if it failed."""
-    root, tools, calls = tmp_path / "repository", tmp_path / "tools", tmp_path / "calls"
-    tools.mkdir()
-    for folder in ("examples", "scripts"):
-        shutil.copytree(ROOT / folder, root / folder)
-    for name in ("python", "fairseq-train", "fairseq-generate", "fairseq-eval-lm"):
-        (tools / name).write_text(STAND_IN)
-        (tools / name).chmod(0o755)
-
-    def run(name: str, *, fails: str = "", **environment) -> list[str]:
-        calls.write_text("")
-        own = {"PATH": f"{tools}:{os.environ['PATH']}", "LOWRANK_WORK": tmp_path / "work", "CALLS": calls}
-        own |= {"FAILS": fails, "FINISHED": "", "THREADS": "1"}
-        done = subprocess.run(
-            ["bash", root / "examples" / name],
-            env={key: str(value) for key, value in (own | environment).items()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert (done.returncode != 0) == bool(fails), done.stdout
-        return calls.read_text().split()
 
     return run
 
@@ -163,24 +135,19 @@ def slices(corpus, tmp_path_factory):
         ("brown/compare.sh", "mhe-mul", "perplexity", ""),
     ],
 )
-def test_a_smoke_run_ends_in_one_line_and_is_not_run_twice(recipe, slices, tmp_path, name, row, metric, prepare):
-    settings = {"DRY_RUN": "", "SMOKE": 1, "ROWS": row, "LOWRANK_DATA": slices, "PREPARE": prepare}
-    recipe(name, **settings)
+def test_a_smoke_run_ends_in_one_line_and_is_not_run_twice(slices, tmp_path, name, row, metric, prepare):
+    settings = {"SMOKE": 1, "ROWS": row, "LOWRANK_DATA": slices, "PREPARE": prepare, "THREADS": 1}
+    settings |= {"LOWRANK_WORK": tmp_path / "work", "RESULTS": tmp_path / "results.jsonl"}
+    done = shell(name, **settings)
+    assert done.returncode == 0, done.stdout
     [line] = read_results(tmp_path / "results.jsonl")
     assert (line["row"], line["metric"], line["smoke"]) == (row, metric, True)
     assert line["updates"] > 0 and line["value"] >= 0 and line["attention_parameters"] < line["parameters"]
-    assert f"{row} (seed 1): done already" in recipe(name, **settings).stdout
+    assert line["machine"]["threads"] == 1 and line["alone"] is False and len(line["commit"]) >= 5
+    log = gzip.decompress((tmp_path / line["log"]).read_bytes()).decode()
+    assert log.startswith("+ fairseq-train $LOWRANK_WORK/data/") and str(tmp_path) not in log
+    assert f"{row} (seed 1): done already" in shell(name, **settings).stdout
     assert len(read_results(tmp_path / "results.jsonl")) == 1
-
-
-def test_a_run_that_was_interrupted_after_training_is_only_scored(rehearse):
-    row = {"ROWS": "mha"}
-    assert rehearse("multi30k/compare.sh", fails="fairseq-generate", **row) == ["fairseq-train", "fairseq-generate"]
-    assert rehearse("multi30k/compare.sh", **row) == ["fairseq-generate", "bleu"]
-    longer = row | {"EXTRA": "--max-epoch 13"}
-    assert rehearse("multi30k/compare.sh", fails="fairseq-train", **longer) == ["fairseq-train"]
-    # the checkpoint is now neither of the first length nor of the second
-    assert rehearse("multi30k/compare.sh", **row) == ["fairseq-train", "fairseq-generate", "bleu"]
 
 
 @pytest.mark.parametrize(
@@ -260,11 +227,12 @@ def test_batches_are_split_over_the_gpus_that_fairseq_sees(recipe, tmp_path):
     four = {"name": "mixhead/table4.sh", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for visible, count in (("1,3", 2), ("GPU-2", 1), ("0,-1,1", 1), ("2,9,3", 1), ("", 1), ("0,1,2,3", 4)):
         assert tokens_per_update(recipe(**four, CUDA_VISIBLE_DEVICES=visible).stdout, count) == {4096}
-    said = recipe(**four, DRY_RUN="", GPUS=3, CUDA_VISIBLE_DEVICES="1,3", fails=True).stdout
-    assert said == "GPUS=3: expected a number up to 2, the GPUs that are here\n"
-    shell = ["bash", "-c", 'source "$0" && echo "$CUDA_VISIBLE_DEVICES"', ROOT / "examples" / "common.sh"]
+    for off in ("", "0"):
+        said = recipe(**four, DRY_RUN=off, GPUS=3, CUDA_VISIBLE_DEVICES="1,3", fails=True).stdout
+        assert said == "GPUS=3: expected a number up to 2, the GPUs that are here\n"
+    command = ["bash", "-c", 'source "$0" && echo "$CUDA_VISIBLE_DEVICES"', ROOT / "examples" / "common.sh"]
     chosen = {"PATH": four["PATH"], "HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": "3,1,0", "GPUS": "2"}
-    assert subprocess.run(shell, env=chosen, capture_output=True, text=True).stdout == "3,1\n"
+    assert subprocess.run(command, env=chosen, capture_output=True, text=True).stdout == "3,1\n"
 
 
 def test_wmt14_has_the_learning_rate_of_fairseqs_recipe_for_each_size(recipe):
@@ -275,36 +243,54 @@ def test_wmt14_has_the_learning_rate_of_fairseqs_recipe_for_each_size(recipe):
     assert rates == {"lowrank_transformer_wmt_en_de": {"0.0007"}, "lowrank_transformer_wmt_en_de_big": {"0.0005"}}
 
 
-def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(rehearse):
-    row = {"ROWS": "mha-h32", "FINISHED": "mha-h32"}
-    assert rehearse("brown/spectra.sh", fails="fairseq-train", **row) == ["fairseq-train"]
-    assert rehearse("brown/spectra.sh", **row) == ["fairseq-train", "spectrum"]
-    assert rehearse("brown/spectra.sh", **row) == ["spectrum"]
-
-
-@pytest.mark.parametrize("name, row", [("brown/spectra.sh", "mha-h32"), ("mixhead/fig2.sh", "h4-mha")])
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(rehearse, tmp_path, name, row, finished):
-    table = {"brown/spectra.sh": "brown-compare", "mixhead/fig2.sh": "mixhead-table4"}[name]
-    run = tmp_path / "work" / "runs" / table / f"{row}-seed1"
-    (run / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / "checkpoint_best.pt").touch()
-    with open(run / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert rehearse(name, ROWS=row, FINISHED=row if finished else "", fails="the lock") == []
-    assert rehearse(name, ROWS=row, FINISHED=row)[-1] in ("spectrum", "report")
-
-
-def test_a_row_that_a_recipe_does_not_have_is_refused_with_those_it_has(recipe):
-    said = recipe("mixhead/table7.sh", ROWS="mha mixhead-c", fails=True).stdout
-    assert said.splitlines()[-1] == "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"
-
-
-def test_a_recipe_without_its_corpus_says_what_to_get(recipe, tmp_path):
-    said = recipe("mixhead/table2.sh", DRY_RUN="", ROWS="vanilla-mha", LOWRANK_DATA=tmp_path, fails=True).stdout
+@pytest.mark.parametrize("data", ["", "missing"])
+def test_a_recipe_without_its_corpus_says_what_to_get_and_leaves_nothing_behind(tmp_path, data):
+    work = {"LOWRANK_WORK": tmp_path / "work", "RESULTS": tmp_path / "results.jsonl"}
+    done = shell("mixhead/table2.sh", ROWS="vanilla-mha", LOWRANK_DATA=tmp_path / data, **work)
+    assert done.returncode == 2
+    said = done.stdout.splitlines()[-1]
     assert "lacks wiki.train.tokens or train.txt" in said and "wikitext-2-v1.zip" in said
     assert 'LOWRANK_DATA=FOLDER, with them in FOLDER/wikitext-2, or PREPARE="--download"' in said
-    assert not (tmp_path / "results.jsonl").exists()
+    assert not (tmp_path / "results.jsonl").exists() and not (tmp_path / "work" / "runs").exists()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_explains_itself_and_refuses_arguments(name):
+    shown = shell(name, "--help")
+    head = (ROOT / "examples" / name).read_text().splitlines()[1].removeprefix("# ")
+    assert shown.returncode == 0 and shown.stdout.startswith(head) and "  SMOKE=1 " in shown.stdout
+    assert "fairseq-train" not in shown.stdout.replace("flags of fairseq-train", "")
+    for wrong in (["mha"], ["--rows", "mha"], ["--help", "mha"], [""]):
+        refused = shell(name, *wrong)
+        assert refused.returncode == 2 and refused.stdout.count("\n") == 1
+        assert refused.stdout.startswith(f"{Path(name).name}: unknown argument '{wrong[0]}'")
+
+
+@pytest.mark.parametrize(
+    "variables, message",
+    [
+        ({"SMOKE": "yes"}, "SMOKE=yes: expected 1, or 0 for off"),
+        ({"DRY_RUN": "2"}, "DRY_RUN=2: expected 1, or 0 for off"),
+        ({"ALONE": "perhaps"}, "ALONE=perhaps: expected 1, or 0 for off"),
+        ({"SEED": "abc"}, "SEED=abc: expected a whole number from 0 to 2147483647"),
+        ({"SEED": "-1"}, "SEED=-1: expected a whole number from 0 to 2147483647"),
+        ({"SEED": "99999999999"}, "SEED=99999999999: expected a whole number from 0 to 2147483647"),
+        ({"THREADS": "0"}, "THREADS=0: expected a whole number from 1"),
+        ({"THREADS": "many"}, "THREADS=many: expected a whole number from 1"),
+        ({"EXTRA": "--lr '1"}, "EXTRA=--lr '1: no closing quotation"),
+        ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
+        ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),
+        ({"RESULTS": "/"}, "RESULTS=/: expected a file, this is a folder"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_in_one_line(recipe, variables, message):
+    refused = recipe("mixhead/table7.sh", fails=True, **variables)
+    assert (refused.returncode, refused.stdout) == (2, f"{message}\n")
+
+
+def test_0_switches_a_trial_off(recipe):
+    off, unset = (recipe("mixhead/table7.sh", SMOKE=value).stdout for value in ("0", ""))
+    assert off == unset and "--max-update 286000" in off
 
 
 def test_smoke_runs_take_the_first_and_the_last_row_and_change_sizes_alone(recipe):

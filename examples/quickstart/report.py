@@ -7,7 +7,7 @@ from pathlib import Path
 
 from corpus import detokenize
 
-from fairseq_lowrank.data.results import bleu, read_hypotheses
+from fairseq_lowrank.runs.scoring import bleu, read_hypotheses
 
 
 def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import inspect
-import re
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import fairseq.modules
 import torch
 from fairseq import options
 from fairseq.data import Dictionary
@@ -18,6 +19,8 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
+    MODEL_REGISTRY,
+    FairseqDecoder,
     FairseqEncoderModel,
     FairseqLanguageModel,
 )
@@ -27,11 +30,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fairseq_lowrank.plugin
+from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.models.options import as_namespace
 
 STACKS = ("encoder", "decoder")
-# What tells an attention layer from other modules: these arguments of its forward.
-CONTRACT = {"query", "key", "value", "need_head_weights"}
+ATTENTION = (MultiheadAttention, fairseq.modules.MultiheadAttention)
 
 
 class AttentionLayer(NamedTuple):
@@ -44,21 +47,22 @@ class AttentionLayer(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """Every attention layer with fairseq's forward contract, in the model's order."""
-    found = []
-    for name, module in model.named_modules():
-        if not inspect.signature(module.forward).parameters.keys() >= CONTRACT:
-            continue
-        found.append(AttentionLayer(name, *place(name), module))
-    return found
+    """Every attention layer, ours or fairseq's, in the model's order."""
+    return [
+        AttentionLayer(name, *_place(model, name, module), module)
+        for name, module in model.named_modules()
+        if isinstance(module, ATTENTION)
+    ]
 
 
-def place(name: str) -> tuple[str, int]:
-    """(site, layer) of an attention layer, by its module's name in fairseq's models."""
-    layer = int(re.search(r"\.(\d+)\.", name)[1])
-    if name.endswith("encoder_attn"):
+def _place(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:
+    """(site, layer) of an attention layer, by what it and the modules around it are."""
+    parts = name.split(".")
+    owners = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    layer = next((int(parts[depth]) for depth, owner in enumerate(owners) if isinstance(owner, nn.ModuleList)), 0)
+    if attention.encoder_decoder_attention:
         return "cross", layer
-    return ("encoder" if name.startswith("encoder.") else "decoder"), layer
+    return ("decoder" if any(isinstance(owner, FairseqDecoder) for owner in owners) else "encoder"), layer
 
 
 class _SizedDictionary(Dictionary):
@@ -118,6 +122,20 @@ def offers_attention(architecture: str) -> bool:
 def model_name(args: Namespace) -> str:
     """The registered model (not the architecture) that arguments belong to."""
     return ARCH_MODEL_NAME_REGISTRY.get(args.arch, args.arch)
+
+
+def our_arguments(args: Namespace) -> Namespace | None:
+    """The same arguments for the architecture of ours that has them all, None where there is none."""
+    args = copy(args)
+    if not model_name(args).startswith("lowrank_"):
+        ours = f"lowrank_{model_name(args)}"
+        if ours not in MODEL_REGISTRY:
+            return None
+        args.arch = ours
+        for one in fields(MODEL_DATACLASS_REGISTRY[ours]) if ours in MODEL_DATACLASS_REGISTRY else ():
+            if not hasattr(args, one.name):
+                setattr(args, one.name, one.default)
+    return args
 
 
 def _default_task(architecture: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
-
-from fairseq_lowrank.analysis.architecture import place
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
@@ -19,7 +19,7 @@ def mixing_measures(matrix: Tensor) -> dict[str, float]:
     return {
         "from_identity": (matrix - identity).norm().item(),
         "from_orthogonal": (matrix.T @ matrix - identity).norm().item(),
-        "off_diagonal": (1 - square.diagonal().sum() / square.sum().clamp_min(1e-30)).item(),
+        "off_diagonal": (1 - square.diagonal().sum() / square.sum().clamp_min(1e-30)).clamp_min(0).item(),
     }
 
 
@@ -43,7 +43,7 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
         site, layer = place(name)
         entry = layers.setdefault(name, {"name": name, "site": site, "layer": layer})
         if ".head_embeddings." in key:
-            entry[rest] = tensor.double().norm(dim=-1).tolist()
+            entry |= {rest: tensor.double().norm(dim=-1).tolist(), "head_dim": tensor.size(-1)}
         elif rest == "query_weight":
             entry["query_weight_norm"] = tensor.double().norm().item()
         elif rest == "weight":
@@ -54,7 +54,17 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
             entry["kind"] = "mean M_t" if mean is not None else "B" if "query_weight_norm" in entry else "M"
             matrix = entry["matrix"] if mean is None else mean
             entry |= {"matrix": matrix.tolist(), **mixing_measures(matrix)}
+            if (output := parameters.get(f"{name}.out_proj.weight")) is not None:
+                entry["head_dim"] = output.size(1) // len(matrix)
     return list(layers.values())
+
+
+def place(name: str) -> tuple[str, int]:
+    """(site, layer) of an attention layer of a state dict, by its name in fairseq's models."""
+    layer = int(re.search(r"\.(\d+)\.", name)[1])
+    if name.endswith("encoder_attn"):
+        return "cross", layer
+    return ("encoder" if name.startswith("encoder.") else "decoder"), layer
 
 
 def draw_mixing(layers: list[dict]):
@@ -79,25 +89,36 @@ def draw_mixing(layers: list[dict]):
             for j, row in enumerate(layer["matrix"]):
                 for i, value in enumerate(row):
                     shade = "white" if abs(value) > 0.6 * limit else "black"
-                    axes.text(i, j, f"{value:.2f}", ha="center", va="center", fontsize=5.5, color=shade)
+                    axes.text(i, j, pictures.number(value), ha="center", va="center", fontsize=5.5, color=shade)
+    sizes = dict.fromkeys(
+        f"{len(layer['matrix'])} heads" + (f" of size d_k = {layer['head_dim']}" if "head_dim" in layer else "")
+        for layer in layers
+    )
+    figure.suptitle(f"Mixing of {' or '.join(sizes)}", fontsize=10)
     figure.supxlabel("mixed head i", fontsize=9)
     figure.supylabel("head j", fontsize=9)
-    figure.colorbar(image, ax=plots, shrink=0.6)
+    figure.colorbar(image, ax=plots, shrink=0.6).set_label("M[j, i]", fontsize=8)
     return figure
 
 
 def draw_embeddings(layers: list[dict]):
     """Norms of the head embeddings, a plot for queries, keys and values, as a matplotlib figure."""
+    from matplotlib.ticker import MaxNLocator
+
     from fairseq_lowrank.analysis import pictures
 
     layers = [layer for layer in layers if "query" in layer]
-    figure, plots = pictures.grid(3, width=3.4, height=1.2 + 0.22 * len(layers))
+    figure, plots = pictures.grid(3, width=3.4, height=1.5 + 0.22 * len(layers))
+    figure.suptitle(
+        f"Norms of head embeddings: {len(layers[0]['query'])} heads of size d_k = {layers[0]['head_dim']}", fontsize=10
+    )
     limit = max(value for layer in layers for part in ("query", "key", "value") for value in layer[part])
     for part, axes in zip(("query", "key", "value"), plots, strict=True):
         image = axes.imshow([layer[part] for layer in layers], cmap="viridis", vmin=0, vmax=limit, aspect="auto")
         axes.grid(False)
-        axes.set_title(f"{part} embedding norms", fontsize=9)
+        axes.set_title(f"{part} embeddings", fontsize=9)
         axes.set_xlabel("head", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_yticks(range(len(layers)), [f"{layer['site']} {layer['layer']}" for layer in layers], fontsize=7)
-    figure.colorbar(image, ax=plots, shrink=0.8)
+    figure.colorbar(image, ax=plots, shrink=0.8).set_label("ℓ2 norm", fontsize=8)
     return figure

@@ -181,7 +181,7 @@ def sweep(
     return rows
 
 
-def draw(rows: list[dict], quantity: str, architecture: str):
+def draw(rows: list[dict], quantity: str, architecture: str, heads: int, head_dim: int):
     """Attention parameters against a size, as a matplotlib figure; presets within 2 % of each other share a line."""
     from fairseq_lowrank.analysis import pictures
 
@@ -195,11 +195,13 @@ def draw(rows: list[dict], quantity: str, architecture: str):
         else:
             lines.append((points, [preset]))
     figure, axes = pictures.new_figure()
-    for points, presets in sorted(lines, key=lambda line: -max(line[0].values())):
+    lines = sorted(lines, key=lambda line: -max(line[0].values()))
+    for (points, presets), style in zip(lines, pictures.styles(presets[0] for _, presets in lines), strict=True):
         parameters = [number / 1e6 for number in points.values()]
-        axes.plot(list(points), parameters, marker="o", markersize=3.5, label=", ".join(presets))
+        axes.plot(list(points), parameters, **style, marker="o", markersize=3.5, label=", ".join(presets))
+    fixed = {"heads": f"d_k = {head_dim}", "layers": f"h = {heads}, d_k = {head_dim}", "head-dim": f"h = {heads}"}
     label = {"heads": "heads (head size fixed)", "layers": "layers", "head-dim": "head size (width fixed)"}[quantity]
-    axes.set(xlabel=label, ylabel="attention parameters, millions", title=architecture)
+    axes.set(xlabel=label, ylabel="attention parameters, millions", title=f"{architecture}, {fixed[quantity]}")
     axes.set_xticks([value for value in SWEEPS[quantity] if value >= max(SWEEPS[quantity]) / 16])
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8)

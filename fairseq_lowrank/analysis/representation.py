@@ -213,11 +213,13 @@ def draw(fits: list[Fit], n: int, heads: int):
         label = f"{method}, {series.replace('h ', f'{heads} ').replace('into h', f'into {heads}')}"
         if any(fit.error < 1e-8 for fit in chosen):
             label += " (exact: drawn at 1e-8)"
-        style = "--" if method == "closed form" else "-"
+        kind = "mha" if series == ONE_HEAD else "mixhead-a"
+        dashed = method == "closed form" or series == ALL_MATRICES
         axes.plot(
             [fit.head_dim for fit in chosen],
             [max(fit.error, 1e-8) for fit in chosen],
-            style,
+            "--" if dashed else "-",
+            color=pictures.COLOURS[kind],
             marker="o",
             markersize=3.5,
             label=label,
@@ -235,7 +237,7 @@ def draw(fits: list[Fit], n: int, heads: int):
         xlabel="head size d_k",
         ylabel="relative error ‖P̂ − P‖ / ‖P‖",
         yscale="log",
-        title=f"Random row-stochastic {n}×{n} matrices",
+        title=f"Random row-stochastic n×n matrices, n = {n}, h = {heads}",
     )
     axes.legend(fontsize=8)
     return figure

@@ -97,17 +97,21 @@ class Spectra:
         values = singular_values(weights[:, 0])
         found = {"curve": resample(cumulative_curve(values)), **measures(values, head_dim)}
         found["head_dim"] = torch.full_like(found["area"], head_dim)
+        found["length"] = torch.full_like(found["area"], values.size(-1))
         self.layers.setdefault((site, layer), []).append(found)
 
     def summary(self) -> dict[str, dict]:
-        """By site: `layers`, each with its measures, mean curve and heads, and the `mean` over layers."""
+        """By site: `layers`, each with its measures, mean curve and heads, and the `mean` over layers.
+
+        `length` is the mean of the matrices' smaller sides.
+        """
         sites: dict[str, dict] = {}
         for (site, layer), found in sorted(self.layers.items()):
             heads = {name: torch.stack([one[name] for one in found]).mean(0) for name in found[0]}
-            head_dim = int(heads.pop("head_dim")[0])
+            head_dim, length = int(heads.pop("head_dim")[0]), float(heads.pop("length")[0])
             rows = [{name: value[head].tolist() for name, value in heads.items()} for head in range(len(heads["area"]))]
             entry = {"layer": layer, "head_dim": head_dim, **_mean(heads), "heads": rows}
-            sites.setdefault(site, {"layers": []})["layers"].append(entry)
+            sites.setdefault(site, {"length": length, "layers": []})["layers"].append(entry)
         for site in sites.values():
             names = [name for name in site["layers"][0] if name not in ("layer", "head_dim", "heads")]
             site["mean"] = {
@@ -130,16 +134,19 @@ def draw_layers(results: list[dict], site: str):
 
     count = max(len(result["sites"][site]["layers"]) for result in results)
     figure, plots = pictures.grid(count)
+    styles = pictures.styles(result["label"] for result in results)
     for number, axes in enumerate(plots):
-        for color, result in enumerate(results):
+        for style, result in zip(styles, results, strict=True):
             layers = result["sites"][site]["layers"]
             if number < len(layers):
                 for head in layers[number]["heads"]:
-                    _plot(axes, head["curve"], color=f"C{color}", linewidth=0.5, alpha=0.25)
+                    _plot(axes, head["curve"], color=style["color"], linewidth=0.5, alpha=0.25)
                 # above the heads of every checkpoint
-                _plot(axes, layers[number]["curve"], color=f"C{color}", linewidth=2, label=result["label"], zorder=3)
+                label = pictures.plain(result["label"])
+                _plot(axes, layers[number]["curve"], **style, linewidth=2, label=label, zorder=3)
         axes.set_title(f"{site}, layer {number}", fontsize=9)
     plots[0].legend(fontsize=7, loc="lower right")
+    figure.suptitle(f"{_about(results, site)}: heads (thin) and their mean (bold)", fontsize=10)
     _name_axes(figure)
     return figure
 
@@ -149,14 +156,23 @@ def draw_mean(results: list[dict], site: str):
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure(5.5, 4.4)
-    for color, result in enumerate(results):
+    for style, result in zip(pictures.styles(result["label"] for result in results), results, strict=True):
         for layer in result["sites"][site]["layers"]:
-            _plot(axes, layer["curve"], color=f"C{color}", linewidth=0.7, linestyle="--", alpha=0.6)
-        _plot(axes, result["sites"][site]["mean"]["curve"], color=f"C{color}", linewidth=2.4, label=result["label"])
-    axes.set_title(f"{site} attention: layers (dashed) and their mean (bold)", fontsize=10)
+            _plot(axes, layer["curve"], color=style["color"], linewidth=0.7, alpha=0.6)
+        label = pictures.plain(result["label"])
+        _plot(axes, result["sites"][site]["mean"]["curve"], **style, linewidth=2.4, label=label)
+    axes.set_title(f"{_about(results, site)}: layers (thin), their mean (bold)", fontsize=10)
     axes.legend(fontsize=8, loc="lower right")
     _name_axes(figure)
     return figure
+
+
+def _about(results: list[dict], site: str) -> str:
+    """A site with the length of its sequences and its head sizes."""
+    found = [result["sites"][site] for result in results]
+    lengths = dict.fromkeys(f"{entry['length']:.4g}" for entry in found)
+    sizes = dict.fromkeys(str(layer["head_dim"]) for entry in found for layer in entry["layers"])
+    return f"{site} attention, n = {', '.join(lengths)}, d_k = {', '.join(sizes)}"
 
 
 def _plot(axes, curve: list[float], **style) -> None:

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from fairseq_lowrank import __version__
+from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import explanation, show_traceback
 
 # What a command may miss, by the extra of this package that brings it; the same as in setup.py.
 EXTRAS = {
@@ -54,9 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # importing fairseq leaves the root logger at DEBUG (hydra does it), so that every library would talk
     logging.root.setLevel(logging.WARNING)
     try:
+        _output.check(args)
         return commands()[args.command].run(args) or 0
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        message = missing(error) if isinstance(error, ModuleNotFoundError) else error
+    except Exception as error:
+        show_traceback()
+        message = missing(error) if isinstance(error, ModuleNotFoundError) else explanation(error)
         print(f"fairseq-lowrank {args.command}: error: {message}", file=sys.stderr)
         return 2
 

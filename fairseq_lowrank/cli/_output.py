@@ -1,17 +1,65 @@
-"""What every analysis command does with its result: a table or JSON on the screen, and files in a folder."""
+"""What commands do with their results: a table or JSON on the screen, and files, written whole or not at all."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+
+FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
 def add_output_arguments(parser, files: str) -> None:
     """`--json` and `--output DIR`; `files` says what is written there."""
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of a table")
     parser.add_argument("--output", type=Path, metavar="DIR", help=f"folder to write to: {files}")
+    parser.set_defaults(check_output=check_folder)
+
+
+def add_checkpoint_argument(parser, text: str) -> None:
+    """`--output FILE` of a command that writes a checkpoint."""
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=text)
+    parser.set_defaults(check_output=check_checkpoint)
+
+
+def check(args) -> None:
+    """Refuse an `--output` that could not be written, before anything is computed.
+
+    Raises:
+        ValueError: see the messages.
+    """
+    if getattr(args, "output", None) is not None and hasattr(args, "check_output"):
+        args.check_output(args.output)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse what is no folder and cannot become one."""
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
+    if not nearest.is_dir():
+        raise ValueError(f"--output {path}: {nearest} is no folder; expected one, there or to be made")
+    if nearest != path and path.suffix.lower() in FILE_ENDINGS:
+        raise ValueError(f"--output {path}: looks like a file; expected a folder, there or to be made")
+    _check_writable(path, nearest)
+
+
+def check_checkpoint(path: Path) -> None:
+    """Refuse what is no name for a checkpoint, or stands where none can be written."""
+    if path.is_dir():
+        raise ValueError(f"--output {path}: is a folder; expected the name of a file, {path / 'checkpoint.pt'} for one")
+    if path.suffix != ".pt":
+        raise ValueError(f"--output {path}: expected the name of a checkpoint, ending in .pt")
+    if not path.parent.is_dir():
+        raise ValueError(f"--output {path}: there is no folder {path.parent}")
+    _check_writable(path, path.parent)
+
+
+def _check_writable(path: Path, folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"--output {path}: you may not write into {folder}")
 
 
 def show(args, data, text: str) -> None:
@@ -19,22 +67,53 @@ def show(args, data, text: str) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text)
 
 
-def write(args, name: str, data, rows: list[dict], figures: dict) -> None:
-    """Write NAME.json, NAME.csv and every figure as PNG and PDF to `--output`, if given, and say which files."""
+def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[str, str] | None = None) -> None:
+    """Write NAME.json, NAME.csv, the pages and every figure as PNG and PDF to `--output`, if given, and say which files.
+
+    All files or none: what fails to be drawn leaves the folder as it was.
+    """
     if args.output is None:
         return
     from fairseq_lowrank.analysis import pictures
 
-    args.output.mkdir(parents=True, exist_ok=True)
-    paths = [args.output / f"{name}.json", args.output / f"{name}.csv"]
-    paths[0].write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    with open(paths[1], "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
-    for figure_name, figure in figures.items():
-        paths += pictures.save(figure, args.output, figure_name)
-    print("wrote", *paths, file=sys.stderr)
+    pages = {f"{name}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n"} | (pages or {})
+
+    def fill(folder: Path) -> None:
+        for file, text in pages.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+            writer.writeheader()
+            writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
+        for figure_name, figure in figures.items():
+            pictures.save(figure, folder, figure_name)
+
+    print("wrote", *write_together(args.output, fill), file=sys.stderr)
+
+
+def write_together(folder: Path, fill: Callable[[Path], None]) -> list[Path]:
+    """Give the folder what `fill` writes into a temporary one beside its files, once all of it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
+        fill(Path(unfinished))
+        return [file.replace(folder / file.name) for file in sorted(Path(unfinished).iterdir())]
+
+
+def inert(cell: object) -> object:
+    """A CSV cell that no spreadsheet takes for a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """Write a checkpoint whole, or leave what was there."""
+    import torch
+
+    unfinished = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    try:
+        torch.save(state, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def table(header: list[str], rows: list[list]) -> str:

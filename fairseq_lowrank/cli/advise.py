@@ -41,7 +41,8 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import numpy
 
-    from fairseq_lowrank.analysis import advice
+    from fairseq_lowrank.analysis.advice import checks
+    from fairseq_lowrank.analysis.advice.lengths import describe_lengths, read_lengths
     from fairseq_lowrank.analysis.architecture import stacks
 
     model_args, data, vocab_size, break_mode = from_checkpoint(args) if args.checkpoint else from_flags(args)
@@ -54,7 +55,7 @@ def run(args) -> None:
     elif data is None:
         raise ValueError("how long are the sequences? Give --data or --length")
     else:
-        lengths = advice.read_lengths(data, args.subset)
+        lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
             raise ValueError(
                 f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with "
@@ -63,30 +64,43 @@ def run(args) -> None:
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
-    findings = advice.advise(model_args, vocab_size, lengths)
+    findings = checks.advise(model_args, vocab_size, lengths)
     if not findings:
         raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
-    stats = {name: advice.describe_lengths(values) for name, values in lengths.items()}
+    stats = {name: describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
         "lengths": stats,
         "findings": [finding.as_dict() for finding in findings],
+        "remedies_need": remedies_need(model_args, findings),
     }
     _output.show(args, result, as_text(result))
+
+
+def remedies_need(model_args, findings) -> dict | None:
+    """The architecture and plugin whose flags the remedies are, None where they are fairseq's own."""
+    from fairseq_lowrank.analysis.advice.remedies import architecture_for
+    from fairseq_lowrank.cli import user_dir
+    from fairseq_lowrank.models.options import FLAGS
+
+    ours = {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--embed-rank"}
+    if not any(ours & set(change.split()) for finding in findings for change, _ in finding.changes):
+        return None
+    return {"architecture": architecture_for(model_args), "user_dir": str(user_dir.folder())}
 
 
 def from_flags(args):
     """The model's arguments, the data folder, the vocabulary's size, and how text is cut into sequences."""
     import argparse
 
-    from fairseq_lowrank.analysis import advice
+    from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
     from fairseq_lowrank.analysis.architecture import parse
 
     model_args = parse(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
         raise ValueError("--arch needs --vocab-size, or --data to take it from")
-    vocab_size = advice.read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
+    vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
     return model_args, args.data, vocab_size, of_the_task.parse_known_args(args.flags)[0].sample_break_mode
@@ -94,7 +108,8 @@ def from_flags(args):
 
 def from_checkpoint(args):
     """The same of a checkpoint, whose own vocabulary it is."""
-    from fairseq_lowrank.analysis import advice, checkpoints
+    from fairseq_lowrank.analysis import checkpoints
+    from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
 
     if args.flags:
         raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")
@@ -102,7 +117,7 @@ def from_checkpoint(args):
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
-        vocab_size = advice.read_vocab_size(data)
+        vocab_size = read_vocab_size(data)
     if args.vocab_size not in (None, vocab_size):
         raise ValueError(f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}")
     if args.data is None and args.length is None and not data.is_dir():
@@ -127,4 +142,6 @@ def as_text(result: dict) -> str:
             cost = "" if change["parameters"] is None else f": {change['parameters']:+,} parameters"
             lines.append(f"  → {change['change']}{cost}")
         lines.append(f"  Source: {finding['source']}.")
+    if need := result["remedies_need"]:
+        lines += ["", f"These flags go with --user-dir {need['user_dir']} --arch {need['architecture']}"]
     return "\n".join(lines)

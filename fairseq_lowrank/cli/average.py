@@ -7,9 +7,9 @@ without the state of its optimizer: the result is for generating, evaluating and
 """
 
 import argparse
-import os
 from collections.abc import Sequence
-from pathlib import Path
+
+from fairseq_lowrank.cli import _output
 
 NAME = "average"
 HELP = "average the parameters of several checkpoints"
@@ -17,23 +17,13 @@ HELP = "average the parameters of several checkpoints"
 
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="checkpoints of one model")
-    parser.add_argument("--output", required=True, metavar="FILE", help="where to write the averaged checkpoint")
+    _output.add_checkpoint_argument(parser, "where to write the averaged checkpoint")
 
 
 def run(args) -> None:
-    import torch
-
-    output = Path(args.output)
-    if not output.parent.is_dir():
-        raise ValueError(f"--output {output}: there is no folder {output.parent}")
     state = average(args.checkpoints)
-    unfinished = output.with_name(f"{output.name}.tmp{os.getpid()}")
-    try:
-        torch.save(state, unfinished)
-        unfinished.replace(output)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    print(f"{output}: the mean of {len(args.checkpoints)} checkpoints, {len(state['model'])} tensors")
+    _output.save_checkpoint(state, args.output)
+    print(f"{args.output}: the mean of {len(args.checkpoints)} checkpoints, {len(state['model'])} tensors")
 
 
 def average(paths: Sequence[str]) -> dict:

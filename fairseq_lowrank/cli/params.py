@@ -46,7 +46,7 @@ def run(args) -> None:
         data["complexity"] = parameters.complexity(heads, head_dim)
         text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
         if args.output:
-            figures = {f"params-{args.sweep}": parameters.draw(rows, args.sweep, args.arch)}
+            figures = {f"params-{args.sweep}": parameters.draw(rows, args.sweep, args.arch, heads, head_dim)}
     _output.show(args, data, text)
     _output.write(args, NAME, data, rows, figures)
 

@@ -14,7 +14,6 @@ PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (
 the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both: MHE poster.
 """
 
-import sys
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
@@ -34,28 +33,26 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.analysis import report
+    from fairseq_lowrank.analysis import pictures
+    from fairseq_lowrank.analysis.report import comparison, curves, papers, tables
 
     if args.logs and not args.output:
         raise ValueError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
-    tables = report.build(report.load_results(args.results), report.load_papers(), paper=args.paper, table=args.table)
-    curves = report.with_logs(tables, args.logs)
-    if not tables and not curves:
+    lines = comparison.load_results(args.results)
+    found = comparison.build(lines, papers.load_papers(), paper=args.paper, table=args.table)
+    plots = curves.with_logs(found, args.logs)
+    if not found and not plots:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
         where = ", ".join(map(str, args.results))
         hint = "; with --table its published values are shown" if args.paper and not args.table else ""
         raise ValueError(f"no results{asked} in {where}{hint}")
-    figures = {f"curves-{name}": report.draw(plot, name) for name, plot in curves.items()} if args.output else {}
-    names = {name: f"curves-{name}.png" for name in curves} if args.output else {}
-    text = report.as_markdown(tables, names)
-    _output.show(args, tables, text)
-    rows = [{"paper": table["paper"], "table": table["table"], **score} for table in tables for score in flat(table)]
-    _output.write(args, NAME, tables, rows, figures)
-    if args.output:
-        pages = {name.removeprefix("curves-"): figure for name, figure in figures.items()}
-        for name, page in (("report.md", text), ("report.html", report.as_html(tables, pages))):
-            (args.output / name).write_text(page, encoding="utf-8")
-            print("wrote", args.output / name, file=sys.stderr)
+    files = pictures.file_names("curves", plots) if args.output else {}
+    text = tables.as_markdown(found, {name: f"{file}.png" for name, file in files.items()})
+    drawn = {name: curves.draw(plots[name], name) for name in files}
+    _output.show(args, found, text)
+    rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
+    pages = {"report.md": text, "report.html": tables.as_html(found, drawn)} if args.output else {}
+    _output.write(args, NAME, found, rows, {files[name]: figure for name, figure in drawn.items()}, pages)
 
 
 def flat(table: dict):

@@ -24,4 +24,9 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    print(Path(fairseq_lowrank.__file__).resolve().parent)
+    print(folder())
+
+
+def folder() -> Path:
+    """The package's own."""
+    return Path(fairseq_lowrank.__file__).resolve().parent

@@ -16,7 +16,7 @@ from fairseq.models.transformer_lm import (
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from fairseq.utils import eval_str_list, safe_getattr
 
-from fairseq_lowrank.models.options import AttentionOptions, as_namespace, dataclass_fields
+from fairseq_lowrank.models.options import AttentionOptions, as_namespace, check_sizes, dataclass_fields
 from fairseq_lowrank.models.transformer import LowrankTransformerDecoder
 
 AttentionFlags = make_dataclass(
@@ -52,6 +52,7 @@ class LowrankTransformerLanguageModel(TransformerLanguageModel):
         Raises:
             ValueError: a flag is refused, or sizes do not fit together.
         """
+        check_sizes(args)
         options = AttentionOptions.from_args(args)
         options.check_sites("decoder")
         options.check("decoder", args.decoder_embed_dim, args.decoder_attention_heads, scale_heads=args.scale_heads)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, field
 from typing import Optional
 
 import torch
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
+from fairseq.utils import eval_str_list
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.ops import BACKENDS
 
 SITES = ("encoder", "decoder", "cross")
+LARGEST_HEAD = 65536
+"""The largest ``--head-dim``: a slip of the keyboard ends in a line, not in an allocation."""
 
 
 def _choices(values: tuple[str, ...] | dict) -> dict:
@@ -89,6 +94,76 @@ def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
     return args
 
 
+def learns_mixing(mixing: str) -> bool:
+    """Whether this kind of head mixing has parameters."""
+    with torch.device("meta"):
+        module = MIXINGS[mixing](1, 1)
+    return module is not None and any(True for _ in module.parameters())
+
+
+def _of_both_sides(*templates: str) -> tuple[str, ...]:
+    return tuple(template.format(side) for template in templates for side in ("encoder", "decoder"))
+
+
+_SIZES = (
+    *_of_both_sides("{}_embed_dim", "{}_ffn_embed_dim", "{}_attention_heads", "{}_layers"),
+    *("decoder_input_dim", "decoder_output_dim", "max_source_positions", "max_target_positions"),
+)
+_DROPOUTS = (
+    *("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"),
+    *_of_both_sides("{}_layerdrop"),
+)
+
+
+def check_sizes(args: object) -> None:
+    """Refuse sizes and probabilities that fairseq's Transformer takes without a word, or drowns in a traceback.
+
+    Raises:
+        ValueError: a flag whose value is refused, named with what would be accepted.
+    """
+    for name in _SIZES:
+        if (size := getattr(args, name, None)) is not None and size < 1:
+            raise ValueError(f"{_flag(name)} {size}: expected a number >= 1")
+    for name in _DROPOUTS:
+        if (rate := getattr(args, name, None)) is not None and not 0 <= rate < 1:
+            raise ValueError(f"{_flag(name)} {rate:g}: expected a number from 0 to below 1")
+    for side in ("encoder", "decoder"):
+        check_layers_to_keep(args, side)
+    for part in ("softmax", "input"):
+        check_cutoff(f"adaptive_{part}_cutoff", getattr(args, f"adaptive_{part}_cutoff", None))
+        if (factor := getattr(args, f"adaptive_{part}_factor", None)) is not None and not 0 < factor < math.inf:
+            raise ValueError(f"--adaptive-{part}-factor {factor:g}: expected a number above 0")
+
+
+def check_layers_to_keep(args: object, side: str) -> None:
+    """Refuse ``--encoder-layers-to-keep`` and ``--decoder-layers-to-keep`` that name no layer of the model, or one twice."""
+    if not (kept := getattr(args, f"{side}_layers_to_keep", None)):
+        return
+    layers = getattr(args, f"{side}_layers")
+    numbers = [number.strip() for number in str(kept).split(",")]
+    # a model that was loaded has been shortened to the layers that it kept
+    there = set(numbers) <= set(map(str, range(layers))) or len(numbers) == layers
+    if not there or len(set(numbers)) < len(numbers):
+        raise ValueError(f"--{side}-layers-to-keep {kept}: expected different layers from 0 to {layers - 1}, such as 0")
+
+
+def check_cutoff(name: str, cutoff: object) -> None:
+    """Refuse bands of an adaptive input or softmax that are no numbers, or do not rise."""
+    if not cutoff:
+        return
+    try:
+        numbers = eval_str_list(cutoff, type=int)
+    except TypeError:
+        numbers = [0]
+    if any(low >= high for low, high in zip([0, *numbers], numbers, strict=False)):
+        given = cutoff if isinstance(cutoff, str) else ",".join(map(str, cutoff))
+        raise ValueError(f"{_flag(name)} {given}: expected rising numbers of words, such as 20000,60000")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True)
 class AttentionOptions:
     """The attention flags of a model, resolved and checked; it builds every attention layer of the model.
@@ -129,8 +204,10 @@ class AttentionOptions:
         if backend not in BACKENDS:
             raise ValueError(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         scale = 1.0 if flags["mixing_lr_scale"] is None else float(flags["mixing_lr_scale"])
-        if not scale >= 0:
-            raise ValueError(f"--mixing-lr-scale {scale}: expected a number >= 0")
+        if not 0 <= scale < math.inf:
+            raise ValueError(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
+        if (flags["head_dim"] or 0) > LARGEST_HEAD:
+            raise ValueError(f"--head-dim {flags['head_dim']}: expected 1 to {LARGEST_HEAD}")
         spec = AttentionSpec.from_preset(
             flags["attention"] or "mha",
             head_dim=flags["head_dim"],
@@ -138,6 +215,11 @@ class AttentionOptions:
             activation=flags["attention_activation"],
             mixing=flags["head_mixing"],
         )
+        if scale != 1 and not learns_mixing(spec.mixing):
+            raise ValueError(
+                f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
+                "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
+            )
         return cls(spec, sites, not flags["no_attention_bias"], backend, scale)
 
     def check_sites(self, *present: str) -> None:

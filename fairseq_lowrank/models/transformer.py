@@ -19,7 +19,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
-from fairseq_lowrank.models.options import SITES, AttentionOptions, add_attention_args, as_namespace
+from fairseq_lowrank.models.options import SITES, AttentionOptions, add_attention_args, as_namespace, check_sizes
 
 
 class LowrankEncoderLayer(TransformerEncoderLayerBase):
@@ -171,6 +171,7 @@ class LowrankTransformerModel(TransformerModel):
         Raises:
             ValueError: a flag is refused, or sizes do not fit together.
         """
+        check_sizes(args)
         options = AttentionOptions.from_args(args)
         options.check_sites(*(site for site in SITES if site != "cross" or not args.no_cross_attention))
         options.check("encoder", args.encoder_embed_dim, args.encoder_attention_heads)

@@ -4,7 +4,17 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-from fairseq_lowrank.plugin import arguments, datasets, evaluation, loading, optimizers, repairs, resuming
+from fairseq_lowrank.plugin import (
+    arguments,
+    commands,
+    datasets,
+    evaluation,
+    inputs,
+    loading,
+    optimizers,
+    repairs,
+    resuming,
+)
 
 repairs.restore_numpy_names()
 loading.load_checkpoints_safely()
@@ -14,12 +24,19 @@ loading.unpack_within_the_folder()
 loading.keep_metadata()
 loading.explain_unfit_checkpoints()
 datasets.check_binarised_data()
+datasets.close_what_was_opened()
 resuming.resume_with_the_first_batches()
 resuming.replace_checkpoints_whole()
 resuming.name_whole_checkpoints()
 resuming.explain_what_cannot_resume()
-arguments.mend_parsed_arguments()
-arguments.show_every_flag_in_help()
+arguments.extend_parser(
+    arguments.bf16_without_tpu,
+    arguments.layers_to_keep_as_text,
+    arguments.literal_overrides,
+    evaluation.batches_of_any_size,
+    evaluation.blocks_of_model,
+)
+arguments.refuse_unworkable_training()
 evaluation.evaluate_in_bfloat16()
 evaluation.evaluate_every_sentence()
 evaluation.evaluate_every_block()
@@ -27,6 +44,8 @@ repairs.align_unknown_words()
 repairs.join_torchrun()
 repairs.quieten_hydra()
 optimizers.honour_parameter_overrides()
+inputs.name_empty_subsets()
+commands.end_commands_in_one_line()
 
 from fairseq_lowrank import models  # noqa: E402, F401
 from fairseq_lowrank.plugin import criterions  # noqa: E402

@@ -2,6 +2,8 @@
 
 import argparse
 import functools
+import sys
+from collections.abc import Callable
 
 import torch
 from fairseq import criterions, options, trainer
@@ -10,36 +12,108 @@ from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.modules import multihead_attention
 
-from fairseq_lowrank.plugin.loading import Refused, literal
+from fairseq_lowrank.messages import Refused, explanation, show_traceback
+from fairseq_lowrank.plugin.loading import literal
 
 
-# fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too. And it accepts
-# what cannot work: see unworkable(). And it parses the layers to keep as a list, which its models split like the text
-# that it was. All are mended where every command parses its arguments.
-def mend_parsed_arguments() -> None:
-    """Mend ``--bf16`` without ``--tpu`` and ``--…-layers-to-keep``; refuse training that :func:`unworkable` knows of."""
+# The one place where every command parses its arguments, training and the rest alike.
+def extend_parser(*amendments: Callable[[argparse.Namespace, Callable[[str], bool]], None]) -> None:
+    """Mend what fairseq's parser makes of the command line, refuse what cannot work in one line, and complete ``--help``.
+
+    Args:
+        amendments: functions of the parsed arguments, which they may change, and of a function that says whether a flag
+            stands on the command line.
+    """
     parse = options.parse_args_and_arch
 
     @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, **kwargs):
-        parsed = parse(parser, input_args=input_args, **kwargs)
-        args = parsed[0] if isinstance(parsed, tuple) else parsed
-        if getattr(args, "bf16", False):
-            tpu_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-            tpu_parser.add_argument("--tpu", action="store_true")
-            args.tpu = tpu_parser.parse_known_args(input_args)[0].tpu
-        if reason := refused_overrides(args):
-            parser.error(reason)
-        for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-            if isinstance(layers := getattr(args, name, None), list):
-                setattr(args, name, ",".join(map(str, layers)))
-        if is_training(args) and (reason := unworkable(args) or refused_arguments(args)):
-            parser.error(reason)
+    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
+        words = sys.argv[1:] if input_args is None else input_args
+
+        def given(flag: str) -> bool:
+            return any(word.partition("=")[0] == flag for word in words)
+
+        modify = every_flag_in_help(parser, modify_parser, asked=given("--help") or given("-h"))
+        try:
+            parsed = parse(parser, input_args, *args, modify_parser=modify, **kwargs)
+            namespace = parsed[0] if isinstance(parsed, tuple) else parsed
+            for amend in amendments:
+                amend(namespace, given)
+            if is_training(namespace) and (reason := unworkable(namespace) or refused_arguments(namespace)):
+                raise Refused(reason)
+        except Exception as error:
+            show_traceback()
+            parser.error(unparsed(parser, error))
         return parsed
 
     options.parse_args_and_arch = parse_args_and_arch
 
-    # fairseq-hydra-train parses nothing: it comes here with a configuration of several sections
+
+# fairseq parses twice, the second time with the flags of the chosen model, task, criterion and optimizer, and would
+# print --help the first time, without them.
+def every_flag_in_help(parser: argparse.ArgumentParser, modify_parser: Callable | None, asked: bool) -> Callable:
+    """What fairseq calls before each parsing: ``--help`` waits for the flags of what ``--arch``, ``--task`` … choose.
+
+    Where help is asked for and no architecture is chosen, the attention flags are shown.
+    """
+    print_help, leave, first = parser.print_help, parser.exit, True
+
+    def modify(parser: argparse.ArgumentParser) -> None:
+        nonlocal first
+        parser.print_help = (lambda: None) if first else print_help
+        parser.exit = (lambda status=0, message=None: status and leave(status, message)) if first else leave
+        if first and asked and any(action.dest == "arch" and action.default is None for action in parser._actions):
+            parser.set_defaults(arch="lowrank_transformer")
+        first = False
+        if modify_parser is not None:
+            modify_parser(parser)
+
+    return modify
+
+
+def unparsed(parser: argparse.ArgumentParser, error: Exception) -> str:
+    """What was wrong with a command line, where fairseq has no words for it."""
+    if type(error) is RuntimeError and not error.args:
+        return "--arch is missing: expected an architecture, such as lowrank_transformer_iwslt_de_en"
+    if isinstance(error, KeyError) and error.args == (None,):
+        return "--task is missing: expected the task of the training, such as translation or language_modeling"
+    return explanation(error)
+
+
+# fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too.
+def bf16_without_tpu(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+    """An amendment: ``--bf16`` means a TPU only beside ``--tpu``."""
+    if getattr(args, "bf16", False):
+        args.tpu = given("--tpu")
+
+
+# fairseq parses the layers to keep as a list, which its models split like the text that it was.
+def layers_to_keep_as_text(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+    """An amendment: ``--…-layers-to-keep`` stays the text that it was."""
+    for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+        if isinstance(layers := getattr(args, name, None), list):
+            setattr(args, name, ",".join(map(str, layers)))
+
+
+# fairseq evaluates this text.
+def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+    """An amendment: ``--model-overrides``, in the commands that have it, is a dictionary.
+
+    Raises:
+        Refused: it is something else.
+    """
+    text = getattr(args, "model_overrides", "{}")
+    try:
+        if isinstance(literal(text), dict):
+            return
+    except Refused:
+        pass
+    raise Refused(f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}")
+
+
+# fairseq-hydra-train parses nothing: it comes to the trainer with a configuration of several sections.
+def refuse_unworkable_training() -> None:
+    """Let the trainer refuse what :func:`unworkable` knows of, and a model that the criterion has nothing to do with."""
     init = trainer.Trainer.__init__
 
     @functools.wraps(init)
@@ -82,17 +156,6 @@ def unworkable(args: argparse.Namespace) -> str | None:
     return None
 
 
-def refused_overrides(args: argparse.Namespace) -> str | None:
-    """Why ``--model-overrides``, in the commands that have it, is not what fairseq takes it for, or None."""
-    text = getattr(args, "model_overrides", "{}")
-    try:
-        if isinstance(literal(text), dict):
-            return None
-    except Refused:
-        pass
-    return f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}"
-
-
 # A model or criterion can refuse its flags only once it is built, with a traceback; users expect argparse's one line.
 def refused_arguments(args: argparse.Namespace) -> str | None:
     """Why the model or the criterion that is asked for refuses its flags (its ``check_args``), or None."""
@@ -109,27 +172,3 @@ def refused_arguments(args: argparse.Namespace) -> str | None:
         except ValueError as error:
             return str(error)
     return None
-
-
-# fairseq parses twice, the second time with the flags of the chosen model, task, criterion and optimizer, and would
-# print --help the first time, without them.
-def show_every_flag_in_help() -> None:
-    """Let ``--help`` wait for the flags of what ``--arch``, ``--task``, ``--optimizer`` … choose."""
-    parse = options.parse_args_and_arch
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
-        print_help, leave, first = parser.print_help, parser.exit, True
-
-        # fairseq calls this before the first parsing and before the second
-        def modify(parser):
-            nonlocal first
-            parser.print_help = (lambda: None) if first else print_help
-            parser.exit = (lambda status=0, message=None: status and leave(status, message)) if first else leave
-            first = False
-            if modify_parser is not None:
-                modify_parser(parser)
-
-        return parse(parser, input_args, *args, modify_parser=modify, **kwargs)
-
-    options.parse_args_and_arch = parse_args_and_arch

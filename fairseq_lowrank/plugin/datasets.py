@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy
 from fairseq.data import indexed_dataset
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from fairseq_lowrank.plugin.loading import Refused
+from fairseq_lowrank.messages import Refused
 
 BATCH = 2**20  # sentences whose places are compared at once
 
@@ -110,3 +111,15 @@ def check_places(index: Path, lengths: numpy.ndarray, places: numpy.ndarray, siz
             )
     if not end:
         raise Refused(f"{data} holds no tokens")
+
+
+# A dataset whose index is refused was never opened, and says so in a traceback when it is thrown away.
+def close_what_was_opened() -> None:
+    """Let datasets and indices that could not be opened go without a word."""
+    for kind, opened in ((MMapIndexedDataset, "_bin_buffer_mmap"), (MMapIndexedDataset.Index, "_bin_buffer_mmap")):
+
+        def close(self, opened=opened, close=kind.__del__):
+            if hasattr(self, opened):
+                close(self)
+
+        kind.__del__ = close

@@ -1,12 +1,18 @@
 """What fairseq's commands evaluate: all of it, in the precision that was asked for."""
 
+import argparse
 import functools
+import logging
+import sys
+from collections.abc import Callable
 
-from fairseq import models, options, trainer
+from fairseq import checkpoint_utils, models, trainer
 from fairseq.tasks import language_modeling
 
+from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin.arguments import is_training
-from fairseq_lowrank.plugin.loading import Refused
+
+logger = logging.getLogger(__name__)
 
 
 # fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32. They alone are told a
@@ -27,16 +33,8 @@ def evaluate_in_bfloat16() -> None:
 # --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12
 # sentences fairseq-generate translates 8. Training is left as it is, so that it stays comparable with stock fairseq's.
 def evaluate_every_sentence() -> None:
-    """Let fairseq's commands and its validation during training see every sentence of what they evaluate."""
-    parse, get_valid_iterator = options.parse_args_and_arch, trainer.Trainer.get_valid_iterator
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(*args, **kwargs):
-        parsed = parse(*args, **kwargs)
-        arguments = parsed[0] if isinstance(parsed, tuple) else parsed
-        if not is_training(arguments):
-            arguments.required_batch_size_multiple = 1
-        return parsed
+    """Let validation during training see every sentence of what it evaluates."""
+    get_valid_iterator = trainer.Trainer.get_valid_iterator
 
     @functools.wraps(get_valid_iterator)
     def get_whole_valid_iterator(self, *args, **kwargs):
@@ -47,16 +45,46 @@ def evaluate_every_sentence() -> None:
         finally:
             dataset.required_batch_size_multiple = multiple
 
-    options.parse_args_and_arch = parse_args_and_arch
     trainer.Trainer.get_valid_iterator = get_whole_valid_iterator
 
 
-# fairseq-eval-lm leaves out the blocks that are too long for the model, with a warning, and reports the perplexity
-# of the rest: 1.00 when nothing is left.
+def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+    """An amendment of parsed arguments: fairseq's evaluating commands see every sentence of what they evaluate."""
+    if not is_training(args):
+        args.required_batch_size_multiple = 1
+
+
+# fairseq-eval-lm asks for blocks of 1,024 tokens where no length is given. It leaves out the blocks that are too long for
+# the model, with a warning, and reports the perplexity of the rest: 1.00 when nothing is left.
+BLOCK = 1024
+MODELS_BLOCK = sys.maxsize
+"""``tokens_per_sample`` that means :data:`BLOCK`, or the length of the model's training where it is shorter."""
+
+
+def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+    """An amendment of parsed arguments: without ``--tokens-per-sample``, fairseq-eval-lm asks for what the model can take."""
+    if getattr(args, "context_window", None) is not None and hasattr(args, "tokens_per_sample"):
+        if args.context_window < 0:
+            raise Refused(f"--context-window {args.context_window}: expected a number of tokens >= 0")
+        if not given("--tokens-per-sample"):
+            args.tokens_per_sample = MODELS_BLOCK
+
+
 def evaluate_every_block() -> None:
     """Let ``fairseq-eval-lm`` refuse blocks longer than the model accepts instead of leaving them out."""
     task = language_modeling.LanguageModelingTask
     load, dataloader = task.load_dataset, task.eval_lm_dataloader
+    load_models = checkpoint_utils.load_model_ensemble_and_task
+
+    @functools.wraps(load_models)
+    def load_model_ensemble_and_task(*args, **kwargs):
+        models, cfg, task = load_models(*args, **kwargs)
+        if (block := getattr(getattr(task, "args", None), "tokens_per_sample", None)) and block > MODELS_BLOCK // 2:
+            window = MODELS_BLOCK - block
+            length = min(BLOCK, cfg.task.tokens_per_sample, *(model.max_positions() for model in models))
+            logger.info(f"--tokens-per-sample is not given: blocks of {length} tokens, the context window among them")
+            task.args.tokens_per_sample = length - window
+        return models, cfg, task
 
     @functools.wraps(load)
     def load_dataset(self, split, *args, **kwargs):
@@ -79,3 +107,4 @@ def evaluate_every_block() -> None:
         return dataloader(self, dataset, *args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     task.load_dataset, task.eval_lm_dataloader = load_dataset, eval_lm_dataloader
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task

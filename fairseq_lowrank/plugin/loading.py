@@ -27,6 +27,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
+from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin import checkpoint_file
 
 # Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
@@ -64,10 +65,6 @@ CHECKPOINT_CLASSES = [
 # what torch raises on a file that it cannot read, and fairseq on a state in which it does not find its way
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError, AttributeError, AssertionError)
 UNREADABLE += (OverflowError, UnicodeDecodeError, omegaconf.errors.OmegaConfBaseException)
-
-
-class Refused(ValueError):
-    """What was asked for does not go together, or a checkpoint with it: commands print one line, not a traceback."""
 
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
@@ -312,8 +309,8 @@ def keep_metadata() -> None:
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
 def explain_unfit_checkpoints() -> None:
-    """Say in one line how a checkpoint differs from the model, and end commands with the line of what is :class:`Refused`."""
-    load, show = models.BaseFairseqModel.load_state_dict, sys.excepthook
+    """Say in one line how a checkpoint differs from the model."""
+    load = models.BaseFairseqModel.load_state_dict
 
     @functools.wraps(load)
     def load_state_dict(self, *args, **kwargs):
@@ -324,17 +321,7 @@ def explain_unfit_checkpoints() -> None:
                 raise Refused(difference) from error
             raise
 
-    def excepthook(kind, error, traceback):
-        cause, message = error, ""
-        while cause is not None and not isinstance(cause, Refused):
-            cause, message = cause.__cause__ or cause.__context__, f"{cause} "
-        if cause is None:
-            show(kind, error, traceback)
-        else:
-            print(f"{os.path.basename(sys.argv[0])}: error: {message}{cause}", file=sys.stderr)
-
     models.BaseFairseqModel.load_state_dict = load_state_dict
-    sys.excepthook = excepthook
 
 
 def differences(message: str) -> str | None:

@@ -13,7 +13,7 @@ from fairseq import optim
 from fairseq.optim import composite
 from torch import nn
 
-from fairseq_lowrank.plugin.loading import Refused
+from fairseq_lowrank.messages import Refused
 
 
 def overrides(parameter: nn.Parameter | None) -> dict[str, float]:

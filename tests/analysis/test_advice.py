@@ -4,7 +4,8 @@ import numpy
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.analysis import advice
+from fairseq_lowrank.analysis.advice import checks, remedies
+from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
 from fairseq_lowrank.analysis.architecture import build, parse
 from fairseq_lowrank.analysis.parameters import count
 
@@ -14,7 +15,7 @@ SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
 
 
 def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
-    return advice.advise(parse(architecture, flags), vocab_size, lengths)
+    return checks.advise(parse(architecture, flags), vocab_size, lengths)
 
 
 def one(found, topic, **numbers):
@@ -37,13 +38,13 @@ def total(architecture, flags, vocab_size):
 def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
     found = findings(TRANSLATION, ["--encoder-attention-heads", "64"])
     encoder = one(found, "head size", site="encoder")
-    assert encoder.verdict == advice.BOTTLENECK
+    assert encoder.verdict == checks.BOTTLENECK
     assert "d_k = 8" in encoder.text and "100 %" in encoder.text
     costs = changes(encoder)
     assert costs["--attention mixhead-a --attention-sites encoder"] == 6 * 64 * 64
     assert costs["--attention mixhead-b --attention-sites encoder"] == 6 * (64 * 64 + 8 * 64)
-    assert one(found, "head size", site="decoder").verdict == advice.FINE
-    assert one(found, "head size", site="cross").verdict == advice.FINE
+    assert one(found, "head size", site="decoder").verdict == checks.FINE
+    assert one(found, "head size", site="cross").verdict == checks.FINE
 
 
 LONG = {name: numpy.array([200]) for name in ("source", "target")}
@@ -57,28 +58,28 @@ def test_one_remedy_serves_all_sites_that_want_it():
     found = findings(TRANSLATION, heads, lengths=LONG | {"source": numpy.array([20])})
     decoder = changes(one(found, "head size", site="decoder"))
     assert decoder["--attention mixhead-a --attention-sites decoder"] == 6 * 8 * 8
-    assert one(found, "head size", site="cross").verdict == advice.FINE
+    assert one(found, "head size", site="cross").verdict == checks.FINE
 
 
 def test_remedies_leave_what_was_chosen_as_it_is():
-    def remedies(flags, site="encoder", architecture=TRANSLATION, lengths=LONG):
+    def remedies_of(flags, site="encoder", architecture=TRANSLATION, lengths=LONG):
         return changes(one(findings(architecture, flags, lengths=lengths), "head size", site=site))
 
     text = {"text": numpy.array([200])}
-    mixed = remedies(["--attention", "mhe-mul"])
+    mixed = remedies_of(["--attention", "mhe-mul"])
     assert mixed["--head-mixing static"] == 18 * 4 * 4 and not any("mixhead" in change for change in mixed)
-    assert "--head-mixing static" in remedies(["--head-mixing", "none"], "decoder", LM, text)
+    assert "--head-mixing static" in remedies_of(["--head-mixing", "none"], "decoder", LM, text)
     # a third kind of attention beside mixhead-b and plain mha is not to be had, mixhead-b everywhere is
     flags = ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"]
-    kept = [change for change in remedies(flags) if "fewer heads" not in change]
+    kept = [change for change in remedies_of(flags) if "fewer heads" not in change]
     assert kept == ["--attention-sites encoder,decoder,cross"]
-    assert remedies(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
+    assert remedies_of(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
 
 
 def test_a_remedy_for_all_sites_takes_no_head_size_from_those_that_want_none():
     flags = ["--attention", "mhe-mul", "--encoder-attention-heads", "64"]
     found = findings(TRANSLATION, flags, lengths={name: numpy.array([20]) for name in ("source", "target")})
-    assert one(found, "head size", site="decoder").verdict == advice.FINE
+    assert one(found, "head size", site="decoder").verdict == checks.FINE
     costs = changes(one(found, "head size", site="encoder"))
     # the decoder has heads of size 128
     assert costs["--head-dim 128"] == total(TRANSLATION, [*flags, "--head-dim", "128"], 1000) - total(
@@ -147,7 +148,7 @@ def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, v
 
 
 def test_a_head_as_large_as_the_length_less_one_is_no_bottleneck():
-    for length, verdict in ((65, advice.FINE), (66, advice.BOTTLENECK)):
+    for length, verdict in ((65, checks.FINE), (66, checks.BOTTLENECK)):
         found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([length])})
         assert one(found, "head size").verdict == verdict
 
@@ -161,20 +162,20 @@ def test_only_long_sequences_make_it_partly_a_bottleneck():
 def test_cross_attention_is_bounded_by_its_shorter_side():
     lengths = {"source": numpy.array([300]), "target": numpy.array([20])}
     found = findings(TRANSLATION, [], lengths=lengths)
-    assert one(found, "head size", site="encoder").verdict == advice.BOTTLENECK
-    assert one(found, "head size", site="cross").verdict == advice.FINE
+    assert one(found, "head size", site="encoder").verdict == checks.BOTTLENECK
+    assert one(found, "head size", site="cross").verdict == checks.FINE
 
 
 def test_a_small_vocabulary_caps_the_width():
     finding = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=400, lengths={}), "embedding rank")
-    assert finding.verdict == advice.BOTTLENECK
+    assert finding.verdict == checks.BOTTLENECK
     assert finding.numbers["embedding_rank"] == 400
     assert "deepen rather than widen" in finding.text and "504" in finding.text
     assert changes(finding)["a vocabulary of at least 512 (sub-words in place of characters)"] == 112 * 512  # tied
     untied = changes(one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank"))
     assert untied["a vocabulary of at least 512 (sub-words in place of characters)"] == 2 * 255 * 512
     wide_enough = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=512, lengths={}), "embedding rank")
-    assert wide_enough.verdict == advice.FINE
+    assert wide_enough.verdict == checks.FINE
 
 
 def test_a_narrower_width_is_a_multiple_of_the_heads():
@@ -203,7 +204,7 @@ def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
     finding = one(
         findings("lowrank_transformer_lm", ["--embed-rank", "16"], vocab_size=2000, lengths={}), "embedding rank"
     )
-    assert (finding.verdict, finding.numbers["embedding_rank"]) == (advice.BOTTLENECK, 16)
+    assert (finding.verdict, finding.numbers["embedding_rank"]) == (checks.BOTTLENECK, 16)
     assert changes(finding) == {"no --embed-rank": 2000 * 512 - 16 * (2000 + 512)}
 
 
@@ -213,7 +214,7 @@ def test_adaptive_input_has_the_rank_of_its_bands_together():
 
 
 def test_shallow_models_are_told_that_depth_counts_most():
-    for layers, verdict in ((5, advice.NOTE), (6, advice.FINE)):
+    for layers, verdict in ((5, checks.NOTE), (6, checks.FINE)):
         flags = ["--decoder-layers", str(layers)]
         finding = one(findings("lowrank_transformer_lm_wiki103_vanilla", flags, lengths={}), "depth")
         assert finding.verdict == verdict
@@ -230,7 +231,7 @@ def test_shallow_models_are_told_that_depth_counts_most():
 def test_attention_wider_than_the_model_is_named_with_the_papers_redundancy():
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     finding = one(findings("lowrank_transformer_lm_wiki2", flags, lengths={}), "attention width")
-    assert (finding.verdict, finding.numbers["ratio"]) == (advice.BOTTLENECK, 4)
+    assert (finding.verdict, finding.numbers["ratio"]) == (checks.BOTTLENECK, 4)
     assert "25 % at 4" in finding.text and "45 % at 16" in finding.text
     assert changes(finding)["--head-dim 64"] < 0
 
@@ -278,7 +279,7 @@ def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, tra
     assert "--vocab-size 99" in capsys.readouterr().err
     assert cli.main(["advise", "--checkpoint", checkpoint, "--data", str(translation_data)]) == 2
     assert "holds pairs of sentences" in capsys.readouterr().err
-    size = advice.read_vocab_size(language_model_data)
+    size = read_vocab_size(language_model_data)
     assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vocab_size"] == size
 
@@ -310,3 +311,37 @@ def test_bad_input_gets_one_line(arguments, message, capsys):
     assert cli.main(["advise", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_gain_for_each_head_is_told_to_lift_nothing():
+    found = findings(LM, ["--attention", "gain"], lengths={"text": numpy.array([300])})
+    size = one(found, "head size")
+    assert "heads are mixed" not in size.text and "--head-mixing static" in changes(size)
+    assert "lifts no rank" in one(found, "composition").text
+
+
+@pytest.mark.parametrize(
+    "architecture, wanted",
+    [
+        ("transformer_iwslt_de_en", "lowrank_transformer_iwslt_de_en"),
+        ("transformer_lm_baevski_wiki103", "lowrank_transformer_lm_wiki103"),
+        ("transformer_vaswani_wmt_en_fr_big", "lowrank_transformer and the sizes of transformer_vaswani_wmt_en_fr_big"),
+        (LM, LM),
+        ("roberta_base", None),
+    ],
+)
+def test_the_architecture_that_has_the_remedies_is_named(architecture, wanted):
+    assert remedies.architecture_for(parse(architecture)) == wanted
+
+
+def test_the_command_names_what_its_remedies_need_and_no_bleu_for_language_models(capsys):
+    flags = ["--vocab-size", "1000", "--length", "300"]
+    assert cli.main(["advise", "--arch", "transformer_lm", *flags]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].endswith("fairseq_lowrank --arch lowrank_transformer_lm") and "--user-dir /" in text
+    assert "--attention mhe-mul" in text and "BLEU" not in text
+    assert cli.main(["advise", "--arch", "transformer", *flags]) == 0
+    assert "% of the BLEU score" in capsys.readouterr().out
+    assert cli.main(["advise", "--arch", "roberta_base", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "--user-dir" not in text and "--attention" not in text and "BLEU" not in text

@@ -3,9 +3,11 @@ import json
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.analysis import report
+from fairseq_lowrank.analysis.report import comparison, papers
+from fairseq_lowrank.analysis.report.curves import with_logs
+from fairseq_lowrank.analysis.report.tables import as_html, as_markdown, columns, escape
 
-PAPERS = report.load_papers()
+PAPERS = papers.load_papers()
 ARCHITECTURE = "lowrank_transformer_iwslt_de_en"
 
 
@@ -35,7 +37,7 @@ def rows_of(table):
 
 
 def only(lines, **chosen):
-    (table,) = report.build(lines, PAPERS, **chosen)
+    (table,) = comparison.build(lines, PAPERS, **chosen)
     return rows_of(table)
 
 
@@ -50,7 +52,7 @@ def test_peop_of_the_posters_scores_is_the_posters_peop(preset, task, expected):
     published = rows_of(PAPERS["mhe"]["tables"]["encoder"])
     score, sha = (published[row]["values"][task]["valid"] for row in (preset, "sha"))
     assert (
-        round(report.peop(score, sha, ENCODER[preset], ENCODER["sha"]), 2)
+        round(comparison.peop(score, sha, ENCODER[preset], ENCODER["sha"]), 2)
         == expected
         == published[preset]["peop"][task]
     )
@@ -62,7 +64,8 @@ def test_every_peop_of_the_poster_follows_from_scores_within_their_rounding():
         for task, printed in published[preset]["peop"].items():
             score, sha = (published[row]["values"][task]["valid"] for row in (preset, "sha"))
             low, high = (
-                report.peop(score + change, sha - change, ENCODER[preset], ENCODER["sha"]) for change in (-0.05, 0.05)
+                comparison.peop(score + change, sha - change, ENCODER[preset], ENCODER["sha"])
+                for change in (-0.05, 0.05)
             )
             assert low - 0.01 <= printed <= high + 0.01, (preset, task)
 
@@ -72,21 +75,21 @@ def test_every_prr_of_the_poster_follows_from_its_scores_within_their_rounding(t
     published = rows_of(PAPERS["mhe"]["tables"][table])
     checked = 0
     for name, row in published.items():
-        rest, _ = report.split_row(name)
+        rest, _ = papers.split_row(name)
         baseline = published[f"{rest}-mha".strip("-")]
         for metric, printed in row.get("prr", {}).items():
             (split,) = row["values"][metric]
             score, mha = row["values"][metric][split], baseline["values"][metric][split]
-            assert abs(report.prr(score, mha) - printed) < 100 * 0.1 / mha + 0.05, (name, metric)
+            assert abs(comparison.prr(score, mha) - printed) < 100 * 0.1 / mha + 0.05, (name, metric)
             checked += 1
     assert checked == {"encoder": 28, "wmt14": 7}[table]
 
 
 def test_prr_and_peop_refuse_scores_they_are_not_made_for():
     with pytest.raises(ValueError, match="positive MHA score"):
-        report.prr(3.0, 0.0)
+        comparison.prr(3.0, 0.0)
     with pytest.raises(ValueError, match="differs from SHA"):
-        report.peop(80.0, 79.0, 5, 5)
+        comparison.peop(80.0, 79.0, 5, 5)
 
 
 def test_values_read_from_the_papers_agree_with_their_text():
@@ -154,7 +157,7 @@ def test_a_run_with_another_size_of_attention_than_the_papers_is_marked():
 
 def test_attention_parameters_stand_beside_the_papers():
     lines = [line("base-mha", 24.0, paper="mhe", table="wmt14", parameters=60_000_000, attention_parameters=18_874_368)]
-    header, cells = report.columns(report.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
     assert header[1:4] == ["parameters", "attention parameters", "attention parameters, paper"]
     assert cells[0][1:4] == ["60.00M", "18.87M", "18.87M"]
     assert cells[1][1:4] == ["", "", "6.52M"]
@@ -184,7 +187,7 @@ def test_runs_in_the_blocks_of_the_papers_text_stand_beside_table_3():
     gbw = {"architecture": "lowrank_transformer_lm_gbw", "parameters": 330_500_000}
     flags = "--tokens-per-sample 512"
     lines = [line("baevski-mha", 38.0, table="table3-n512", metric="perplexity", flags=flags, **gbw)]
-    (table,) = report.build(lines, PAPERS)
+    (table,) = comparison.build(lines, PAPERS)
     assert table["title"].endswith("n 512, as the text says")
     assert rows_of(table)["baevski-mha"]["ours"]["other_scale"] == []
     same = rows_of(PAPERS["mixhead"]["tables"]["table3"])
@@ -252,36 +255,79 @@ def test_peop_is_reported_where_single_head_attention_was_run_too():
 
 def test_tables_that_the_paper_calls_incomparable_stay_apart():
     lines = [line("mha", 22.0, table="table7", metric="perplexity"), line("h8-mha", 23.0, table=8, metric="perplexity")]
-    tables = report.build(lines, PAPERS)
+    tables = comparison.build(lines, PAPERS)
     assert [table["table"] for table in tables] == ["table7", "table8"]
     assert all("comparable only within itself" in " ".join(table["notes"]) for table in tables)
     assert [sum(row["ours"] is not None for row in table["rows"]) for table in tables] == [1, 1]
     curves = [{"updates": 1, "train_loss": 2.0, "valid_loss": 2.0}]
-    plots = report.with_logs(report.build([{**line, "curve": curves} for line in lines], PAPERS), [])
+    plots = with_logs(comparison.build([{**line, "curve": curves} for line in lines], PAPERS), [])
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table7": 1, "mixhead-table8": 1}
 
 
 def test_scores_of_the_validation_set_in_the_same_line_are_shown_beside_the_papers():
-    (table,) = report.build([line("h4-mha", 34.0, tokenised_bleu=34.5, valid_tokenised_bleu=35.0)], PAPERS)
-    header, cells = report.columns(table)
+    (table,) = comparison.build([line("h4-mha", 34.0, tokenised_bleu=34.5, valid_tokenised_bleu=35.0)], PAPERS)
+    header, cells = columns(table)
     shown = dict(zip(header, cells[0], strict=True))
     assert shown["test BLEU (sacrebleu)"] == "34.00" and shown["test BLEU (tokenised)"] == "34.50"
     assert (shown["valid BLEU (tokenised)"], shown["valid BLEU, paper"]) == ("35.00", "35.28")
     lines = [line("mha", 21.0, table="table7", metric="perplexity", valid_perplexity=22.0)]
-    header, cells = report.columns(report.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
     shown = dict(zip(header, cells[0], strict=True))
     assert (shown["valid perplexity"], shown["valid perplexity, paper"]) == ("22.00", "21.82")
 
 
+def test_a_speed_is_shown_only_where_it_was_taken_alone():
+    lines = [
+        line("mha", 22.0, table="table7", alone=True),
+        line("mixhead-a", 21.0, table="table7", alone=False, tokens_per_second=4500),
+        line("avghead", 21.0, table="table7", tokens_per_second=4500),
+    ]
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    assert {row[0]: row[header.index("tokens/s")] for row in cells if row[header.index("updates")]} == {
+        "Baseline": "3000",
+        "Mixhead A": "",
+        "Avghead": "",
+    }
+    header, _ = columns(comparison.build(lines[1:], PAPERS)[0])
+    assert "tokens/s" not in header
+
+
 def test_markdown_and_html_show_hostile_names_as_text():
     lines = [line("<script>alert(1)</script>|x", 3.0, paper="own", table="<b>")]
-    tables = report.build(lines, PAPERS)
-    markdown, html = report.as_markdown(tables, {}), report.as_html(tables, {})
+    tables = comparison.build(lines, PAPERS)
+    markdown, html = as_markdown(tables, {}), as_html(tables, {})
     assert "<script>" not in markdown and "<script>" not in html and "<b>" not in html
     assert "&lt;script&gt;" in html
     row = next(text for text in markdown.splitlines() if "alert" in text)
     header = next(text for text in markdown.splitlines() if text.startswith("|"))
     assert row.replace("\\|", "").count("|") == header.count("|")
+
+
+@pytest.mark.parametrize(
+    "name, kept",
+    [
+        ("[text](javascript:1)", "\\[text\\](javascript:1)"),
+        ("![x](http://a.invalid)", "!\\[x\\](http&#58;//a.invalid)"),
+        ("see https://a.invalid", "see https&#58;//a.invalid"),
+        ("WWW.a.invalid", "www&#46;a.invalid"),
+        ("`code` *bold* ~no~", "\\`code\\` \\*bold\\* \\~no\\~"),
+        ("a\\|b", "a\\\\\\|b"),
+        ("\x1b[31mred\u202e", " \\[31mred "),
+        ("test_2016_flickr, h32-mixhead-a", "test_2016_flickr, h32-mixhead-a"),
+    ],
+)
+def test_markdown_keeps_names_as_text(name, kept):
+    assert escape(name) == kept
+
+
+def test_rows_stand_as_recipes_declare_them_whichever_run_ended_first():
+    names = ["stock", "mha", "mixhead-b", "mha-h32", "mqa", "mixhead-b-h32", "mqa-h32", "mixhead-a"]
+    rows = only([line(name, 30.0, paper="own", table="any") for name in names])
+    assert list(rows) == ["stock", "mha", "mixhead-b", "mqa", "mixhead-a", "mha-h32", "mixhead-b-h32", "mqa-h32"]
+
+
+def test_flags_with_an_open_quotation_are_read_as_words():
+    assert comparison.flags_of({"flags": "--arch x --note 'open"}) == [("arch", "x"), ("note", "'open")]
 
 
 def test_the_command_writes_markdown_html_and_curves(tmp_path, capsys):
@@ -328,3 +374,15 @@ def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
     assert cli.main(["report", str(file), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_broken_lines_are_named_and_the_others_reported(tmp_path, capsys):
+    file = tmp_path / "results.jsonl"
+    good, wrong = line("mha", 30.25, table="table7", metric="perplexity"), line("mha", 30.0, versions=3)
+    file.write_text("\n".join(["{", json.dumps(good), json.dumps(wrong)]) + "\n")
+    assert cli.main(["report", str(file)]) == 0
+    said = capsys.readouterr()
+    assert "30.25" in said.out
+    assert [text.partition(",")[0] + text.partition(",")[2][:8] for text in said.err.splitlines()] == [
+        f"{file} line {number}:" for number in (1, 3)
+    ]

@@ -15,7 +15,7 @@ def test_help_lists_every_command(capsys):
         cli.main(["--help"])
     assert exit.value.code == 0
     output = " ".join(capsys.readouterr().out.split())
-    assert {"average", "env", "launch", "user-dir"} <= set(cli.commands())
+    assert {"average", "convert", "env", "launch", "user-dir"} <= set(cli.commands())
     assert all(name in output and module.HELP in output for name, module in cli.commands().items())
 
 

@@ -47,7 +47,7 @@ def test_help_shows_every_flag(capsys):
         ("--attention el --head-dim 64", "encoder attention: projection 'el' cuts the hidden states into heads"),
         ("--attention-sites encoder,deocder", "--attention-sites 'encoder,deocder': expected a comma list of encoder"),
         ("--attention-sites ,", "--attention-sites ',': expected a comma list of encoder"),
-        ("--mixing-lr-scale -1", "--mixing-lr-scale -1.0: expected a number >= 0"),
+        ("--mixing-lr-scale -1", "--mixing-lr-scale -1: expected a number >= 0"),
     ],
 )
 def test_a_wrong_value_is_refused_in_one_line_before_data_is_read(capsys, flags, message):

@@ -275,20 +275,27 @@ def test_no_sentence_is_left_out_of_what_is_evaluated(fairseq_command, translati
     assert fairseq_command("generate", *model, "--beam", "1", "--max-len-b", "5").count("\nH-") == 12
 
 
-def test_eval_lm_refuses_blocks_that_the_model_cannot_take(fairseq_command, language_model_data, tmp_path):
+def test_eval_lm_refuses_blocks_that_the_model_cannot_take(fairseq_command, refusal, language_model_data, tmp_path):
     fairseq_command("train", language_model_data, *TINY_LANGUAGE_MODEL, "--save-dir", tmp_path)
     evaluate = [language_model_data, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--gen-subset", "valid"]
-    assert "Perplexity" in fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16")
-    with pytest.raises(
-        ValueError, match=r"blocks are longer than the 16 tokens the model accepts \(the longest has 64,"
-    ):
-        fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "64")
+    perplexity = re.compile(r"Perplexity: \S+")
+    by_16 = fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16")
+    longer = "blocks are longer than the 16 tokens the model accepts (the longest has"
+    assert f"{longer} 64," in refusal("eval-lm", *evaluate, "--tokens-per-sample", "64")
     # each block fits, but not with the window before it
-    with pytest.raises(ValueError, match=r"the longest has 24, the context window among them"):
-        fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "24", "--context-window", "12")
-    assert "Perplexity" in fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16", "--context-window", "12")
-    for window in ("16", "20"):
-        with pytest.raises(ValueError, match="--tokens-per-sample must be above --context-window"):
-            fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16", "--context-window", window)
+    window = [*evaluate, "--tokens-per-sample", "24", "--context-window", "12"]
+    assert f"{longer} 24, the context window among them" in refusal("eval-lm", *window)
+    window = fairseq_command("eval-lm", *evaluate, "--tokens-per-sample", "16", "--context-window", "12")
+    for size in ("16", "20"):
+        assert "--tokens-per-sample must be above --context-window" in refusal(
+            "eval-lm", *evaluate, "--tokens-per-sample", "16", "--context-window", size
+        )
     longer = ["--tokens-per-sample", "64", "--model-overrides", "{'max_target_positions': 64}"]
     assert "Perplexity" in fairseq_command("eval-lm", *evaluate, *longer)
+    # without the flag: the model's own length, said so
+    of_its_own = fairseq_command("eval-lm", *evaluate)
+    assert "--tokens-per-sample is not given: blocks of 16 tokens" in of_its_own
+    assert perplexity.findall(of_its_own) == perplexity.findall(by_16)
+    assert perplexity.findall(fairseq_command("eval-lm", *evaluate, "--context-window", "12")) == perplexity.findall(
+        window
+    )

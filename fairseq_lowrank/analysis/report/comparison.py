@@ -6,20 +6,16 @@ evaluation and compare only within themselves, and a run at another scale than t
 
 from __future__ import annotations
 
-import base64
-import io
 import itertools
-import json
-import math
 import re
 import shlex
 import statistics
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 
-from fairseq_lowrank.attention import PRESETS
-from fairseq_lowrank.data.results import read_results, read_training_log
+from fairseq_lowrank.analysis.report.papers import canonical_paper, canonical_row, canonical_table, split_row
+from fairseq_lowrank.data.text import say
+from fairseq_lowrank.runs.results import read_results
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
@@ -30,7 +26,6 @@ ADDED_SCORES = {
     "valid_perplexity": ("perplexity", "valid"),
 }
 LOWER_IS_BETTER = {"perplexity", "loss"}
-NAMES = {"bleu": "BLEU", "sacrebleu": "BLEU (sacrebleu)", "tokenised_bleu": "BLEU (tokenised)"}
 # Flags that end a training, and what they count.
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
 # Printed parameter counts are rounded, and leave out or count biases and positions differently.
@@ -55,14 +50,9 @@ def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -
     return (score / sha_score - 1) / (parameters / sha_parameters - 1)
 
 
-def load_papers() -> dict:
-    """The papers' published values, by paper and table, with their sources."""
-    return json.loads(resources.files(__package__).joinpath("papers.json").read_text(encoding="utf-8"))
-
-
 def load_results(paths: Iterable[Path]) -> list[dict]:
-    """The lines of every `.jsonl` file given or lying in a folder given."""
-    lines = []
+    """The lines of every `.jsonl` file given or lying in a folder given; broken lines among others are said and left out."""
+    lines, broken = [], []
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} does not exist")
@@ -70,38 +60,23 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
         if not files:
             raise ValueError(f"{path} holds no .jsonl file")
         for file in files:
-            lines += read_results(file)
+            lines += read_results(file, broken.append)
+    if broken and not lines:
+        raise ValueError(broken[0])
+    for complaint in broken:
+        say(f"{complaint}; left out")
     return lines
-
-
-def canonical_paper(name: str) -> str:
-    return name.lower().replace("-", "_")
-
-
-def canonical_table(name: str | int) -> str:
-    """`4`, `Table 4` and `table4` are one table."""
-    name = re.sub(r"[\s_]+", "", str(name).lower())
-    return f"table{name}" if name[:1].isdigit() else name
-
-
-def canonical_row(name: str) -> tuple[str, ...]:
-    """`h4-mixhead-a` and `mixhead-a-h4` are one row."""
-    return tuple(sorted(re.split(r"[-_\s]+", name.lower())))
-
-
-def split_row(name: str) -> tuple[str, str | None]:
-    """What a row has beside its preset, and the preset (None if it names none): ("h4", "mixhead-a")."""
-    for preset in sorted(PRESETS, key=len, reverse=True):
-        rest, count = re.subn(rf"(?:^|(?<=-)){re.escape(preset)}(?:-|$)", "", name.lower(), count=1)
-        if count:
-            return rest.strip("-"), preset
-    return name.lower(), None
 
 
 def flags_of(line: dict) -> list[tuple[str, str]]:
     """fairseq-train's flags, name without dashes and value, in their order; of a flag given twice the last counts."""
     words = line["flags"]
-    words = shlex.split(words) if isinstance(words, str) else [str(word) for word in words]
+    if isinstance(words, str):
+        try:
+            words = shlex.split(words)
+        except ValueError:  # a quotation that does not end
+            words = words.split()
+    words = [str(word) for word in words]
     found = []
     for word, following in itertools.zip_longest(words, words[1:], fillvalue="--"):
         if word.startswith("--"):
@@ -185,7 +160,8 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     for line in latest.values():
         for where, value in scores_of(line).items():
             values.setdefault(where, []).append(value)
-    speeds = [line["tokens_per_second"] for line in latest.values() if line["tokens_per_second"]]
+    # A speed says something only of a training that had the machine to itself.
+    speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
     last = list(latest.values())[-1]
     return {
         "architecture": last["architecture"],
@@ -250,7 +226,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         found = by_row.pop(canonical_row(known["row"]), None)
         rows.append({"row": known["row"], "label": known["label"], "published": known})
         rows[-1]["ours"] = collect(found, known) if found else None
-    for found in by_row.values():
+    for found in in_order(by_row):
         name = found[-1]["row"]
         rows.append({"row": name, "label": name, "published": None, "ours": collect(found, None)})
     add_ratios(rows)
@@ -269,6 +245,23 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         "notes": notes,
         "rows": rows,
     }
+
+
+def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
+    """Rows as recipes declare them, whichever run ended first: sizes together, methods in the same order at every size.
+
+    Sizes (words such as h32) and methods (the other words) stand in the order in which the lines first name them.
+    """
+    parts = {row: size_and_method(row) for row in by_row}
+    sizes, methods = (list(dict.fromkeys(part[index] for part in parts.values())) for index in (0, 1))
+    order = sorted(by_row, key=lambda row: (sizes.index(parts[row][0]), methods.index(parts[row][1])))
+    return [by_row[row] for row in order]
+
+
+def size_and_method(row: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The words of a row's name that are a letter and a number, and the others."""
+    sizes = tuple(word for word in row if re.fullmatch(r"[a-z]\d+", word))
+    return sizes, tuple(word for word in row if word not in sizes)
 
 
 def add_ratios(rows: list[dict]) -> None:
@@ -298,184 +291,3 @@ def score_like(ours: dict | None, score: dict) -> float | None:
     scores = ours["scores"] if ours else []
     same = [other["mean"] for other in scores if all(other[key] == score[key] for key in ("metric", "split"))]
     return same[0] if same and same[0] > 0 else None
-
-
-def columns(table: dict) -> tuple[list[str], list[list[str]]]:
-    """Header and text cells of one table."""
-    rows = table["rows"]
-    ours = [score for row in rows if row["ours"] for score in row["ours"]["scores"]]
-    measured = list(dict.fromkeys((score["split"], score["metric"]) for score in ours))
-    printed = list(
-        dict.fromkeys(
-            (split, metric)
-            for row in rows
-            for metric, splits in (row["published"] or {}).get("values", {}).items()
-            for split in splits
-        )
-    )
-    order = list(dict.fromkeys([*((split, family(metric)) for split, metric in measured), *printed]))
-    made = [("", lambda row: row["label"])]
-    made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
-    if any("attention_parameters" in (row["published"] or {}) for row in rows):
-        made.append(("attention parameters", attention_cell))
-        made.append(
-            ("attention parameters, paper", lambda row: (row["published"] or {}).get("attention_parameters", ""))
-        )
-    elif any("parameters" in (row["published"] or {}) for row in rows):
-        made.append(("parameters, paper", lambda row: printed_parameters(row["published"] or {})))
-    for split, group in order:
-        for metric in [metric for where, metric in measured if (where, family(metric)) == (split, group)]:
-            made.append((f"{split} {NAMES.get(metric, metric)}", cell(split, metric, "mean")))
-            for ratio in ("prr", "peop"):
-                if any(ratio in score for score in ours if (score["split"], score["metric"]) == (split, metric)):
-                    title = {"prr": "PRR", "peop": "PEoP"}[ratio]
-                    made.append((f"{title}, {NAMES.get(metric, metric)}", cell(split, metric, ratio)))
-        if (split, group) in printed:
-            made.append((f"{split} {NAMES.get(group, group)}, paper", published_cell(split, group)))
-    for ratio in ("prr", "peop"):
-        for group in dict.fromkeys(name for row in rows for name in (row["published"] or {}).get(ratio, {})):
-            title = {"prr": "PRR", "peop": "PEoP"}[ratio]
-            made.append(
-                (f"{title} {NAMES.get(group, group)}, paper", lambda row, r=ratio, g=group: published_ratio(row, r, g))
-            )
-    if ours:
-        made.append(("updates", lambda row: f"{row['ours']['updates']:,}" if row["ours"] else ""))
-        made.append(("seeds", lambda row: str(len(row["ours"]["seeds"])) if row["ours"] else ""))
-        made.append(("tokens/s", lambda row: str((row["ours"] or {}).get("tokens_per_second") or "")))
-    if any(row["ours"] and row["ours"]["other_scale"] for row in rows):
-        made.append(("other scale", lambda row: "; ".join(row["ours"]["other_scale"]) if row["ours"] else ""))
-    header = [title for title, _ in made]
-    cells = [[text(row) for _, text in made] for row in rows]
-    filled = [index for index in range(len(header)) if index == 0 or any(row[index] for row in cells)]
-    return [header[index] for index in filled], [[row[index] for index in filled] for row in cells]
-
-
-def attention_cell(row: dict) -> str:
-    count = (row["ours"] or {}).get("attention_parameters")
-    return "" if count is None else short_count(count)
-
-
-def printed_parameters(published: dict) -> str:
-    extra = published.get("extra_parameters")
-    return published.get("parameters", "") + (f" + {extra:,}" if extra else "")
-
-
-def cell(split: str, metric: str, key: str):
-    """A column of our scores (`mean`, with the spread over seeds) or of a ratio."""
-
-    def text(row: dict) -> str:
-        for score in row["ours"]["scores"] if row["ours"] else []:
-            if (score["split"], score["metric"]) == (split, metric) and score.get(key) is not None:
-                spread = f" ± {score['spread']:.2f}" if key == "mean" and score["spread"] is not None else ""
-                return f"{score[key]:.2f}{spread}" if math.isfinite(score[key]) else str(score[key])
-        return ""
-
-    return text
-
-
-def published_cell(split: str, metric: str):
-    def text(row: dict) -> str:
-        published = row["published"] or {}
-        value = published.get("values", {}).get(metric, {}).get(split)
-        spread = published.get("spread", {}).get(metric, {}).get(split)
-        return "" if value is None else f"{value:g}" + (f" ± {spread:g}" if spread is not None else "")
-
-    return text
-
-
-def published_ratio(row: dict, ratio: str, metric: str) -> str:
-    value = (row["published"] or {}).get(ratio, {}).get(metric)
-    return "" if value is None else f"{value:g}"
-
-
-def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:
-    """Learning curves by plot: one plot for every table that carries curves, and one for the logs given.
-
-    Args:
-        logs: files that fairseq-train wrote, or folders with files named `train.log`.
-
-    Returns:
-        Lists of `{"label", "points"}` by the plot's name.
-    """
-    plots = {}
-    for table in tables:
-        curves = [
-            {"label": f"{row['label']}, seed {curve['seed']}" if len(ours["seeds"]) > 1 else row["label"], **curve}
-            for row in table["rows"]
-            if (ours := row["ours"])
-            for curve in ours["curves"]
-        ]
-        if curves:
-            plots[f"{table['paper']}-{table['table']}"] = curves
-    files = [file for path in logs for file in (sorted(path.rglob("train.log")) if path.is_dir() else [path])]
-    if logs and not files:
-        raise ValueError(f"no train.log in {', '.join(map(str, logs))}")
-    if files:
-        plots["logs"] = [
-            {
-                "label": file.parent.name if file.name == "train.log" else file.stem,
-                "points": read_training_log(file)["epochs"],
-            }
-            for file in files
-        ]
-    return plots
-
-
-def draw(curves: list[dict], title: str):
-    """Validation loss (training loss dotted) against updates, as a matplotlib figure."""
-    from fairseq_lowrank.analysis import pictures
-
-    figure, axes = pictures.new_figure()
-    for number, curve in enumerate(curves):
-        updates = [point["updates"] for point in curve["points"]]
-        color = f"C{number % 10}"
-        axes.plot(updates, [point["train_loss"] for point in curve["points"]], ":", color=color, linewidth=1)
-        valid = [
-            (point["updates"], point["valid_loss"]) for point in curve["points"] if point["valid_loss"] is not None
-        ]
-        axes.plot(*zip(*valid, strict=True) if valid else ([], []), "-", color=color, marker=".", label=curve["label"])
-    axes.set(xlabel="updates", ylabel="loss (base 2): line validation, dots training", title=title)
-    axes.legend(fontsize=8)
-    return figure
-
-
-def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
-    """The report as Markdown; `pictures` gives the picture file of a plot."""
-    parts = []
-    for table in tables:
-        header, rows = columns(table)
-        parts += [f"## {escape(table['title'])}", ""]
-        if table["paper_title"]:
-            parts += [f"{table['paper']} {table['table']}: *{table['paper_title']}*. {table['source']}", ""]
-        parts += [f"> {escape(note)}\n" for note in table["notes"]]
-        parts += ["| " + " | ".join(map(escape, header)) + " |", "|" + " --- |" * len(header)]
-        parts += ["| " + " | ".join(map(escape, row)) + " |" for row in rows]
-        parts.append("")
-        if picture := pictures.get(f"{table['paper']}-{table['table']}"):
-            parts += [f"![Learning curves]({picture})", ""]
-    if "logs" in pictures:
-        parts += ["## Learning curves", "", f"![Learning curves]({pictures['logs']})", ""]
-    return "\n".join(parts)
-
-
-def escape(text: str) -> str:
-    """Text that stays text in a Markdown table."""
-    for mark, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("\n", " ")):
-        text = text.replace(mark, safe)
-    return text
-
-
-def as_html(tables: list[dict], figures: dict) -> str:
-    """The report as one HTML page, its pictures inside it."""
-    import jinja2
-
-    template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-    images = {}
-    for name, figure in figures.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-        images[name] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
-        tables=[{**table, "cells": columns(table)} for table in tables], images=images
-    )

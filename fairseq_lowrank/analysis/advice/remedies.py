@@ -1,0 +1,136 @@
+"""What can be changed about an architecture, as flags, and the parameters that it costs, counted on built models."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from copy import copy
+from dataclasses import replace
+
+from fairseq.models import ARCH_MODEL_REGISTRY
+from torch import nn
+
+from fairseq_lowrank.analysis.architecture import build, our_arguments
+from fairseq_lowrank.analysis.parameters import count
+from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.models.options import AttentionOptions
+
+# A scale for each head mixes none with another.
+LIFTS_NOTHING = ("none", "diagonal")
+
+
+def architecture_for(args: Namespace) -> str | None:
+    """The architecture that has the attention flags and these arguments' sizes, None where none has them.
+
+    Where stock fairseq's has a name that ours has not, it is our model's, which wants its sizes as flags.
+    """
+    if (ours := our_arguments(args)) is None:
+        return None
+    if args.arch.startswith("lowrank_"):
+        return args.arch
+    names = (f"lowrank_{args.arch}", f"lowrank_{args.arch.replace('_baevski', '')}")
+    return next((name for name in names if name in ARCH_MODEL_REGISTRY), f"{ours.arch} and the sizes of {args.arch}")
+
+
+class Variants:
+    """Counts parameters of an architecture with some arguments changed, as one of our models."""
+
+    def __init__(self, args: Namespace, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        ours = our_arguments(args)
+        self.possible = ours is not None
+        self.args = ours or args
+        self.total = count(build(self.args, vocab_size))["total"]
+
+    def cost(self, *, vocab_size: int | None = None, **changes: object) -> int | None:
+        """Parameters that the changes add; None where the model refuses them."""
+        if changes and not self.possible:
+            return None
+        args = copy(self.args)
+        for name, value in changes.items():
+            setattr(args, name, value)
+        try:
+            return count(build(args, vocab_size or self.vocab_size))["total"] - self.total
+        except ValueError:
+            return None
+
+    def attention_remedies(
+        self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
+    ) -> list[tuple[str, int]]:
+        """Flags that lift the rank at a site, with their cost: mixed heads, larger heads, or what other sites have.
+
+        A model has one composition, and plain mha at the sites that are not chosen. So a remedy is for all sites of the
+        same composition that want one; where that would leave a third kind of attention, for all of that composition.
+
+        Args:
+            sites: an attention layer for each of the model's sites.
+            wanted: the head size wanted at each site that wants a remedy.
+        """
+        if not self.possible:
+            return []
+        options = AttentionOptions.from_args(self.args)
+        now = {each: options.spec_at(each) for each in sites}
+        same = [each for each in sites if now[each] == now[site]]
+        needy = [each for each in same if each in wanted]
+        goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
+        if now[site].mixing in LIFTS_NOTHING and now[site].projection != "single":
+            goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
+        mixes = options.spec.mixing not in LIFTS_NOTHING and options.spec.projection != "single"
+        if options.spec not in (now[site], *goals) and (mixes or (options.spec.head_dim or 0) > sites[site].head_dim):
+            goals.append(options.spec)
+        found = []
+        for goal in goals:
+            for changed in (needy, same):
+                if changed is same and goal.head_dim != now[site].head_dim and goal != options.spec:
+                    # sites that want no larger heads keep theirs no smaller
+                    goal = replace(goal, head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
+                after = {each: goal if each in changed else now[each] for each in sites}
+                if {goal, AttentionSpec()} >= set(after.values()):
+                    break
+            else:
+                continue
+            changes = self._flags(options, goal, [each for each in after if after[each] == goal], list(sites))
+            if (cost := self.cost(**changes)) is not None:
+                words = (f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+                found.append((" ".join(words), cost))
+        return found
+
+    def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
+        """The flags that, beside those given, put a composition at the chosen sites."""
+        preset = getattr(self.args, "attention", None) or "mha"
+        changes = {}
+        if goal.mixing != options.spec.mixing:
+            if preset == "mha" and getattr(self.args, "head_mixing", None) is None:
+                changes["attention"] = {"static": "mixhead-a", "positionwise": "mixhead-b"}[goal.mixing]
+            else:
+                changes["head_mixing"] = goal.mixing
+        if goal.head_dim != options.spec.head_dim:
+            if preset == "mha":
+                changes["attention"] = "fixedhead"
+            changes["head_dim"] = goal.head_dim
+        if set(chosen) != {site for site in present if site in options.sites}:
+            changes["attention_sites"] = ",".join(chosen)
+        return changes
+
+
+def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
+    """Fewer heads of at least the wanted size, or the next to it, in the same width."""
+    fewer = _fewer_heads(module.embed_dim, wanted)
+    larger = module.embed_dim // fewer
+    if fewer >= module.num_heads or larger <= module.head_dim:
+        return []
+    stack = "encoder" if site == "encoder" else "decoder"
+    # a head size that was given does not grow by itself
+    given = spec_of(module).head_dim is not None
+    size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
+    cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
+    return [] if cost is None else [(f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost)]
+
+
+def _fewer_heads(width: int, head_dim: int) -> int:
+    """The most heads that divide the width into heads of at least this size; 1 if there is no such number."""
+    return max((heads for heads in range(1, width // head_dim + 1) if width % heads == 0), default=1)
+
+
+def spec_of(module: nn.Module) -> AttentionSpec:
+    """What an attention layer computes; fairseq's own is plain."""
+    return getattr(module, "spec", None) or AttentionSpec()

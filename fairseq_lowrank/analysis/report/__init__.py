@@ -1,0 +1,1 @@
+"""Results of runs beside the values that the papers publish: papers, comparison, tables, curves."""

@@ -1,0 +1,38 @@
+"""The papers' published values, and the names of their tables and rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+
+from fairseq_lowrank.attention import PRESETS
+
+
+def load_papers() -> dict:
+    """The papers' published values, by paper and table, with their sources."""
+    return json.loads(resources.files(__package__).joinpath("papers.json").read_text(encoding="utf-8"))
+
+
+def canonical_paper(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def canonical_table(name: str | int) -> str:
+    """`4`, `Table 4` and `table4` are one table."""
+    name = re.sub(r"[\s_]+", "", str(name).lower())
+    return f"table{name}" if name[:1].isdigit() else name
+
+
+def canonical_row(name: str) -> tuple[str, ...]:
+    """`h4-mixhead-a` and `mixhead-a-h4` are one row."""
+    return tuple(sorted(re.split(r"[-_\s]+", name.lower())))
+
+
+def split_row(name: str) -> tuple[str, str | None]:
+    """What a row has beside its preset, and the preset (None if it names none): ("h4", "mixhead-a")."""
+    for preset in sorted(PRESETS, key=len, reverse=True):
+        rest, count = re.subn(rf"(?:^|(?<=-)){re.escape(preset)}(?:-|$)", "", name.lower(), count=1)
+        if count:
+            return rest.strip("-"), preset
+    return name.lower(), None

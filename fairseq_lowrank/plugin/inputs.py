@@ -1,0 +1,144 @@
+"""What fairseq's commands are told to read, and in what portions, checked before they write anything."""
+
+import argparse
+import codecs
+import functools
+import math
+import os
+from collections.abc import Iterator
+
+from fairseq import tasks, utils
+from fairseq.data import data_utils
+from fairseq.file_io import PathManager
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
+
+from fairseq_lowrank.messages import Refused
+
+
+def unusable_for_training(args: argparse.Namespace) -> str | None:
+    """Why training cannot begin, or None."""
+    for rate in args.lr:
+        if not 0 <= rate < math.inf:
+            return f"--lr {rate:g}: expected a number >= 0"
+    for every in args.update_freq:
+        if every < 1:
+            return f"--update-freq {every}: expected a number >= 1"
+    return unusable_portions(args) or missing_data(args)
+
+
+def unusable_for_evaluation(args: argparse.Namespace) -> str | None:
+    """Why fairseq-generate, -interactive, -eval-lm or -validate has no model or no data, or None."""
+    if args.path is None:
+        return "--path is missing: expected a checkpoint, such as checkpoints/checkpoint_best.pt"
+    shards = getattr(args, "checkpoint_suffix", ""), getattr(args, "checkpoint_shard_count", 1)
+    if shards == ("", 1):  # whose names are not those given
+        for path in utils.split_paths(args.path):
+            if not PathManager.isfile(path):
+                return f"--path {path}: expected a checkpoint, and there is no such file"
+    if (text := getattr(args, "input", "-")) != "-" and (reason := unreadable(text)):
+        return f"--input {reason}"
+    if not 0 <= (shard := getattr(args, "shard_id", 0)) < (shards := getattr(args, "num_shards", 1)):
+        return f"--shard-id {shard} --num-shards {shards}: expected shards from 0 to below their number"
+    return unusable_portions(args) or missing_data(args)
+
+
+# With batches of 0 sentences fairseq makes batches for ever, with 0 workers it trains nothing and says nothing, and
+# every 0 updates it divides by zero once it has trained.
+AT_LEAST_ONE = (
+    *("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid", "tokens_per_sample", "beam", "nbest"),
+    *("distributed_world_size", "log_interval", "save_interval", "validate_interval"),
+)
+
+
+def unusable_portions(args: argparse.Namespace) -> str | None:
+    """Which number of tokens, sentences, workers or updates is none, or None."""
+    for name in AT_LEAST_ONE:
+        if (number := getattr(args, name, None)) is not None and number < 1:
+            return f"--{name.replace('_', '-')} {number}: expected a number >= 1"
+    if args.num_workers < 0:
+        return f"--num-workers {args.num_workers}: expected a number >= 0"
+    return None
+
+
+# fairseq leaves out what is too long, with a warning, and looks for the last batch where none is.
+def name_empty_subsets() -> None:
+    """Say in one line that no sentence of a subset is short enough, or that there are too few."""
+    batch = data_utils.batch_by_size
+
+    @functools.wraps(batch)
+    def batch_by_size(indices, *args, **kwargs):
+        try:
+            batches = batch(indices, *args, **kwargs)
+            if len(indices) and not len(batches):
+                raise Refused(
+                    f"{len(indices)} sentences make no batch: fairseq wants multiples of --required-batch-size-multiple; "
+                    "expected more of them, or --required-batch-size-multiple 1"
+                )
+            return batches
+        except IndexError as error:
+            if len(indices):
+                raise
+            raise Refused(
+                "no sentence or block of the data is left: each is longer than --max-tokens, --max-source-positions or "
+                "--max-target-positions allow, or there is none"
+            ) from error
+
+    data_utils.batch_by_size = batch_by_size
+
+
+def missing_data(args: argparse.Namespace) -> str | None:
+    """Which folder of data is not there, for tasks that read what fairseq-preprocess writes; or None."""
+    if issubclass(tasks.TASK_REGISTRY.get(args.task, object), TranslationTask | LanguageModelingTask):
+        for folder in utils.split_paths(args.data or ""):
+            if not PathManager.exists(folder):
+                return f"{folder}: expected a folder that fairseq-preprocess wrote, and there is none"
+    return None
+
+
+def unusable_for_preprocessing(args: argparse.Namespace) -> str | None:
+    """Why fairseq-preprocess would stop half-way: texts that are not there or not UTF-8, dictionaries that are; or None."""
+    if not args.trainpref and not args.srcdict:
+        return "--trainpref is missing: expected the beginning of the training texts' names, or --srcdict"
+    if not args.only_source and not (args.source_lang and args.target_lang):
+        return "--source-lang and --target-lang, the endings of the texts' names, are missing: expected both, or --only-source"
+    if args.workers < 1:
+        return f"--workers {args.workers}: expected a number >= 1"
+    languages = [args.source_lang] if args.only_source else [args.source_lang, args.target_lang]
+    if os.path.exists(args.destdir) and not os.path.isdir(args.destdir):
+        return f"--destdir {args.destdir}: expected a folder, and it is a file"
+    for language, given in zip(languages, (args.srcdict, args.tgtdict), strict=False):
+        dictionary = os.path.join(args.destdir, f"dict.{language}.txt" if language else "dict.txt")
+        if not given and os.path.exists(dictionary):
+            return f"{dictionary} is there already: expected another --destdir, or this dictionary as --srcdict or --tgtdict"
+    for given in filter(None, (args.srcdict, args.tgtdict)):
+        if not os.path.isfile(given):
+            return f"{given}: expected a dictionary, and there is no such file"
+    for path in texts(args, languages):
+        if reason := unreadable(path):
+            return reason
+    return None
+
+
+def texts(args: argparse.Namespace, languages: list[str | None]) -> Iterator[str]:
+    """The names of the texts that fairseq-preprocess reads."""
+    for prefixes in (args.trainpref, args.validpref, args.testpref):
+        for prefix in (prefixes or "").split(",") if prefixes else ():
+            for language in languages:
+                yield f"{prefix}.{language}" if language else prefix
+
+
+def unreadable(path: str) -> str | None:
+    """Why a text cannot be read, or None."""
+    decoder, line = codecs.getincrementaldecoder("utf-8")(), 1
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                line += decoder.decode(block).count("\n")
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        line += error.object[: error.start].count(b"\n")
+        return f"{path}: expected text in UTF-8, and line {line} is not"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None

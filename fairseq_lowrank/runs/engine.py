@@ -1,0 +1,174 @@
+"""What recipes ask for: rows run one after another, the report of a paper, spectra of rows."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fairseq_lowrank.data.text import read_lines, say, whole_file
+from fairseq_lowrank.runs.commands import Commands
+from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value, preparation
+from fairseq_lowrank.runs.results import append_result, check, read_results
+from fairseq_lowrank.runs.scoring import attention_parameters, read_training_log, score
+from fairseq_lowrank.runs.settings import Settings
+from fairseq_lowrank.runs.training import has_ended, is_locked, lock, read_note, train
+
+
+class Busy(Exception):
+    """Another process is at a row that is needed."""
+
+
+class Engine:
+    """Runs the rows of a recipe under its settings; `commands` are :class:`Commands`, or what stands for them."""
+
+    def __init__(self, recipe: Recipe, settings: Settings, commands: Commands | None = None):
+        self.recipe, self.settings, self.root = recipe, settings, recipe.root
+        self.commands = commands or Commands(dry_run=settings.dry_run, threads=settings.threads)
+        self.results = recipe.results(settings)
+        self.prepared: set[str] = set()
+
+    def run_rows(self) -> None:
+        """Run the rows asked for that have no line yet, and append one for each."""
+        rows = self.recipe.select(self.settings)
+        lines = self.finished()
+        for row in rows:
+            run = self.recipe.run(row, self.settings)
+            if row.name in lines:
+                self.say_done(run, lines[row.name])
+            else:
+                self.run_row(run)
+
+    def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
+        """The line of each row that has one."""
+        if self.settings.dry_run:
+            return {}
+        ours = {"paper": self.recipe.paper, "table": self.recipe.table}
+        ours |= {"seed": self.settings.seed, "smoke": self.settings.smoke}
+        lines = read_results(self.results, complain)
+        return {line["row"]: line for line in lines if all(line[key] == value for key, value in ours.items())}
+
+    def say_done(self, run: Run, line: dict) -> None:
+        flags = shlex.split(line["flags"]) if isinstance(line["flags"], str) else line["flags"]
+        other = differences(run.flags, flags)
+        with_others = f" with other flags: {other}" if other else ""
+        say(f"{run}: done already{with_others}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
+
+    def run_row(self, run: Run, *, scored: bool = True) -> None:
+        """Train a run and, if `scored`, append its line; where another process is at it, say so and do nothing."""
+        self.prepare(run.corpus)
+        if self.settings.dry_run:
+            self.train_and_score(run, scored)
+            return
+        with lock(run.folder) as handle:
+            if handle is None:
+                say(f"{run}: another process is at it")
+            elif scored and (line := self.finished(complain=lambda _: None).get(run.row)):
+                self.say_done(run, line)  # by another process, since this one looked
+            else:
+                self.train_and_score(run, scored, handle)
+
+    def train_and_score(self, run: Run, scored: bool, handle: int | None = None) -> None:
+        train(run, self.settings, self.root, self.commands, handle)
+        if scored:
+            found = score(self.recipe.kind, run, self.settings, self.root, self.commands)
+            if not self.settings.dry_run:
+                self.record(run, found)
+
+    def prepare(self, corpus: str) -> None:
+        if self.settings.dry_run or corpus not in self.prepared:
+            script, flags = preparation(corpus)
+            self.commands.script(self.root / "scripts" / script, [*self.settings.prepare, *flags])
+            self.prepared.add(corpus)
+
+    def record(self, run: Run, found: dict) -> None:
+        """Keep a run's log and append its line."""
+        trained = read_training_log(run.log)
+        curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
+        if found["metric"] == "perplexity":
+            found["valid_perplexity"] = valid_perplexity
+        starts = read_note(run.folder)["starts"]
+        line = {
+            "paper": self.recipe.paper,
+            "table": self.recipe.table,
+            "row": run.row,
+            "architecture": last_value(run.flags, "--arch", ""),
+            "flags": shlex.join(run.flags),
+            "seed": run.seed,
+            **trained,
+            "attention_parameters": attention_parameters(run.best, run.data / "bin"),
+            **found,
+            "split": self.recipe.split,
+            **{key: starts[-1][key] for key in ("commit", "machine", "versions")},
+            "alone": all(start["alone"] for start in starts),
+            "smoke": self.settings.smoke,
+            "date": datetime.date.today().isoformat(),
+            "log": "",
+            "curve": curve,
+        }
+        try:
+            check(line)
+        except ValueError as error:
+            raise ValueError(f"{run}: {error}; nothing is recorded") from error
+        line["log"] = self.keep_log(run)
+        append_result(self.results, line)
+        print(f"{run.row}: {line['metric']} {line['value']} ({line['parameters']:,} parameters)", flush=True)
+
+    def keep_log(self, run: Run) -> str:
+        """Pack a run's log beside the results, without this machine's paths; its path from the results' folder.
+
+        A log of that name that another run left stays: this one's name then carries the run's fingerprint.
+        """
+        folder = Path("logs") / f"{self.recipe.paper}-{self.recipe.table}"
+        places = {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
+        text = "".join(f"{line}\n" for line in read_lines(run.log))
+        for place in sorted(places, key=len, reverse=True):
+            text = text.replace(place, places[place])
+        data = gzip.compress(text.encode(), mtime=0)
+        kept = folder / f"{run.row}-seed{run.seed}.log.gz"
+        file = self.results.parent / kept
+        if file.exists() and file.read_bytes() != data:
+            kept = folder / f"{run.row}-seed{run.seed}-{run.fingerprint}.log.gz"
+        with whole_file(self.results.parent / kept, "wb") as file:
+            file.write(data)
+        return kept.as_posix()
+
+    def report(self, options: Sequence[str]) -> int:
+        """The results of this paper beside the published values."""
+        self.refuse_busy(self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings))
+        return self.tool("report", str(self.results), "--paper", self.recipe.paper, *options)
+
+    def spectra(self, name: str, rows: Sequence[str]) -> int:
+        """Spectra of the attention of rows on the test set, in the folder `name` beside the lines of results.
+
+        A row that has its line but no checkpoint here, as in a clone of the repository, is trained for it.
+        """
+        for row in rows:
+            if row not in self.recipe.rows:
+                raise ValueError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
+        runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
+        for run in runs if not self.settings.dry_run else ():
+            if not (run.best.exists() and has_ended(run)):
+                self.run_row(run, scored=False)
+        self.refuse_busy(runs)
+        output = self.settings.output or self.results.parent
+        options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences)]
+        return self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}")
+
+    def refuse_busy(self, runs: Iterable[Run]) -> None:
+        """Raise Busy if another process is at one of these runs."""
+        for run in runs if not self.settings.dry_run else ():
+            if is_locked(run.folder):
+                again = "call this again when that has ended"
+                raise Busy(f"{self.recipe.paper} {self.recipe.table}: another process is at {run}; {again}")
+
+    def tool(self, *words: str) -> int:
+        """Print a command of fairseq-lowrank and run it, unless this is a dry run."""
+        Commands.show(["fairseq-lowrank", *words])
+        if self.settings.dry_run:
+            return 0
+        from fairseq_lowrank import cli
+
+        return cli.main(words)

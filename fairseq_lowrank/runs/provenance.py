@@ -1,0 +1,65 @@
+"""Where a result comes from: the code, the packages and the machine that trained it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from fairseq_lowrank import __version__
+
+
+def versions() -> dict:
+    """Versions of what a result depends on; None where something is not installed."""
+    found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
+    for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
+        try:
+            found[name] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def commit(root: Path) -> str:
+    """The commit checked out in `root`, `-dirty` where a file of it (results aside) is changed; else the version."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
+            return __version__  # a folder within somebody's repository
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (subprocess.CalledProcessError, OSError):
+        return __version__
+
+
+def machine(threads: int) -> dict:
+    """The processor, its cores that may be used, the threads that a training was given, and the GPUs that it saw."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = {"cpu": processor(), "cores": cores, "threads": threads}
+    return found | ({"gpus": names} if (names := gpus()) else {})
+
+
+def processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    model = re.search(r"^model name\s*: (.+)$", text, re.M)
+    return model[1].strip() if model else platform.processor() or platform.machine()
+
+
+def gpus() -> list[str]:
+    """The names of the GPUs that CUDA shows to a training."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

@@ -1,0 +1,206 @@
+"""A recipe: the rows of one table, and the run that each becomes under the settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from fairseq_lowrank.runs.settings import Settings
+
+LOGGING = ("--no-progress-bar", "--log-format", "simple", "--log-interval", "50")
+# Flags of fairseq-train that change no number: what is said and where, what is kept, who reads the data.
+HARMLESS = {
+    *("--no-progress-bar", "--log-format", "--log-interval", "--log-file", "--tensorboard-logdir", "--wandb-project"),
+    *("--save-dir", "--user-dir", "--num-workers", "--no-epoch-checkpoints", "--keep-interval-updates"),
+    *("--keep-last-epochs", "--keep-best-checkpoints"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as declared: its corpus's name and its own flags of fairseq-train."""
+
+    name: str
+    corpus: str
+    flags: tuple[str, ...]
+
+
+@dataclass
+class Recipe:
+    """The rows of `table` of `paper`; `common` are flags that all rows share, `split` says what the test set is."""
+
+    kind: str
+    root: Path
+    paper: str = ""
+    table: str = ""
+    split: str = "test"
+    common: tuple[str, ...] = ()
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, kind: str, root: Path, lines: Iterable[str]) -> Recipe:
+        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `common FLAGS`, `row NAME CORPUS FLAGS`."""
+        recipe = cls(kind, root)
+        for line in lines:
+            key, *values = line.rstrip("\n").split("\t")
+            if key == "row":
+                name, corpus, flags = values
+                if name in recipe.rows:
+                    raise ValueError(f"row '{name}' is declared twice")
+                recipe.rows[name] = Row(name, corpus, tuple(flags.split()))
+            else:
+                setattr(recipe, key, tuple(values[0].split()) if key == "common" else values[0])
+        if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
+            raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
+        return recipe
+
+    def select(self, settings: Settings) -> list[Row]:
+        """The rows asked for: ROWS, else the outermost for a smoke run, else all."""
+        names = settings.rows or tuple(self.rows)
+        if settings.smoke and not settings.rows:
+            names = (names[0], names[-1])
+        for name in names:
+            if name not in self.rows:
+                raise ValueError(f"no row '{name}' here; rows: {' '.join(self.rows)}")
+        return [self.rows[name] for name in dict.fromkeys(names)]
+
+    def run(self, row: Row, settings: Settings) -> Run:
+        """What a row comes to: corpus, flags and folders."""
+        seed = ("--seed", str(settings.seed))
+        flags = [*row.flags, *self.common, *settings.precision, *seed, *LOGGING, *settings.extra]
+        corpus, work = row.corpus, settings.work
+        if settings.smoke:
+            corpus = smoke_corpus(self.kind, corpus)
+            flags += SMOKE[self.kind](flags)
+            work = work / "smoke"
+        where = work / "runs" / f"{self.paper}-{self.table}"
+        return Run(row.name, settings.seed, corpus, tuple(flags), settings.work / "data" / corpus, where)
+
+    def results(self, settings: Settings) -> Path:
+        """The file that lines are appended to."""
+        trial = settings.work / "smoke" if settings.smoke else self.root
+        return settings.results or trial / "results" / f"{self.paper}.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: the folder carries a fingerprint of what its numbers depend on, so other flags have another one."""
+
+    row: str
+    seed: int
+    corpus: str
+    flags: tuple[str, ...]
+    data: Path
+    where: Path
+
+    @cached_property
+    def fingerprint(self) -> str:
+        what = json.dumps([self.corpus, sorted(last_values(self.flags).items())])
+        return hashlib.sha256(what.encode()).hexdigest()[:8]
+
+    @property
+    def folder(self) -> Path:
+        return self.where / f"{self.row}-seed{self.seed}-{self.fingerprint}"
+
+    @property
+    def others(self) -> list[Path]:
+        """Folders of the same row and seed under other flags, or of a version that had no fingerprints."""
+        names = re.compile(rf"{re.escape(self.row)}-seed{self.seed}(-[0-9a-f]{{8}})?")
+        folders = self.where.iterdir() if self.where.is_dir() else ()
+        return sorted(path for path in folders if names.fullmatch(path.name) and path != self.folder)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "train.log"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "checkpoints" / "checkpoint_best.pt"
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "checkpoints" / "checkpoint_last.pt"
+
+    def __str__(self) -> str:
+        return f"{self.row} (seed {self.seed})"
+
+
+def last_values(flags: Sequence[str]) -> dict[str, str]:
+    """Flags that numbers depend on, with their values in one string; of a flag given several times the last."""
+    found, name = {}, ""
+    for word in flags:
+        if re.match("--?[a-zA-Z]", word):
+            name, equals, value = word.partition("=")
+            found[name] = value if equals else ""
+        else:
+            found[name] = f"{found.get(name, '')} {word}".strip()
+    return {name: value for name, value in found.items() if name not in HARMLESS}
+
+
+def differences(flags: Sequence[str], others: Sequence[str]) -> str:
+    """In which flags that numbers depend on two trainings differ, the second's values in brackets."""
+    ours, theirs = last_values(flags), last_values(others)
+
+    def spell(values: dict[str, str], name: str) -> str:
+        return f"{name} {values[name]}".strip() if name in values else f"no {name}"
+
+    return ", ".join(
+        f"{spell(ours, name)} ({spell(theirs, name).removeprefix(name).strip() or 'given'})"
+        for name in dict.fromkeys([*ours, *theirs])
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def preparation(corpus: str) -> tuple[str, list[str]]:
+    """Script and flags for a corpus such as iwslt14, multi30k-x10, wikitext-103-bpe2000 or brown-head500."""
+    name, flags = corpus, []
+    for suffix, flag in (("x", "--join"), ("bpe", "--pieces"), ("head", "--head")):
+        if match := re.fullmatch(rf"(.+)-{suffix}(\d+)", name):
+            name, flags = match[1], [*flags, flag, match[2]]
+    if match := re.fullmatch(r"(wikitext)-(\d+)", name):
+        name, flags = match[1], [*flags, "--size", match[2]]
+    return f"prepare_{name}.sh", flags
+
+
+# --- what a smoke run changes: the corpus (Multi30k, a part of Brown), sizes and lengths; it is changed nowhere else ---
+
+
+def smoke_translation(flags: Sequence[str]) -> list[str]:
+    width = 8 * int(last_value(flags, "--encoder-attention-heads", "4"))
+    sizes = {"layers": 1, "embed-dim": width, "ffn-embed-dim": 64}
+    stacks = [f"--{stack}-{size} {value}" for size, value in sizes.items() for stack in ("encoder", "decoder")]
+    return f"{' '.join(stacks)} --max-tokens 1024 --update-freq 1 --max-update 20 --warmup-updates 5".split()
+
+
+def smoke_language_model(flags: Sequence[str]) -> list[str]:
+    # with a free head size, heads need not divide the width
+    width = 64 if "--head-dim" in flags else 8 * int(last_value(flags, "--decoder-attention-heads", "8"))
+    small = [*["--decoder-layers", "1"]]
+    small += [word for size in ("embed", "input", "output") for word in (f"--decoder-{size}-dim", str(width))]
+    small += ["--decoder-ffn-embed-dim", "64", "--tokens-per-sample", "32", "--max-tokens", "512"]
+    small += ["--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
+    if any(re.search("^lowrank_transformer_lm_wiki103$|_lm_gbw|--adaptive-input", word) for word in flags):
+        small += ["--adaptive-input-cutoff", "200,1000", "--adaptive-softmax-cutoff", "200,1000"]
+    return small + (["--embed-rank", "4"] if "--embed-rank" in flags else [])
+
+
+SMOKE = {"translation": smoke_translation, "language-model": smoke_language_model}
+
+
+def smoke_corpus(kind: str, corpus: str) -> str:
+    """The small corpus in the place of another, joined or cut into pieces as that one is."""
+    if kind == "translation":
+        joined = re.search(r"-x(\d+)$", corpus)
+        return "multi30k" + (joined[0] if joined else "")
+    pieces = re.search(r"-bpe(\d+)", corpus)
+    return "brown-head500" + (f"-bpe{min(int(pieces[1]), 2000)}" if pieces else "")
+
+
+def last_value(flags: Sequence[str], name: str, default: str) -> str:
+    """The value of a flag; where it is given several times, the last."""
+    return last_values(flags).get(name, default)

@@ -1,0 +1,104 @@
+"""Lines of results: one JSON object for each finished run, read tolerantly and appended whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from fairseq_lowrank.data.text import read_lines, say
+
+Number, Text = (int, float), (str,)
+# Every line has these, of these types.
+FIELDS: dict[str, tuple[type, ...]] = {
+    **{"paper": Text, "table": (str, int), "row": Text, "architecture": Text, "flags": (str, list), "seed": (int,)},
+    **{"updates": Number, "parameters": Number, "metric": Text, "value": Number, "split": Text},
+    **{"tokens_per_second": (*Number, type(None)), "versions": (dict,), "smoke": (bool,), "date": Text},
+}
+# Some lines have these, trainings of recipes all of them; what is written now has a commit, older lines lack it.
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
+    **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
+    **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity"), (*Number, type(None))),
+    "alone": (bool,),
+}
+POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
+TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def read_results(path: Path, complain: Callable[[str], None] = say) -> list[dict]:
+    """The trainings in a results file; none if it is not there.
+
+    A line that is broken is left out, after `complain` was told its number and what is wrong with it; a measurement that
+    is no training (it has no architecture) is left out without a word.
+    """
+    lines = []
+    for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
+        try:
+            line = json.loads(text)
+            if isinstance(line, dict) and "architecture" not in line and "commit" in line:
+                continue
+            check(line, text)
+        except (ValueError, RecursionError) as error:
+            wrong = f"not JSON ({error})" if isinstance(error, (json.JSONDecodeError, RecursionError)) else error
+            complain(f"{path}, line {number}: {wrong}")
+        else:
+            lines.append(line)
+    return lines
+
+
+def check(line: object, text: str = "") -> None:
+    """Raise ValueError, saying what is wrong, unless `line` is a result."""
+    if not isinstance(line, dict):
+        raise ValueError(f"{text[:40]} is no result, which is a JSON object")
+    if missing := [field for field in FIELDS if field not in line]:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    for field, kinds in (FIELDS | OPTIONAL).items():
+        if field in line:
+            check_type(field, line[field], kinds)
+    for point in line.get("curve") or []:
+        if not isinstance(point, dict) or point.keys() < POINT.keys():
+            raise ValueError(f"curve has {json.dumps(point)[:40]}, expected {', '.join(POINT)}")
+        for field, kinds in POINT.items():
+            check_type(f"curve's {field}", point[field], kinds)
+
+
+def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
+        raise ValueError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{field} is {value}, expected a finite number")
+
+
+def append_result(path: Path, line: dict) -> None:
+    """Append one line, whole or not at all; several processes may do so at once.
+
+    A last line that lacks its end, as a process that died leaves it, is ended first.
+
+    Raises:
+        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+    """
+    if missing := [field for field in (*FIELDS, "commit") if field not in line]:
+        raise ValueError(f"a result needs {', '.join(missing)}")
+    check(line)
+    data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        try:
+            if os.write(handle, data) < len(data):
+                raise OSError(f"{path}: the disk is full")
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)

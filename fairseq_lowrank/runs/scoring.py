@@ -1,0 +1,161 @@
+"""Scoring a run with its best checkpoint, and reading what fairseq's commands said."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fairseq_lowrank.data.text import read_lines, write_lines
+from fairseq_lowrank.runs.recipe import Run, last_value
+from fairseq_lowrank.runs.settings import Settings
+from fairseq_lowrank.runs.training import Execute
+
+
+def score(kind: str, run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
+    """Run what scores a run: the fields of its line that say how good it is; none in a dry run."""
+    return SCORES[kind](run, settings, root, execute)
+
+
+def score_translation(run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
+    """BLEU on the test set, and with VALID on the validation set too."""
+    target = last_value(run.flags, "--target-lang", "en")
+    splits = ("valid", "test") if settings.valid else ("test",)
+    pieces = "sentencepiece" if run.corpus.startswith("multi30k") else "subword_nmt"
+    for split in splits:
+        words = ["fairseq-generate", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
+        words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]
+        words += ["--remove-bpe", pieces, "--max-tokens", "4096", *settings.generate]
+        if settings.smoke:  # a model that has hardly begun does not know when to stop
+            words += ["--max-len-a", "0", "--max-len-b", "10"]
+        execute_anew(execute, words, run.folder / f"generate-{split}.out", settings)
+    if settings.dry_run:
+        return {}
+    found = {}
+    for split in splits:
+        output = run.folder / f"generate-{split}.out"
+        hypotheses = read_hypotheses(output)
+        write_lines(output.with_suffix(".txt"), hypotheses)
+        references = list(read_lines(run.data / "tok" / f"{split}.{target}"))
+        # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
+        raw = run.data / "raw" / f"test.{target}"
+        raw = list(read_lines(raw)) if split == "test" and raw.exists() else None
+        found[split] = bleu(hypotheses, references, raw, target)
+    valid = {"valid_tokenised_bleu": found["valid"]["tokenised_bleu"]} if settings.valid else {}
+    return found["test"] | valid
+
+
+def score_language_model(run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
+    """Perplexity on the test set, with a context window in proportion to fairseq's 400 of 512."""
+    length = int(last_value(run.flags, "--tokens-per-sample", "512"))
+    output = run.folder / "evaluate-test.out"
+    words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
+    words += ["--gen-subset", "test", "--tokens-per-sample", str(length), "--context-window", str(length * 25 // 32)]
+    words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best)]
+    execute_anew(execute, words, output, settings)
+    return {} if settings.dry_run else read_perplexity(output)
+
+
+SCORES = {"translation": score_translation, "language-model": score_language_model}
+
+
+def execute_anew(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
+    """Run a command whose output is all of a file."""
+    if not settings.dry_run:
+        output.unlink(missing_ok=True)
+    execute(words, output)
+
+
+def read_training_log(path: Path) -> dict:
+    """What a fairseq-train log (`--log-format simple`) says of a run, resumed or not.
+
+    Returns `parameters`, `updates`, `tokens_per_second` (target tokens over the time spent in training steps, so
+    validation and saving do not count), `valid_perplexity`, the best of all validations, within epochs too (None where
+    there was none), and `epochs`, one dict for each finished epoch with `updates`, `train_loss` and `valid_loss` (both in
+    base 2), in order.
+    """
+    parameters, epochs, perplexities = None, {}, []
+    for text in read_lines(path):
+        if match := re.search(r"num\. shared model params: ([\d,]+)", text):
+            parameters = int(match[1].replace(",", ""))
+        if match := re.search(r"\| (train|valid) \| epoch (\d+) \| (.*)", text):
+            fields = re.findall(r"(\w+) (-?[\d.]+(?:e[-+]?\d+)?|inf|nan)(?= \||$)", match[3])
+            epochs.setdefault(int(match[2]), {})[match[1]] = {name: float(value) for name, value in fields}
+            perplexities += [float(value) for name, value in fields if (match[1], name) == ("valid", "ppl")]
+    finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
+    if parameters is None or not finished:
+        raise ValueError(f"{path} holds no finished epoch of fairseq-train")
+    before, tokens, seconds, curve = 0, 0.0, 0.0, []
+    for epoch in finished:
+        train, valid = epoch["train"], epoch.get("valid", {})
+        updates = int(train["num_updates"])
+        tokens += train["wpb"] * (updates - before)
+        seconds += train["train_wall"]
+        before = updates
+        curve.append({"updates": updates, "train_loss": train["loss"], "valid_loss": valid.get("loss")})
+    return {
+        "parameters": parameters,
+        "updates": before,
+        "tokens_per_second": round(tokens / max(seconds, 1.0)),
+        "valid_perplexity": min(perplexities, default=None),
+        "epochs": curve,
+    }
+
+
+def read_hypotheses(path: Path) -> list[str]:
+    """The best hypotheses in a fairseq-generate output (pieces already joined), in the corpus's order."""
+    found = {}
+    for text in read_lines(path):
+        if match := re.match(r"H-(\d+)\t[^\t]*\t(.*)", text):
+            found[int(match[1])] = match[2]
+    if sorted(found) != list(range(len(found))):
+        raise ValueError(f"{path} holds {len(found)} hypotheses but not those numbered 0 to {len(found) - 1}")
+    return [found[index] for index in range(len(found))]
+
+
+def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = None, language: str = "en") -> dict:
+    """BLEU of tokenised hypotheses, by sacrebleu (`value`, with its signature) and on the tokens as they are.
+
+    sacrebleu tokenises by itself (13a, its default). It is given detokenised hypotheses and the publisher's text
+    where that is known (`raw`), without case where the hypotheses have none, and else both sides tokenised.
+    `tokenised_bleu` takes the tokens as they are, as multi-bleu.perl and most papers of the time did.
+    """
+    from sacrebleu.metrics import BLEU
+    from sacremoses import MosesDetokenizer
+
+    given, lowercase = hypotheses, False
+    if raw is not None:
+        detokenise = MosesDetokenizer(language).detokenize
+        given = [detokenise(line.split()) for line in hypotheses]
+        lowercase = not any(line != line.lower() for line in hypotheses)
+    for text in (references, raw):
+        if text is not None and len(text) != len(hypotheses):
+            raise ValueError(f"{len(hypotheses)} hypotheses for {len(text)} references")
+    # Where both sides are tokenised, that is on purpose: force keeps sacrebleu from warning of it.
+    standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
+    return {
+        "metric": "sacrebleu",
+        "value": round(standard.corpus_score(given, [raw or references]).score, 2),
+        "signature": str(standard.get_signature()),
+        "text": "tokenised" if raw is None else "detokenised",
+        "tokenised_bleu": round(tokens.corpus_score(hypotheses, [references]).score, 2),
+        "tokenised_signature": str(tokens.get_signature()),
+    }
+
+
+def read_perplexity(path: Path) -> dict:
+    """Perplexity and number of scored tokens in a fairseq-eval-lm log."""
+    text = "\n".join(read_lines(path))
+    perplexity = re.findall(r"Perplexity: ([\d.]+|nan|inf)", text)
+    tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
+    if not perplexity or not tokens:
+        raise ValueError(f"{path} holds no perplexity of fairseq-eval-lm")
+    return {"metric": "perplexity", "value": float(perplexity[-1]), "tokens": int(tokens[-1].replace(",", ""))}
+
+
+def attention_parameters(checkpoint: Path, data: Path) -> int:
+    """Attention parameters of a checkpoint's model, output projections included, without biases and fixed mixing."""
+    from fairseq_lowrank.analysis.checkpoints import load_model
+    from fairseq_lowrank.analysis.parameters import count
+
+    model, _ = load_model(checkpoint, data=data)
+    return count(model)["attention_without_biases"]

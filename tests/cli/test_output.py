@@ -1,0 +1,113 @@
+"""What commands write: refused before anything is computed, and written whole or not at all."""
+
+import csv
+import json
+import os
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.analysis import pictures
+from fairseq_lowrank.cli import _output
+
+FOLDER_COMMANDS = {
+    "params": ["--arch", "transformer", "--vocab-size", "1000"],
+    "inspect": ["checkpoint.pt"],
+    "spectrum": ["checkpoint.pt"],
+    "representation": [],
+    "report": ["results"],
+}
+FILE_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
+
+
+def refusal(command, arguments, output, monkeypatch, capsys):
+    """The line with which a command refuses an output, which must come before it computes."""
+    module = cli.commands()[command]
+    monkeypatch.setattr(module, "run", lambda args: pytest.fail("computed"))
+    assert cli.main([command, *arguments, "--output", str(output)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"--output {output}" in error
+    return error
+
+
+def test_every_command_with_an_output_is_tried_here(capsys):
+    with_output = set()
+    for name in cli.commands():
+        with pytest.raises(SystemExit):
+            cli.main([name, "--help"])
+        if "--output" in capsys.readouterr().out:
+            with_output.add(name)
+    assert with_output == FOLDER_COMMANDS.keys() | FILE_COMMANDS.keys()
+
+
+@pytest.mark.parametrize("command", FOLDER_COMMANDS)
+def test_a_folder_that_cannot_be_is_refused_before_computing(command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("mine")
+    for output, message in (
+        ("file", "is no folder"),
+        ("file/deeper", "is no folder"),
+        ("new/all.png", "looks like a file"),
+    ):
+        assert message in refusal(command, FOLDER_COMMANDS[command], tmp_path / output, monkeypatch, capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_computing(command, tmp_path, monkeypatch, capsys):
+    for output, message in (("", "is a folder"), ("none/a.pt", "there is no folder"), ("a.json", "ending in .pt")):
+        assert message in refusal(command, FILE_COMMANDS[command], tmp_path / output, monkeypatch, capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch, capsys):
+    tmp_path.chmod(0o500)
+    assert "may not write" in refusal("params", FOLDER_COMMANDS["params"], tmp_path, monkeypatch, capsys)
+
+
+def test_spreadsheets_find_no_formula():
+    cells = ['=HYPERLINK("x")', "+1", "-1", "@x", "\t=1", "mixhead-a", -1.5, None]
+    assert [_output.inert(cell) for cell in cells] == ["'" + cell for cell in cells[:5]] + cells[5:]
+
+
+def line(**changes):
+    found = {"paper": "own", "table": "t", "row": "mha", "architecture": "a", "flags": "", "seed": 1, "updates": 3}
+    found |= {"parameters": 9, "metric": "perplexity", "value": 3.0, "split": "test", "tokens_per_second": 1}
+    curve = [{"updates": 1, "train_loss": 2.0, "valid_loss": 2.0}, {"updates": 2, "train_loss": 2.0, "valid_loss": 1.0}]
+    return found | {"versions": {}, "smoke": False, "date": "2026-01-01", "curve": curve} | changes
+
+
+def report(tmp_path, *lines):
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    return cli.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
+
+
+HOSTILE = ("../../up", "a/b", "$\\frac{$", "=1+1", '<img src=x onerror="1">', "![x](http://x.invalid/y)", "é\nx" * 40)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_odd_names_are_written_whole_and_inside_the_folder(tmp_path, name):
+    assert report(tmp_path, line(paper=name, table=name, row=name)) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.jsonl", "report"]
+    written = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {"report.md", "report.html", "report.csv", "report.json"} < written and len(written) == 6
+    markdown = (tmp_path / "report" / "report.md").read_text()
+    (picture,) = (file for file in written if file.endswith(".png"))
+    assert f"({picture})" in markdown
+    with open(tmp_path / "report" / "report.csv", newline="") as file:
+        for row in csv.reader(file):
+            assert not any(cell.startswith(("=", "+", "@")) for cell in row)
+
+
+def test_a_picture_that_fails_leaves_no_file(tmp_path, monkeypatch, capsys):
+    assert report(tmp_path, line()) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()}
+
+    def fail(*args):
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(pictures, "save", fail)
+    assert report(tmp_path, line(value=7.0)) == 2
+    assert "no ink" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()} == before
