@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_lowrank.analysis import statistics
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.runs.results import read_results
 
 KEY = ("paper", "table", "metric", "split")
 
@@ -38,7 +38,7 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
         if not files:
             raise ValueError(f"{path} holds no .jsonl file")
         for file in files:
-            lines += read_results(file)
+            lines += read_results(file, measurements=True)
     lines = [line for line in lines if not line["smoke"]]
     return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
 
@@ -54,7 +54,7 @@ def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int,
         known = ", ".join(sorted({line["row"] for line in lines})[:20]) or "none"
         raise ValueError(f"row {row!r}: no line has it; rows there are: {known}")
     for name in KEY:
-        if len(values := {line[name] for line in chosen}) > 1:
+        if len(values := {str(line.get(name)) for line in chosen}) > 1:
             raise ValueError(
                 f"row {row!r} has lines of several {name}s: choose one with --{name} {'|'.join(sorted(values))}"
             )

@@ -25,23 +25,27 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity"), (*Number, type(None))),
     "alone": (bool,),
 }
+# A measurement that is no training has these, and no architecture.
+MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
+MEASURED["commit"] = OPTIONAL["commit"]
 POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
 TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
 
 
-def read_results(path: Path, complain: Callable[[str], None] = say) -> list[dict]:
+def read_results(path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False) -> list[dict]:
     """The trainings in a results file; none if it is not there.
 
     A line that is broken is left out, after `complain` was told its number and what is wrong with it; a measurement that
-    is no training (it has no architecture) is left out without a word.
+    is no training (it has no architecture) is left out without a word unless `measurements` are asked for as well.
     """
     lines = []
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
         try:
             line = json.loads(text)
-            if isinstance(line, dict) and "architecture" not in line and "commit" in line:
+            measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
+            if measured and not measurements:
                 continue
-            check(line, text)
+            check_measurement(line) if measured else check(line, text)
         except (ValueError, RecursionError) as error:
             wrong = f"not JSON ({error})" if isinstance(error, (json.JSONDecodeError, RecursionError)) else error
             complain(f"{path}, line {number}: {wrong}")
@@ -66,6 +70,14 @@ def check(line: object, text: str = "") -> None:
             check_type(f"curve's {field}", point[field], kinds)
 
 
+def check_measurement(line: dict) -> None:
+    """Raise ValueError, saying what is wrong, unless `line` is a measurement."""
+    if missing := [field for field in MEASURED if field not in line]:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    for field, kinds in MEASURED.items():
+        check_type(field, line[field], kinds)
+
+
 def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
@@ -85,6 +97,20 @@ def append_result(path: Path, line: dict) -> None:
     if missing := [field for field in (*FIELDS, "commit") if field not in line]:
         raise ValueError(f"a result needs {', '.join(missing)}")
     check(line)
+    _append(path, line)
+
+
+def append_measurement(path: Path, line: dict) -> None:
+    """Append the line of what is no training, as :func:`append_result` does.
+
+    Raises:
+        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+    """
+    check_measurement(line)
+    _append(path, line)
+
+
+def _append(path: Path, line: dict) -> None:
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

@@ -96,5 +96,17 @@ def test_lines_of_measurements_that_are_no_trainings_are_left_out(tmp_path):
 def test_lines_recorded_before_stay_readable(request):
     said = []
     for file in sorted((request.config.rootpath / "results").glob("*.jsonl")):
-        assert len(results.read_results(file, said.append)) >= 1
+        assert len(results.read_results(file, said.append, measurements=True)) >= 1
     assert said == []
+
+
+def test_measurements_are_read_where_they_are_asked_for(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    line = {"paper": "evidence", "table": "t", "row": "r", "seed": 1, "metric": "error", "value": 0.5, "smoke": False}
+    results.append_measurement(path, line | {"commit": "0" * 40})
+    assert results.read_results(path) == []
+    assert results.read_results(path, measurements=True) == [line | {"commit": "0" * 40}]
+    with pytest.raises(ValueError, match="lacks commit"):
+        results.append_measurement(path, line)
+    with pytest.raises(ValueError, match="expected a finite number"):
+        results.append_measurement(path, line | {"commit": "", "value": float("nan")})

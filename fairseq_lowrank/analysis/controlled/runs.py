@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gzip
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +15,9 @@ from types import ModuleType
 import fairseq_lowrank
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
-from fairseq_lowrank.data.results import append_result, read_results, versions
+from fairseq_lowrank.runs.provenance import commit as checked_out
+from fairseq_lowrank.runs.provenance import machine, versions
+from fairseq_lowrank.runs.results import append_measurement, read_results
 
 PAPER = "evidence"
 
@@ -88,7 +88,11 @@ class Table:
 
 def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
     """(row, seed, smoke) of every line of the table."""
-    return {(line["row"], line["seed"], line["smoke"]) for line in read_results(path) if line["table"] == table}
+    return {
+        (line["row"], line["seed"], line["smoke"])
+        for line in read_results(path, measurements=True)
+        if line["table"] == table
+    }
 
 
 def complete(task: ModuleType, runs: Iterable[Run], results: Path, log: Path | None = None, say: Log = print) -> None:
@@ -114,11 +118,11 @@ def complete(task: ModuleType, runs: Iterable[Run], results: Path, log: Path | N
             log.parent.mkdir(parents=True, exist_ok=True)
             with gzip.open(log, "at", encoding="utf-8") as file:
                 file.write("\n".join(text) + "\n")
-        append_result(results, as_line(task, run, outcome, seconds, commit))
+        append_measurement(results, as_line(task, run, outcome, seconds, commit))
         say(f"{run.row} seed {run.seed}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
 
 
-def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str | None) -> dict:
+def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
     """The line of a finished run. Its ``seconds`` are of processor time."""
     axes = "".join(f" --{axis.replace('_', '-')} {value}" for axis, value in run.method.axes.items())
     return {
@@ -129,39 +133,33 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
         "commit": commit,
         "method": run.method.name,
         **run.setting,
-        "architecture": task.ARCHITECTURE,
+        "model": task.ARCHITECTURE,
         "flags": f"--attention {run.method.preset}{axes}",
         "steps": run.steps,
         "updates": run.steps,
         "metric": task.METRIC,
         **outcome,
         "split": task.SPLIT,
-        "tokens_per_second": None,
         "seconds": round(seconds, 2),
         "versions": versions(),
-        "machine": f"{platform.machine()}, 1 thread",
+        "machine": machine(1),
         "smoke": run.smoke,
         "date": datetime.date.today().isoformat(),
     }
 
 
-def checked_out_commit() -> str | None:
-    """The commit of the code that runs, ``-changed`` behind it where the package differs; ``None`` outside a git checkout."""
-    git = ["git", "-C", str(Path(fairseq_lowrank.__file__).parent)]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-    if head.returncode:
-        return None
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no", "--", "."], capture_output=True, text=True
-    )
-    return head.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
+def checked_out_commit() -> str:
+    """The commit of the code that runs, see :func:`~fairseq_lowrank.runs.provenance.commit`."""
+    return checked_out(Path(fairseq_lowrank.__file__).parents[1])
 
 
 def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:
     """The task's lines of a results file whose runs were to have so many updates, by default the task's."""
     steps = task.STEPS if steps is None else steps
     return [
-        line for line in read_results(results) if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
+        line
+        for line in read_results(results, measurements=True)
+        if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
     ]
 
 

@@ -6,7 +6,7 @@ import torch
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.controlled import nearest_point
 from fairseq_lowrank.analysis.controlled.runs import Method
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.runs.results import read_results
 
 MHA = Method("mha", "mha")
 
@@ -77,5 +77,5 @@ def test_the_command_sets_ours_beside_the_published_curve(tmp_path, capsys, monk
     assert cli.main(["controlled", "nearest-point", *flags]) == 0
     out = capsys.readouterr().out
     assert "published" in out and "0.015" in out
-    assert len(read_results(path)) == 3
+    assert len(read_results(path, measurements=True)) == 3
     assert (tmp_path / "nearest-point.png").read_bytes().startswith(b"\x89PNG")

@@ -5,7 +5,7 @@ import torch
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.controlled import recall
 from fairseq_lowrank.analysis.controlled.runs import Method
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.runs.results import read_results
 
 MHA = Method("mha", "mha")
 
@@ -56,4 +56,4 @@ def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
     flags = ["--quick", "--steps", "1", "--results", str(path), "--output", str(tmp_path)]
     assert cli.main(["controlled", "recall", *flags]) == 0
     assert "16 × 8" in capsys.readouterr().out
-    assert [line["row"] for line in read_results(path)] == ["h1-mha-1-updates", "h16-mha-1-updates"]
+    assert [line["row"] for line in read_results(path, measurements=True)] == ["h1-mha-1-updates", "h16-mha-1-updates"]

@@ -7,7 +7,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.controlled import matrices, runs
-from fairseq_lowrank.data.results import read_results
+from fairseq_lowrank.runs.results import read_results
 
 ROWS = "n16-shared-h(16|32)-mha"
 
@@ -21,7 +21,7 @@ def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
     assert command(tmp_path) == 0
     out = capsys.readouterr().out
     assert "16 × 4" in out and "32 × 2" in out
-    lines = read_results(tmp_path / "lines.jsonl")
+    lines = read_results(tmp_path / "lines.jsonl", measurements=True)
     assert [line["row"] for line in lines] == ["n16-shared-h16-mha-2-updates", "n16-shared-h32-mha-2-updates"]
     assert all(line["paper"] == "evidence" and line["table"] == "matrices" and line["smoke"] for line in lines)
     assert {line["commit"] for line in lines} == {runs.checked_out_commit()}
@@ -54,7 +54,7 @@ def test_more_updates_than_the_tasks_make_a_row_of_their_own_and_no_trial(tmp_pa
     command(tmp_path)
     monkeypatch.setattr(matrices, "STEPS", 1)
     assert command(tmp_path) == 0
-    lines = read_results(tmp_path / "lines.jsonl")
+    lines = read_results(tmp_path / "lines.jsonl", measurements=True)
     assert [(line["row"], line["smoke"]) for line in lines[2:]] == [
         ("n16-shared-h16-mha-2-updates", False),
         ("n16-shared-h32-mha-2-updates", False),
