@@ -38,7 +38,10 @@ def device(request):
 
 @pytest.fixture(scope="session")
 def corpus():
-    """``corpus(name)``: the folder of a real corpus; without it the test is skipped, in CI it fails."""
+    """``corpus(name)``: the folder of a real corpus; without it the test is skipped, in CI it fails.
+
+    It is asked for as an argument, never by ``getfixturevalue``: tests that need it are known by that.
+    """
     root = Path(os.environ.get("LOWRANK_DATA", REPOSITORY.parent / "shared" / "data"))
 
     def find(name: str) -> Path:

@@ -136,9 +136,9 @@ def test_bad_flags_are_refused_in_one_line(flags, message, capsys):
 
 
 @pytest.fixture(scope="module")
-def brown(tmp_path_factory, request):
+def brown(tmp_path_factory, corpus):
     """A few hundred sentences of the Brown corpus, binarised."""
-    folder = request.getfixturevalue("corpus")("brown")
+    folder = corpus("brown")
     out = tmp_path_factory.mktemp("brown")
     for split, lines in {"train": 300, "valid": 40, "test": 40}.items():
         with gzip.open(folder / f"{split}.txt.gz", "rt") as text:
