@@ -29,9 +29,9 @@ from omegaconf.errors import InterpolationKeyError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import fairseq_lowrank.plugin
 from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.models.options import as_namespace
+from fairseq_lowrank.plugin.attention import chosen_options
+from fairseq_lowrank.plugin.flags import as_namespace
 
 STACKS = ("encoder", "decoder")
 ATTENTION = (MultiheadAttention, fairseq.modules.MultiheadAttention)
@@ -114,9 +114,9 @@ def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = No
     return args
 
 
-def offers_attention(architecture: str) -> bool:
-    """Whether an architecture has the attention flags, that is, is one of ours."""
-    return ARCH_MODEL_REGISTRY[architecture].__module__.startswith(fairseq_lowrank.__name__)
+def chooses_attention(args: Namespace) -> bool:
+    """Whether the attention of :func:`parse`'s arguments is ours: an attention flag is given, or the architecture is ours."""
+    return chosen_options(args, ARCH_MODEL_REGISTRY[args.arch]) is not None
 
 
 def model_name(args: Namespace) -> str:
@@ -167,8 +167,6 @@ def build(args: Namespace, vocab_size: int) -> nn.Module:
         reason = str(error) or "an assertion failed"
         raise ValueError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
     except (AttributeError, ImportError, NameError, OSError) as error:
-        if offers_attention(args.arch):
-            raise
         raise _cannot_be_built(args.arch, error) from error
 
 

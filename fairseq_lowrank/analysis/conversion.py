@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers, build, our_arguments
 from fairseq_lowrank.analysis.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.models.options import AttentionOptions
+from fairseq_lowrank.plugin.flags import AttentionOptions
 
 # Projections whose heads all read one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")

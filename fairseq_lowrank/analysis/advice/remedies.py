@@ -12,7 +12,7 @@ from torch import nn
 from fairseq_lowrank.analysis.architecture import build, our_arguments
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.models.options import AttentionOptions
+from fairseq_lowrank.plugin.flags import AttentionOptions
 
 # A scale for each head mixes none with another.
 LIFTS_NOTHING = ("none", "diagonal")
