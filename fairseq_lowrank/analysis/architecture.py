@@ -6,7 +6,6 @@ import difflib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
     FairseqDecoder,
     FairseqEncoderModel,
     FairseqLanguageModel,
@@ -30,6 +28,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.plugin import architectures
 from fairseq_lowrank.plugin.attention import chosen_options
 from fairseq_lowrank.plugin.flags import as_namespace
 
@@ -125,16 +124,13 @@ def model_name(args: Namespace) -> str:
 
 
 def our_arguments(args: Namespace) -> Namespace | None:
-    """The same arguments for the architecture of ours that has them all, None where there is none."""
+    """The same arguments with attention of this package, plain where none is chosen; None where the architecture has none."""
     args = copy(args)
-    if not model_name(args).startswith("lowrank_"):
-        ours = f"lowrank_{model_name(args)}"
-        if ours not in MODEL_REGISTRY:
+    if not chooses_attention(args):
+        coverage = architectures.coverage(args.arch)
+        if not coverage.sites or coverage.reason:
             return None
-        args.arch = ours
-        for one in fields(MODEL_DATACLASS_REGISTRY[ours]) if ours in MODEL_DATACLASS_REGISTRY else ():
-            if not hasattr(args, one.name):
-                setattr(args, one.name, one.default)
+        args.attention = "mha"
     return args
 
 

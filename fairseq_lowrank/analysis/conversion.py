@@ -38,9 +38,7 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
     old = model_arguments(state)
     new = our_arguments(old)
     if new is None:
-        raise ValueError(
-            f"--arch {old.arch} has no attention flags: expected one of our architectures or its stock kin"
-        )
+        raise ValueError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
     new.attention = attention or getattr(old, "attention", None) or "mha"
     new.head_mixing = mixing
     before, after = check_axes(old, new)

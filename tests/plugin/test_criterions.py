@@ -307,7 +307,9 @@ def test_penalties_leave_no_trace_once_they_are_done(task, sample):
 
 
 def test_layers_that_are_dropped_add_nothing(task, sample):
-    model = build_model(task, "--attention", "mixhead-b", "--encoder-layerdrop", "1", "--decoder-layerdrop", "1")
+    model = build_model(
+        task, "--attention", "mixhead-b", "--encoder-layerdrop", "0.999999", "--decoder-layerdrop", "0.999999"
+    )
     loss, _, log = build_criterion(task, *ALL)(model, sample)
     assert {name: log[name].item() for name in WEIGHTS} == dict.fromkeys(WEIGHTS, 0.0)
     loss.backward()
