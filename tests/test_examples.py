@@ -96,7 +96,7 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    from fairseq_lowrank.models.options import as_namespace
+    from fairseq_lowrank.plugin.flags import as_namespace
 
     output = recipe(name, SMOKE=smoke).stdout
     training = commands(output, "fairseq-train")

@@ -6,7 +6,6 @@ import difflib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
     FairseqDecoder,
     FairseqEncoderModel,
     FairseqLanguageModel,
@@ -29,9 +27,10 @@ from omegaconf.errors import InterpolationKeyError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import fairseq_lowrank.plugin
 from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.models.options import as_namespace
+from fairseq_lowrank.plugin import architectures
+from fairseq_lowrank.plugin.attention import chosen_options
+from fairseq_lowrank.plugin.flags import as_namespace
 
 STACKS = ("encoder", "decoder")
 ATTENTION = (MultiheadAttention, fairseq.modules.MultiheadAttention)
@@ -114,9 +113,9 @@ def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = No
     return args
 
 
-def offers_attention(architecture: str) -> bool:
-    """Whether an architecture has the attention flags, that is, is one of ours."""
-    return ARCH_MODEL_REGISTRY[architecture].__module__.startswith(fairseq_lowrank.__name__)
+def chooses_attention(args: Namespace) -> bool:
+    """Whether the attention of :func:`parse`'s arguments is ours: an attention flag is given, or the architecture is ours."""
+    return chosen_options(args, ARCH_MODEL_REGISTRY[args.arch]) is not None
 
 
 def model_name(args: Namespace) -> str:
@@ -125,16 +124,13 @@ def model_name(args: Namespace) -> str:
 
 
 def our_arguments(args: Namespace) -> Namespace | None:
-    """The same arguments for the architecture of ours that has them all, None where there is none."""
+    """The same arguments with attention of this package, plain where none is chosen; None where the architecture has none."""
     args = copy(args)
-    if not model_name(args).startswith("lowrank_"):
-        ours = f"lowrank_{model_name(args)}"
-        if ours not in MODEL_REGISTRY:
+    if not chooses_attention(args):
+        coverage = architectures.coverage(args.arch)
+        if not coverage.sites or coverage.reason:
             return None
-        args.arch = ours
-        for one in fields(MODEL_DATACLASS_REGISTRY[ours]) if ours in MODEL_DATACLASS_REGISTRY else ():
-            if not hasattr(args, one.name):
-                setattr(args, one.name, one.default)
+        args.attention = "mha"
     return args
 
 
@@ -167,8 +163,6 @@ def build(args: Namespace, vocab_size: int) -> nn.Module:
         reason = str(error) or "an assertion failed"
         raise ValueError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
     except (AttributeError, ImportError, NameError, OSError) as error:
-        if offers_attention(args.arch):
-            raise
         raise _cannot_be_built(args.arch, error) from error
 
 

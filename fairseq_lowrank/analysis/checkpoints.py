@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers
-from fairseq_lowrank.models.options import as_namespace
+from fairseq_lowrank.plugin.flags import as_namespace
 
 
 def load_state(path: Path, overrides: dict | None = None) -> dict:

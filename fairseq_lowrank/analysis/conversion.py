@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers, build, our_arguments
 from fairseq_lowrank.analysis.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.models.options import AttentionOptions
+from fairseq_lowrank.plugin.flags import AttentionOptions
 
 # Projections whose heads all read one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")
@@ -38,9 +38,7 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
     old = model_arguments(state)
     new = our_arguments(old)
     if new is None:
-        raise ValueError(
-            f"--arch {old.arch} has no attention flags: expected one of our architectures or its stock kin"
-        )
+        raise ValueError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
     new.attention = attention or getattr(old, "attention", None) or "mha"
     new.head_mixing = mixing
     before, after = check_axes(old, new)

@@ -11,7 +11,7 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_lowrank.analysis.architecture import attention_layers, build, offers_attention, parse, stacks
+from fairseq_lowrank.analysis.architecture import attention_layers, build, chooses_attention, parse, stacks
 from fairseq_lowrank.attention import PRESETS, build_attention
 
 SWEEPS = {
@@ -79,12 +79,12 @@ def plain(args: Namespace) -> Namespace:
 def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
     """The counts of an architecture, and `extra`, the difference of its total to the same model with plain attention.
 
-    `extra` is 0 for fairseq's own architectures, and None where plain attention does not fit the sizes.
+    `extra` is 0 for fairseq's own attention, and None where plain attention does not fit the sizes.
     """
     args = parse(architecture, flags, task=task)
     counts = count(build(args, vocab_size))
     extra = 0
-    if offers_attention(architecture):
+    if chooses_attention(args):
         try:
             extra = counts["total"] - count(build(plain(args), vocab_size))["total"]
         except ValueError:
@@ -146,10 +146,6 @@ def sweep(
         A row for each preset and size; a size that a preset refuses has no row.
     """
     base = parse(architecture, flags, task=task)
-    if not offers_attention(architecture):
-        raise ValueError(
-            f"--sweep compares kinds of attention, which {architecture} does not offer: take a lowrank_* one"
-        )
     _, head_dim = head_sizes(base)
     names = [stack for stack, *_ in stacks(base)]
 

@@ -80,14 +80,13 @@ def run(args) -> None:
 
 def remedies_need(model_args, findings) -> dict | None:
     """The architecture and plugin whose flags the remedies are, None where they are fairseq's own."""
-    from fairseq_lowrank.analysis.advice.remedies import architecture_for
     from fairseq_lowrank.cli import user_dir
-    from fairseq_lowrank.models.options import FLAGS
+    from fairseq_lowrank.plugin.flags import FLAGS
 
     ours = {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--embed-rank"}
     if not any(ours & set(change.split()) for finding in findings for change, _ in finding.changes):
         return None
-    return {"architecture": architecture_for(model_args), "user_dir": str(user_dir.folder())}
+    return {"architecture": model_args.arch, "user_dir": str(user_dir.folder())}
 
 
 def from_flags(args):

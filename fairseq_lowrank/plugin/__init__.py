@@ -6,9 +6,11 @@ the package was imported before, so each is imported here by name. A stock fairs
 
 from fairseq_lowrank.plugin import (
     arguments,
+    attention,
     commands,
     datasets,
     evaluation,
+    flags,
     inputs,
     loading,
     optimizers,
@@ -44,6 +46,8 @@ repairs.align_unknown_words()
 repairs.join_torchrun()
 repairs.quieten_hydra()
 optimizers.honour_parameter_overrides()
+flags.offer_flags()
+attention.choose_attention()
 inputs.name_empty_subsets()
 commands.end_commands_in_one_line()
 

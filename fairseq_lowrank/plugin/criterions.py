@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
-from fairseq_lowrank.models.options import AttentionOptions
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
+from fairseq_lowrank.plugin.attention import chosen_options
 
 
 @dataclass
@@ -79,7 +79,7 @@ def _weights(config: object) -> dict[str, float]:
 
 def _refuse_without_layers(weights: dict[str, float], model: str) -> NoReturn:
     flags = ", ".join(map(_flag, weights))
-    raise ValueError(f"{flags}: {model} has no attention of this package; take one of the architectures lowrank_*")
+    raise ValueError(f"{flags}: {model} has no attention of this package; add --attention mha, or another kind of it")
 
 
 def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
@@ -208,16 +208,17 @@ class RegularisedCriterion:
         """Refuse flags before anything is built, as far as they alone can tell.
 
         Raises:
-            ValueError: a negative weight, an architecture of fairseq's own, or mixing that does not learn.
+            ValueError: a negative weight, attention of fairseq's own, or mixing that does not learn.
         """
         weights = _weights(args)
         model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
         if not weights or model is None:
             return
-        if model.__module__.startswith("fairseq."):
+        options = chosen_options(args, model)
+        if options is None:
             _refuse_without_layers(weights, f"--arch {args.arch}")
-        if "mixing_orthogonality" in weights and hasattr(model, "check_args"):
-            mixing = AttentionOptions.from_args(args).spec.mixing
+        if "mixing_orthogonality" in weights:
+            mixing = options.spec.mixing
             if not _learns(MIXINGS[mixing](2, 2)):
                 _refuse_without_mixing(weights)
 

@@ -154,7 +154,7 @@ def _why_not(error: Exception, filename: str, cfg) -> str | None:
 
 def _flags_of(filename: str, model) -> str:
     """``: --FLAG VALUE …``: the architecture and attention flags of a checkpoint that differ from those of ``model``."""
-    from fairseq_lowrank.models.options import FLAGS  # registers models, which come after the repairs
+    from fairseq_lowrank.plugin.flags import FLAGS  # registers models, which come after the repairs
 
     theirs, ours = _options(_state(filename)["cfg"]["model"]), _options(model)
     flags = []

@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.analysis.advice import checks, remedies
+from fairseq_lowrank.analysis.advice import checks
 from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
 from fairseq_lowrank.analysis.architecture import build, parse
 from fairseq_lowrank.analysis.parameters import count
@@ -128,9 +128,7 @@ FREE_HEAD_SIZE = ["--attention", "fixedhead", "--head-dim", "100", "--decoder-at
 def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, vocab_size):
     long = numpy.array([300])
     lengths = {"text": long} if "_lm" in architecture else {"source": long, "target": long}
-    # a stock architecture has the attention flags under our name
-    ours = f"lowrank_{architecture.removeprefix('lowrank_')}"
-    before = total(ours, flags, vocab_size)
+    before = total(architecture, flags, vocab_size)
     checked = 0
     for finding in findings(architecture, flags, vocab_size=vocab_size, lengths=lengths):
         for change, cost in finding.changes:
@@ -142,7 +140,7 @@ def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, v
                 more = f"--{stack}-layers {finding.numbers['layers'] + 1}"
             elif change.startswith("a vocabulary of at least"):
                 more, size = "", finding.numbers["width"]
-            assert cost == total(ours, [*flags, *more.split()], size) - before, change
+            assert cost == total(architecture, [*flags, *more.split()], size) - before, change
             checked += 1
     assert checked >= 2
 
@@ -320,25 +318,11 @@ def test_a_gain_for_each_head_is_told_to_lift_nothing():
     assert "lifts no rank" in one(found, "composition").text
 
 
-@pytest.mark.parametrize(
-    "architecture, wanted",
-    [
-        ("transformer_iwslt_de_en", "lowrank_transformer_iwslt_de_en"),
-        ("transformer_lm_baevski_wiki103", "lowrank_transformer_lm_wiki103"),
-        ("transformer_vaswani_wmt_en_fr_big", "lowrank_transformer and the sizes of transformer_vaswani_wmt_en_fr_big"),
-        (LM, LM),
-        ("roberta_base", None),
-    ],
-)
-def test_the_architecture_that_has_the_remedies_is_named(architecture, wanted):
-    assert remedies.architecture_for(parse(architecture)) == wanted
-
-
 def test_the_command_names_what_its_remedies_need_and_no_bleu_for_language_models(capsys):
     flags = ["--vocab-size", "1000", "--length", "300"]
     assert cli.main(["advise", "--arch", "transformer_lm", *flags]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1].endswith("fairseq_lowrank --arch lowrank_transformer_lm") and "--user-dir /" in text
+    assert text.splitlines()[-1].endswith("fairseq_lowrank --arch transformer_lm") and "--user-dir /" in text
     assert "--attention mhe-mul" in text and "BLEU" not in text
     assert cli.main(["advise", "--arch", "transformer", *flags]) == 0
     assert "% of the BLEU score" in capsys.readouterr().out

@@ -219,7 +219,7 @@ def test_the_command_prints_json(capsys):
         ),
         (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
         (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),
-        (["--arch", "transformer", "--sweep", "heads"], "take a lowrank_"),
+        (["--arch", "lstm", "--attention", "mha"], "--attention: lstm makes its decoder attention (AttentionLayer) by"),
         (["--arch", TRANSLATION, "--task", "nonsense"], "--task nonsense: unknown; expected one of"),
     ],
 )

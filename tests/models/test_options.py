@@ -8,7 +8,7 @@ pytest.importorskip("fairseq")
 from tiny_transformer import SIZES, arguments, build
 
 from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.models.options import FLAGS, SITES, AttentionOptions, as_namespace
+from fairseq_lowrank.plugin.flags import FLAGS, SITES, AttentionOptions, as_namespace
 
 ARCH, LM = "lowrank_transformer_iwslt_de_en", "lowrank_transformer_lm"
 

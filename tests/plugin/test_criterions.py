@@ -19,7 +19,6 @@ from tiny_transformer import SIZES, arguments, build, make_task, preset_flags, s
 from torch import nn
 
 from fairseq_lowrank.attention import PRESETS, MultiheadAttention
-from fairseq_lowrank.models.transformer import LowrankTransformerEncoder
 from fairseq_lowrank.plugin import criterions as regularised
 
 WEIGHTS = {"mixing_orthogonality": 0.3, "row_space_penalty": 0.7, "column_space_penalty": 0.2}
@@ -209,7 +208,7 @@ class MaskedModel(models.BaseFairseqModel):
 
 def test_masked_language_models_are_trained_on_the_loss_and_the_penalties(task):
     encoder = build_model(task, "--attention", "mixhead-b").encoder
-    assert isinstance(encoder, LowrankTransformerEncoder)
+    assert isinstance(encoder.layers[0].self_attn, MultiheadAttention)
     model = MaskedModel(encoder, len(task.source_dictionary)).double().train()
     tokens = sentences(task.source_dictionary, 3, 6, 4, left_pad=False)
     target = tokens.masked_fill(torch.arange(7) % 3 != 0, task.source_dictionary.pad())
@@ -308,7 +307,9 @@ def test_penalties_leave_no_trace_once_they_are_done(task, sample):
 
 
 def test_layers_that_are_dropped_add_nothing(task, sample):
-    model = build_model(task, "--attention", "mixhead-b", "--encoder-layerdrop", "1", "--decoder-layerdrop", "1")
+    model = build_model(
+        task, "--attention", "mixhead-b", "--encoder-layerdrop", "0.999999", "--decoder-layerdrop", "0.999999"
+    )
     loss, _, log = build_criterion(task, *ALL)(model, sample)
     assert {name: log[name].item() for name in WEIGHTS} == dict.fromkeys(WEIGHTS, 0.0)
     loss.backward()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 from fairseq.data import Dictionary, data_utils
 
-from fairseq_lowrank.models.options import SITES
+from fairseq_lowrank.plugin.flags import SITES
 
 
 def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:

@@ -6,33 +6,19 @@ from argparse import Namespace
 from copy import copy
 from dataclasses import replace
 
-from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 
 from fairseq_lowrank.analysis.architecture import build, our_arguments
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.models.options import AttentionOptions
+from fairseq_lowrank.plugin.flags import AttentionOptions
 
 # A scale for each head mixes none with another.
 LIFTS_NOTHING = ("none", "diagonal")
 
 
-def architecture_for(args: Namespace) -> str | None:
-    """The architecture that has the attention flags and these arguments' sizes, None where none has them.
-
-    Where stock fairseq's has a name that ours has not, it is our model's, which wants its sizes as flags.
-    """
-    if (ours := our_arguments(args)) is None:
-        return None
-    if args.arch.startswith("lowrank_"):
-        return args.arch
-    names = (f"lowrank_{args.arch}", f"lowrank_{args.arch.replace('_baevski', '')}")
-    return next((name for name in names if name in ARCH_MODEL_REGISTRY), f"{ours.arch} and the sizes of {args.arch}")
-
-
 class Variants:
-    """Counts parameters of an architecture with some arguments changed, as one of our models."""
+    """Counts parameters of an architecture with some arguments changed, and attention of this package."""
 
     def __init__(self, args: Namespace, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -1,0 +1,193 @@
+"""Which of fairseq's architectures can have our attention, and where: found by building them without memory."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import logging
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_NAME_REGISTRY,
+    ARCH_MODEL_REGISTRY,
+    MODEL_DATACLASS_REGISTRY,
+)
+from fairseq.models.multilingual_transformer import MultilingualTransformerModel
+from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
+from omegaconf import OmegaConf
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.plugin import attention
+from fairseq_lowrank.plugin.flags import SITES, AttentionOptions
+from fairseq_lowrank.plugin.sizes import check_sizes
+
+# What models take from data or from the flags of a task or of the training, where they have no default of their own.
+OF_DATA = {
+    "tokens_per_sample": 512,
+    "max_source_positions": 512,
+    "max_target_positions": 512,
+    "input_feat_per_channel": 80,
+    "input_channels": 1,
+    "n_frames_per_step": 1,
+    "target_speaker_embed": False,
+    "criterion": "cross_entropy",
+    "fp16": False,
+    "add_bos_token": False,
+    "model_parallel_size": 1,
+    "target_is_code": True,
+    "w2v_path": None,
+    "autoregressive": True,
+    "discrete_duration": False,
+    "discrete_f0": False,
+    "ignore_duration_input": False,
+    "ignore_f0_input": False,
+}
+
+
+class LargeDictionary(Dictionary):
+    """No words, yet large enough for every choice of an adaptive softmax."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+
+class Coverage(NamedTuple):
+    """An architecture, the sites where attention can be chosen, and why it can't where it can't (or why nothing is known)."""
+
+    architecture: str
+    model: str
+    sites: tuple[str, ...]
+    reason: str
+
+
+def table() -> list[Coverage]:
+    """Every architecture of fairseq and its plugins, by model."""
+    names = sorted(ARCH_MODEL_REGISTRY, key=lambda name: (ARCH_MODEL_NAME_REGISTRY[name], name))
+    return [coverage(name) for name in names]
+
+
+def coverage(architecture: str) -> Coverage:
+    """Where an architecture makes attention that can be chosen, found by building it with one layer and no memory."""
+    model_name, cls = ARCH_MODEL_NAME_REGISTRY[architecture], ARCH_MODEL_REGISTRY[architecture]
+    build = attention.Build(cls, AttentionOptions())
+    try:
+        args = default_arguments(architecture)
+        args.attention = "mha"  # for the models that a model is made of
+        with attention.building(build):
+            model = likeness(cls, args)
+    except Exception as error:
+        words = " ".join(str(error).split()) or "an assertion"
+        return Coverage(architecture, model_name, (), f"not built: {words.rstrip('.')[:100]}")
+    elsewhere = attention.other_attention(model)
+    sites = tuple(site for site in SITES if site in build.sites and site not in elsewhere)
+    reasons = [f"{site}: {kind}" for site, kind in elsewhere.items()]
+    return Coverage(architecture, model_name, sites, "; ".join(reasons) or ("" if sites else "no attention"))
+
+
+def try_to_build(cls: type, args: object) -> None:
+    """Build a likeness of a model, for what is refused of the attention flags. What only data can tell is not told here.
+
+    Raises:
+        ValueError: a flag is refused.
+    """
+    args = _complete(cls, args)
+    check_sizes(args)
+    try:
+        likeness(cls, args)
+    except Refused:
+        raise
+    except Exception as error:
+        logging.getLogger(__name__).debug("%s was not built without data: %s", cls.__name__, error)
+
+
+def likeness(cls: type, args: object) -> nn.Module:
+    """A model of a class with one layer a stack and and parameters that have shapes but no memory."""
+    args = _with_one_layer(_complete(cls, args))
+    task = _stand_in_task(cls, args)
+    if MODEL_DATACLASS_REGISTRY.get(getattr(args, "_name", None)) or getattr(cls, "__dataclass", None) is not None:
+        args = OmegaConf.create({name: value for name, value in vars(args).items() if name != "arch"})
+    with torch.random.fork_rng(devices=[]), _silence():
+        try:
+            with torch.device("meta"):
+                return cls.build_model(copy.deepcopy(args), task)
+        except NotImplementedError:
+            # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
+            with FakeTensorMode():
+                return cls.build_model(copy.deepcopy(args), task)
+
+
+def default_arguments(architecture: str) -> argparse.Namespace:
+    """The arguments of an architecture without any flag."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    cls = ARCH_MODEL_REGISTRY[architecture]
+    cls.add_args(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
+    args = parser.parse_known_args([])[0]
+    if getattr(cls, "__dataclass", None) is None:
+        _set_missing(args, OF_DATA)
+    args.arch = architecture
+    ARCH_CONFIG_REGISTRY[architecture](args)
+    return args
+
+
+def _complete(cls: type, args: object) -> argparse.Namespace:
+    """A copy of arguments, with what they take from elsewhere."""
+    args = argparse.Namespace(**copy.deepcopy(vars(args)))
+    if (config := getattr(cls, "__dataclass", None)) is not None:
+        _set_missing(args, vars(config()))
+    for name, value in vars(args).items():
+        if isinstance(value, str) and value.startswith("${"):
+            setattr(args, name, OF_DATA.get(name))
+    _set_missing(args, OF_DATA)
+    return args
+
+
+def _set_missing(args: argparse.Namespace, defaults: dict) -> None:
+    for name, value in defaults.items():
+        if not hasattr(args, name):
+            setattr(args, name, value)
+
+
+def _with_one_layer(args: argparse.Namespace) -> argparse.Namespace:
+    for side in ("encoder", "decoder"):
+        if isinstance(getattr(args, f"{side}_layers", None), int) and not hasattr(args, f"{side}_kernel_size_list"):
+            setattr(args, f"{side}_layers", 1)
+            if hasattr(args, f"{side}_layers_to_keep"):
+                setattr(args, f"{side}_layers_to_keep", None)
+    if isinstance(languages := getattr(args, "languages", None), (list, tuple)):  # each has an adapter in every layer
+        args.languages = languages[:1]
+    return args
+
+
+def _stand_in_task(cls: type, args: argparse.Namespace) -> object:
+    dictionary = LargeDictionary()
+    names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary", "src_dict", "tgt_dict")
+    facts = dict.fromkeys(names, dictionary)
+    facts |= {"args": args, "cfg": args, "multitask_tasks": {}, "target_is_code": True}
+    facts |= {"dictionaries": [dictionary], "channels": ["a", "b"]}
+    facts |= {"get_speaker_embeddings": lambda args: None, "max_positions": lambda: 512}
+    if issubclass(cls, MultilingualTransformerModel):
+        task = object.__new__(MultilingualTranslationTask)
+        pairs = {"langs": ["a", "b"], "lang_pairs": ["a-b"], "model_lang_pairs": ["a-b"]}
+        vars(task).update(args=args, cfg=args, dicts={"a": dictionary, "b": dictionary}, training=True, **pairs)
+        return task
+    return SimpleNamespace(**facts)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        logging.disable(level)

@@ -1,0 +1,307 @@
+"""The attention flags, declared once for every model of fairseq, and what they resolve to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import sys
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Optional
+
+import torch
+from fairseq import models, options
+from fairseq.dataclass import FairseqDataclass
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.ops import BACKENDS
+
+SITES = ("encoder", "decoder", "cross")
+LARGEST_HEAD = 65536
+"""The largest ``--head-dim``: a slip of the keyboard ends in a line, not in an allocation."""
+
+# Axes whose flag is not their own name, and what the flags' help says of them.
+AXIS_FLAGS = {
+    "projection": "attention_projection",
+    "score": "attention_score",
+    "activation": "attention_activation",
+    "mixing": "head_mixing",
+}
+AXIS_HELP = {
+    "head_dim": "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
+    "the FixedHead paper sets it to the sequence length",
+    "projection": "how heads get queries, keys and values",
+    "activation": "what turns scores into probabilities",
+    "mixing": "how the heads' probabilities are mixed",
+}
+
+
+def _choices(values: tuple[str, ...] | dict) -> dict:
+    return {"choices": tuple(values), "metavar": "NAME"}
+
+
+def _axis_flag(axis: str) -> tuple[type, dict, str]:
+    choices, text = AXES.get(axis), AXIS_HELP.get(axis, axis.replace("_", " "))
+    if choices is None:
+        return int, {"metavar": "N"}, text
+    return str, _choices(choices), f"over the preset: {text}: {', '.join(choices)}"
+
+
+AXIS_OF_FLAG = {AXIS_FLAGS.get(axis.name, axis.name): axis.name for axis in fields(AttentionSpec)}
+"""The axis of each flag that has one."""
+
+# One entry a flag: its name in the configuration, its type, what argparse needs, and its help.
+FLAGS: dict[str, tuple[type, dict, str]] = {
+    "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
+    **{flag: _axis_flag(axis) for flag, axis in AXIS_OF_FLAG.items()},
+    "no_attention_bias": (bool, {}, "attention projections add no bias"),
+    "attention_backend": (
+        str,
+        _choices(BACKENDS),
+        f"how attention is computed: {', '.join(BACKENDS)} (default: auto, the fastest that can)",
+    ),
+    "attention_sites": (
+        str,
+        {"metavar": "SITES"},
+        f"comma list of {', '.join(SITES)}: where heads, projection, activation and mixing are as chosen; other attention "
+        "is plain mha (default: all)",
+    ),
+    "mixing_lr_scale": (
+        float,
+        {"metavar": "X"},
+        "factor of the learning rate of the head mixing parameters (default: 1)",
+    ),
+}
+EMBED_RANK: tuple[type, dict, str] = (
+    int,
+    {"metavar": "R"},
+    "language models: factor the input embedding into V x R and R x d (vocabulary bottleneck paper, section 5.1); the "
+    "output matrix stays full and untied (default: not factored)",
+)
+MODEL_FLAGS = {**FLAGS, "embed_rank": EMBED_RANK}
+
+
+def add_attention_args(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags in a group of their own: one that is not given leaves nothing in the arguments."""
+    group = parser.add_argument_group("Attention", argument_default=argparse.SUPPRESS)
+    for name, (kind, details, text) in MODEL_FLAGS.items():
+        how = {"action": "store_true"} if kind is bool else {"type": kind, **details}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text, **how, default=argparse.SUPPRESS)
+
+
+def dataclass_fields() -> list[tuple[str, type, object]]:
+    """The flags as fields ``(name, type, field)`` for a model that is configured by a dataclass."""
+    return [
+        (name, bool, field(default=False, metadata={"help": text}))
+        if kind is bool
+        else (name, Optional[kind], field(default=None, metadata={"help": text}))  # noqa: UP045 (fairseq reads no unions)
+        for name, (kind, _, text) in MODEL_FLAGS.items()
+    ]
+
+
+# Flags of a model are those of its class, and a class may override what it inherits: the parser of fairseq-train, which
+# alone has --arch, is the one place that all architectures share. (Other models' dataclasses bring the flags a second time,
+# which fairseq passes over.)
+def offer_flags() -> None:
+    """Let ``fairseq-train`` take the attention flags with every architecture, and the dataclasses of models hold them."""
+    add_model_args, register = options.add_model_args, models.register_model
+
+    @functools.wraps(add_model_args)
+    def add_model_and_attention_args(parser):
+        group = add_model_args(parser)
+        add_attention_args(parser)
+        return group
+
+    @functools.wraps(register)
+    def register_model(name, dataclass=None):
+        return register(name, dataclass if dataclass is None else with_flags(dataclass))
+
+    options.add_model_args = add_model_and_attention_args
+    models.register_model = register_model
+    for name, config in models.MODEL_DATACLASS_REGISTRY.items():
+        extended = with_flags(config)
+        models.MODEL_DATACLASS_REGISTRY[name] = extended
+        setattr(models.MODEL_REGISTRY[name], "__dataclass", extended)
+        node = extended()
+        node._name = name
+        ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
+
+
+def with_flags(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
+    """A model's dataclass with the attention flags as further fields; it takes the place of ``config`` in its module."""
+    present = {known.name for known in dataclasses.fields(config)}
+    further = [flag for flag in dataclass_fields() if flag[0] not in present]
+    if not further:
+        return config
+    extended = make_dataclass(
+        config.__name__,
+        further,
+        bases=(config,),
+        namespace={"__module__": config.__module__, "__doc__": config.__doc__},
+    )
+    module = sys.modules[config.__module__]
+    if getattr(module, config.__name__, None) is config:  # where pickle looks a configuration's class up
+        setattr(module, config.__name__, extended)
+    return extended
+
+
+def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
+    """A plain namespace: fairseq drops the fields that it does not know from a ``DictConfig``."""
+    if isinstance(args, DictConfig):
+        return argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
+    return args
+
+
+def given_flags(args: object) -> dict[str, object]:
+    """The attention flags that a configuration holds a value of."""
+    values = {name: getattr(args, name, None) for name in FLAGS}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def learns_mixing(mixing: str) -> bool:
+    """Whether this kind of head mixing has parameters."""
+    with torch.device("meta"):
+        module = MIXINGS[mixing](1, 1)
+    return module is not None and any(True for _ in module.parameters())
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The attention flags of a model, resolved and checked; it builds every attention layer of the model.
+
+    Args:
+        spec: the composition at the chosen sites.
+        sites: where it applies, of ``encoder``, ``decoder``, ``cross``; elsewhere attention is plain ``mha``.
+        bias: whether projections add a bias (at every site).
+        backend: how attention is computed (at every site).
+        mixing_lr_scale: factor of the learning rate of the mixing parameters.
+    """
+
+    spec: AttentionSpec = field(default_factory=AttentionSpec)
+    sites: frozenset[str] = frozenset(SITES)
+    bias: bool = True
+    backend: str = "auto"
+    mixing_lr_scale: float = 1.0
+
+    @classmethod
+    def from_args(cls, args: object) -> AttentionOptions:
+        """Read the flags from any configuration object; an absent flag has its default.
+
+        Raises:
+            ValueError: a flag whose value is refused, named with what would be accepted.
+        """
+        flags = given_flags(args)
+        _refuse_what_stock_attention_alone_has(args)
+        sites = frozenset(SITES)
+        if "attention_sites" in flags:
+            sites = frozenset(site.strip() for site in flags["attention_sites"].split(",") if site.strip())
+            if not sites or sites - set(SITES):
+                raise Refused(
+                    f"--attention-sites {flags['attention_sites']!r}: expected a comma list of {', '.join(SITES)}"
+                )
+        backend = flags.get("attention_backend", "auto")
+        if backend not in BACKENDS:
+            raise Refused(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+        scale = float(flags.get("mixing_lr_scale", 1.0))
+        if not 0 <= scale < math.inf:
+            raise Refused(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
+        if flags.get("head_dim", 0) > LARGEST_HEAD:
+            raise Refused(f"--head-dim {flags['head_dim']}: expected 1 to {LARGEST_HEAD}")
+        axes = {axis: flags[flag] for flag, axis in AXIS_OF_FLAG.items() if flag in flags}
+        try:
+            spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        if scale != 1 and not learns_mixing(spec.mixing):
+            raise Refused(
+                f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
+                "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
+            )
+        return cls(spec, sites, "no_attention_bias" not in flags, backend, scale)
+
+    def check_sites(self, *present: str) -> None:
+        """Refuse a choice of sites where the model has no attention.
+
+        Raises:
+            ValueError: ``--attention-sites`` names a site that is not ``present``.
+        """
+        if self.sites != set(SITES) and (missing := sorted(self.sites - set(present))):
+            raise Refused(
+                f"--attention-sites {','.join(missing)}: this model has no such attention; expected "
+                f"{', '.join(present)}"
+            )
+
+    def spec_at(self, site: str) -> AttentionSpec:
+        """The composition at a site."""
+        return self.spec if site in self.sites else AttentionSpec()
+
+    def check(
+        self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None, scale_heads: bool = False
+    ) -> None:
+        """Refuse what :meth:`build` would refuse.
+
+        Raises:
+            ValueError: sizes, or a backend, that do not fit the composition at this site.
+        """
+        with torch.device("meta"):
+            self.build(site, embed_dim, num_heads, dropout=0.0, kdim=kdim, vdim=kdim, scale_heads=scale_heads)
+
+    def build(
+        self,
+        site: str,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        dropout: float,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+        scale_heads: bool = False,
+        **sizes: object,
+    ) -> MultiheadAttention:
+        """The attention layer of a site, with fairseq's dropout and quantisation noise.
+
+        Raises:
+            ValueError: sizes, or a backend, that do not fit the composition at this site, or fairseq's ``--scale-heads``,
+                which scales slices of the output, with heads that do not make up the embedding size.
+        """
+        try:
+            layer = MultiheadAttention(
+                self.spec_at(site),
+                embed_dim,
+                num_heads,
+                dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),
+                bias=self.bias,
+                backend=self.backend,
+                wrap_projection=lambda projection: quant_noise(projection, q_noise, qn_block_size),
+                **sizes,
+            )
+        except ValueError as error:
+            raise Refused(f"{site} attention: {error}") from error
+        if scale_heads and num_heads * layer.head_dim != embed_dim:
+            raise Refused(
+                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}"
+            )
+        if layer.mixing is not None:
+            for parameter in layer.mixing.parameters():
+                parameter.optim_overrides["optimizer"]["lr_scale"] = self.mixing_lr_scale
+        return layer
+
+
+def _refuse_what_stock_attention_alone_has(args: object) -> None:
+    for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
+        if getattr(args, name, None):
+            raise Refused(f"--{name.replace('_', '-')}: expected none, attention is what --attention says")
+    for name, off in (("mha_heads_to_keep", -1), ("mha_reg_scale_factor", 0.0)):
+        value = getattr(args, name, None)
+        if value is not None and value != off:
+            raise Refused(
+                f"--{name.replace('_', '-')} {value}: expected {off}, fairseq prunes the heads of its own attention only, "
+                "not of what --attention chooses"
+            )
