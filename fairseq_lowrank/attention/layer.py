@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.cache import DecodingCache, extended
-from fairseq_lowrank.attention.masks import CAUSAL, as_tensor, attention_mask, is_right_padding
+from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS, HeadEmbeddings
 from fairseq_lowrank.attention.spec import AttentionSpec
-from fairseq_lowrank.ops import AttentionMask, attention
-from fairseq_lowrank.ops.attention import choose_backend, reference
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, check_rate
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops.activation import ACTIVATIONS
+from fairseq_lowrank.ops.attention import check_backend, reference
+from fairseq_lowrank.ops.attention.call import check_rate
 
 _NO_TORCHSCRIPT = "attention of fairseq_lowrank is not available in TorchScript: use torch.export or torch.compile"
 
@@ -28,26 +30,15 @@ class Regulariser(Protocol):
     """What a layer's attribute ``regulariser`` calls while a criterion penalises attention."""
 
     def __call__(
-        self,
-        layer: MultiheadAttention,
-        heads: Tensor,
-        q: Tensor,
-        k: Tensor,
-        *,
-        mask: AttentionMask,
-        score_bias: Tensor | None,
-        mixing_query: Tensor | None,
-        query_padding: Tensor | None,
+        self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall, query_padding: Tensor | None
     ) -> Tensor:
-        """See the heads of a forward pass and what their probabilities came from; return the heads to go on with.
+        """See the heads of a forward pass and what they were computed from; return the heads to go on with.
 
         Args:
-            layer: where; its spec, scaling and mixing are those of the probabilities.
-            heads: ``[B, H or 1, T, .]``.
+            layer: where; what of it learns is the regulariser's to ask.
+            heads: ``[B, H or 1, T, .]``: one where all heads are alike.
             query_padding: ``[B, T]`` bool, true at queries that are padding; ``None`` also in cross attention, which
                 is told nothing of it.
-
-        The others are those of :func:`fairseq_lowrank.ops.attention`; ``q`` has one head where all heads are alike.
         """
 
 
@@ -164,9 +155,10 @@ class MultiheadAttention(nn.Module):
         combine = self.projection.head_embedding
         self.head_embeddings = HeadEmbeddings(num_heads, self.head_dim, combine) if combine else None
         self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
-        head = torch.empty(1, num_heads, 1, self.head_dim, device="meta")
-        mixing = None if self.mixing is None else self.mixing.weights()
-        choose_backend(backend, AttentionInputs(head, head, head, activation=spec.activation, mixing=mixing))
+        head = torch.empty(1, num_heads, 1, self.head_dim)
+        mixing = None if self.mixing is None else self.mixing.operation(head)
+        call = AttentionCall(DotProduct(head, head), head, mixing=mixing, activation=spec.activation)
+        check_backend(backend, call)
 
     def reset_parameters(self) -> None:
         """Fairseq's starts of the projections (mixing and head embeddings start in their own modules)."""
@@ -193,7 +185,7 @@ class MultiheadAttention(nn.Module):
         incremental_state: IncrementalState | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Tensor | str | None = None,
+        attn_mask: Tensor | AttentionMask | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
         *,
@@ -239,7 +231,8 @@ class MultiheadAttention(nn.Module):
         )
         unknown = key_padding_mask is None or self.encoder_decoder_attention
         query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
-        k, v, key_padding_mask, attn_mask = self._append_keys(k, v, key_padding_mask, attn_mask, queries)
+        mask = attention_mask(attn_mask, key_padding_mask, (k.size(0), self.num_heads, queries, k.size(2)))
+        k, v, mask = self._append_keys(k, v, mask)
         q = self._split_heads(self.q_proj(query))
         beam = 1 if batch == k.size(0) else batch // max(k.size(0), 1)
         if beam * k.size(0) != batch or beam not in (1, self.beam_size):
@@ -247,15 +240,13 @@ class MultiheadAttention(nn.Module):
         if beam > 1:
             # The hypotheses of a sentence share its keys: they become further queries of one batch entry.
             q = q.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
-            if attn_mask is not None:
-                attn_mask = as_tensor(attn_mask, queries, k.size(2), k.device).repeat(beam, 1)
-        mask = attention_mask(attn_mask, key_padding_mask, (k.size(0), self.num_heads, q.size(2), k.size(2)))
+            mask = mask.repeated(beam)
         if before_softmax:
             scores, v = self._scores_and_values(q, k, v, mask)
             return _split_beams(scores, beam).flatten(0, 1), v.flatten(0, 1)
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
-            mask = AttentionMask(True, None if is_right_padding(mask.key_padding) else mask.key_padding)
+            mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
 
         heads, weights = self._attend(q, k, v, mask, need_weights, query_padding)
         heads = _split_beams(heads, beam)
@@ -287,7 +278,7 @@ class MultiheadAttention(nn.Module):
                 raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
 
     def _check_layout(
-        self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | str | None
+        self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | AttentionMask | None
     ) -> None:
         """Refuse tensors of the other layout where masks, or the sizes of the batch, give them away."""
         (queries, batch, _), (keys, key_batch, _) = query.shape, key.shape
@@ -318,46 +309,17 @@ class MultiheadAttention(nn.Module):
         query_padding: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Heads ``[B, H, T, D]`` and their weights from ``q [B, H or 1, T, D]`` and unembedded ``k, v [B, G, S, D]``."""
+        additive = self.head_embeddings is not None and self.head_embeddings.combine == "add"
         dropping = self.training or self.dropout_module.apply_during_inference
         dropout_p = self.dropout_module.p if dropping else 0.0
-        mixing = None if self.mixing is None else self.mixing.weights()
-        additive = self.head_embeddings is not None and self.head_embeddings.combine == "add"
-        mixing_query = None
-        # One query for all heads (SHA) attends once, its heads being copies of each other, unless something tells them apart.
-        if mixing is not None or self.head_embeddings is not None or mask.differs_by_head:
-            q, mixing_query = self._per_head_queries(q)
-        # Softmax cancels what is added to every score of a row; not so where the key of zeros lacks it.
-        needs_key_scores = additive and (self.spec.activation != "softmax" or self.add_zero_attn)
-        score_bias = self._key_embedding_scores(mixing_query, k) if needs_key_scores else None
         # The additive value embedding enters each output as often as its row of weights sums to.
-        sum_rows = additive and bool(dropout_p or mixing is not None or self.add_zero_attn)
+        sum_rows = additive and bool(dropout_p or self.mixing is not None or self.add_zero_attn)
         if sum_rows:
             v = torch.cat((v, self._embedded_keys(v).expand(v.size(0), -1, -1).unsqueeze(-1)), dim=-1)
-        heads, weights = attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            activation=self.spec.activation,
-            mixing=mixing,
-            mixing_query=mixing_query,
-            score_bias=score_bias,
-            scale=self.scaling,
-            dropout_p=dropout_p,
-            need_weights=need_weights,
-            backend="auto" if need_weights else self.backend,
-        )
+        call = replace(self._call(q, k, v, mask), dropout_p=dropout_p, need_weights=need_weights)
+        heads, weights = attention(call, "auto" if need_weights else self.backend)
         if self.regulariser is not None:
-            heads = self.regulariser(
-                self,
-                heads,
-                q,
-                k,
-                mask=mask,
-                score_bias=score_bias,
-                mixing_query=mixing_query,
-                query_padding=query_padding,
-            )
+            heads = self.regulariser(self, heads, call, query_padding)
         if self.head_embeddings is not None:
             row_sums = True
             if sum_rows:
@@ -367,6 +329,22 @@ class MultiheadAttention(nn.Module):
             heads = self.head_embeddings.embed_output(heads, row_sums)
         heads = heads.expand(-1, self.num_heads, -1, -1)
         return heads, None if weights is None else weights.expand(-1, self.num_heads, -1, -1)
+
+    def _call(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, *, shifts: bool = False) -> AttentionCall:
+        """What these heads ask of attention, without dropout; with ``shifts`` the scores are exact, beyond what cancels."""
+        score_bias = mixing = None
+        # One query for all heads (SHA) attends once, its heads being copies of each other, unless something tells them apart
+        # or compares them.
+        told_apart = self.mixing is not None or self.head_embeddings is not None or mask.differs_by_head
+        if told_apart or self.regulariser is not None:
+            q, own_query = self._per_head_queries(q)
+            mixing = None if self.mixing is None else self.mixing.operation(own_query)
+            # What is added to every score of a row may cancel; not so where the key of zeros lacks it.
+            cancels = ACTIVATIONS[self.spec.activation].shift_invariant and not (self.add_zero_attn or shifts)
+            if self.head_embeddings is not None and self.head_embeddings.combine == "add" and not cancels:
+                score_bias = self._key_embedding_scores(own_query, k)
+        scores = DotProduct(q, k, self.scaling)
+        return AttentionCall(scores, v, mask, score_bias, mixing=mixing, activation=self.spec.activation)
 
     def _per_head_queries(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Queries that meet unembedded keys, and the heads' own queries, which mixing reads: ``[B, H, T, D]``."""
@@ -390,15 +368,11 @@ class MultiheadAttention(nn.Module):
 
     def _scores_and_values(self, q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor]:
         """Masked scores ``[B, H, T, S]`` and values ``[B, H, S, D]``, embeddings and all."""
-        q, embedded_query = self._per_head_queries(q)
-        score_bias = None
-        if self.head_embeddings is not None and self.head_embeddings.combine == "add":
-            score_bias = self._key_embedding_scores(embedded_query, k)
-        scores = reference.masked_scores(q, k, mask, self.scaling, score_bias)
+        scores = reference.masked_scores(self._call(q, k, v, mask, shifts=True))
         if self.head_embeddings is not None:
             embedded = self.head_embeddings.embed(v, self.head_embeddings.value)
             v = torch.where(self._embedded_keys(v)[..., None].bool(), embedded, v)
-        return scores, v.expand(-1, self.num_heads, -1, -1)
+        return scores.expand(-1, self.num_heads, -1, -1), v.expand(-1, self.num_heads, -1, -1)
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         """``[N, B, heads * head_dim]`` to ``[B, heads, N, head_dim]``."""
@@ -439,27 +413,17 @@ class MultiheadAttention(nn.Module):
             self._set_input_buffer(incremental_state, buffer if cache is None else {**buffer, "cache": cache})
         return tensors[0], tensors[-1], key_padding_mask
 
-    def _append_keys(
-        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | str | None, queries: int
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def _append_keys(self, k: Tensor, v: Tensor, mask: AttentionMask) -> tuple[Tensor, Tensor, AttentionMask]:
         """Append the learned key and the key of zeros, which every query sees."""
-        if self.bias_k is None and not self.add_zero_attn:
-            return k, v, key_padding_mask, attn_mask
         batch, _, keys, _ = k.shape
-        if attn_mask is not None:
-            attn_mask = as_tensor(attn_mask, queries, keys, k.device)
         if self.bias_k is not None:
             bias_v = self.bias_k if self.bias_v is None else self.bias_v
             k = torch.cat((k, self._split_heads(self.bias_k.expand(-1, batch, -1)).to(k.dtype)), dim=2)
             v = torch.cat((v, self._split_heads(bias_v.expand(-1, batch, -1)).to(v.dtype)), dim=2)
         if self.add_zero_attn:
             k, v = (nn.functional.pad(tensor, (0, 0, 0, 1)) for tensor in (k, v))
-        appended = (0, k.size(2) - keys)
-        if key_padding_mask is not None:
-            key_padding_mask = nn.functional.pad(key_padding_mask, appended)
-        if attn_mask is not None:
-            attn_mask = nn.functional.pad(attn_mask, appended)
-        return k, v, key_padding_mask, attn_mask
+        appended = k.size(2) - keys
+        return k, v, mask.with_keys(keys, appended) if appended else mask
 
     # Incremental decoding: fairseq keeps one dictionary for a whole model and asks each module for its entry.
 

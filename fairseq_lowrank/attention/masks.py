@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
-from fairseq_lowrank.ops.attention.contract import hides, is_traced
+from fairseq_lowrank.ops.attention.mask import hides
+from fairseq_lowrank.ops.attention.parts import is_traced
 
-CAUSAL = "causal"
+CAUSAL = AttentionMask(causal=True)
 """Given as ``attn_mask``, says "causal" without a T×T tensor."""
 
 
 def attention_mask(
-    attn_mask: Tensor | str | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
+    attn_mask: Tensor | AttentionMask | str | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> AttentionMask:
     """The mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL`, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in
+        attn_mask: :data:`CAUSAL` (also as ``"causal"``) or another mask of its kind, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in
             :class:`~fairseq_lowrank.ops.AttentionMask`. A causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
@@ -36,8 +38,13 @@ def attention_mask(
     if attn_mask is None:
         return AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):
-        _check_marker(attn_mask)
-        return AttentionMask(True, key_padding_mask)
+        if attn_mask != "causal":
+            raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or 'causal'")
+        attn_mask = CAUSAL
+    if isinstance(attn_mask, AttentionMask):
+        if attn_mask.key_padding is not None and key_padding_mask is not None:
+            key_padding_mask = key_padding_mask | attn_mask.key_padding
+        return attn_mask if key_padding_mask is None else replace(attn_mask, key_padding=key_padding_mask)
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
@@ -52,19 +59,6 @@ def attention_mask(
             f"[{batch * heads}, {queries}, {keys}] or [{batch}, {heads}, {queries}, {keys}]"
         )
     return AttentionMask(False, key_padding_mask, attn_mask)
-
-
-def as_tensor(attn_mask: Tensor | str, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """``attn_mask``, with :data:`CAUSAL` as a bool tensor ``[T, S]``."""
-    if isinstance(attn_mask, str):
-        _check_marker(attn_mask)
-        return AttentionMask(causal=True).hidden(num_queries, num_keys, device)
-    return attn_mask
-
-
-def _check_marker(attn_mask: str) -> None:
-    if attn_mask != CAUSAL:
-        raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or {CAUSAL!r}")
 
 
 def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:

@@ -1,37 +1,53 @@
-"""How heads' probabilities are mixed: the mixing axis. P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12)."""
+"""The parameters of head mixing: the mixing axis, P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.ops import HeadMixing
+from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 
 
 class Mixing(nn.Module):
-    """Holds M (or B and W^M) of one layer.
+    """Holds M of one layer, which is the same for all queries.
 
     Args:
-        weight: ``[H, H]`` the start of M, or of the base B of position-wise mixing; ``[H]`` that of a diagonal M.
+        weight: ``[H, H]`` the start of M; ``[H]`` that of a diagonal M.
         learnable: a parameter if true, else a buffer saved with the model.
-        query_dim: with it mixing is position-wise and W^M ``[query_dim, H]`` starts at 0 (section 3.2).
+        rule: makes the operation of the weight.
     """
 
-    def __init__(self, weight: Tensor, *, learnable: bool, query_dim: int | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, *, learnable: bool = True, rule: Callable[[Tensor], HeadMixing] = StaticMixing
+    ) -> None:
         super().__init__()
         if learnable:
             self.weight = _undecayed(weight)
         else:
             self.register_buffer("weight", weight)
-        self.query_weight = _undecayed(torch.zeros(query_dim, weight.size(-1))) if query_dim is not None else None
+        self.register_parameter("query_weight", None)
+        self.rule = rule
 
-    def weights(self) -> HeadMixing:
-        return HeadMixing(self.weight, self.query_weight)
+    def operation(self, query: Tensor) -> HeadMixing:
+        """What is done to the heads of ``query`` ``[B, H, T, D]``: the heads' own queries, before the scale."""
+        return self.rule(self.weight)
 
     def extra_repr(self) -> str:
-        static = "diagonal" if self.weight.dim() == 1 else "static"
-        kind = static if self.query_weight is None else "position-wise"
-        return f"{self.weight.size(0)} heads, {kind}{'' if isinstance(self.weight, nn.Parameter) else ', fixed'}"
+        fixed = "" if isinstance(self.weight, nn.Parameter) else ", fixed"
+        return f"{self.weight.size(0)} heads, {self.rule.__name__}{fixed}"
+
+
+class PositionwiseMixingWeights(Mixing):
+    """Holds B and W^M, of which each query makes its own M; W^M ``[D, H]`` starts at 0 (section 3.2)."""
+
+    def __init__(self, base: Tensor, query_dim: int) -> None:
+        super().__init__(base, rule=PositionwiseMixing)
+        self.query_weight = _undecayed(torch.zeros(query_dim, base.size(0)))
+
+    def operation(self, query: Tensor) -> HeadMixing:
+        return PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
 
 
 def _undecayed(weight: Tensor) -> nn.Parameter:
@@ -50,10 +66,10 @@ def _random(num_heads: int) -> Tensor:
 
 MIXINGS = {
     "none": lambda num_heads, head_dim: None,
-    "static": lambda num_heads, head_dim: Mixing(torch.eye(num_heads), learnable=True),
-    "positionwise": lambda num_heads, head_dim: Mixing(torch.eye(num_heads), learnable=True, query_dim=head_dim),
+    "static": lambda num_heads, head_dim: Mixing(torch.eye(num_heads)),
+    "positionwise": lambda num_heads, head_dim: PositionwiseMixingWeights(torch.eye(num_heads), head_dim),
     "random": lambda num_heads, head_dim: Mixing(_random(num_heads), learnable=False),
     "average": lambda num_heads, head_dim: Mixing(torch.full((num_heads, num_heads), 1 / num_heads), learnable=False),
-    "diagonal": lambda num_heads, head_dim: Mixing(torch.ones(num_heads), learnable=True),
+    "diagonal": lambda num_heads, head_dim: Mixing(torch.ones(num_heads), rule=DiagonalMixing),
 }
 """Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis."""

@@ -9,7 +9,7 @@ from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projection import PROJECTIONS
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
-AXES = {"projection": tuple(PROJECTIONS), "activation": ACTIVATIONS, "mixing": tuple(MIXINGS)}
+AXES = {"projection": tuple(PROJECTIONS), "activation": tuple(ACTIVATIONS), "mixing": tuple(MIXINGS)}
 """The named axes and their values; ``head_dim`` is the fourth axis, an integer or ``None`` for embed_dim / num_heads."""
 
 PRESETS: dict[str, dict[str, str]] = {

@@ -1,6 +1,29 @@
 """Operations on tensors, with no parameters and no fairseq: everything here needs torch alone."""
 
 from fairseq_lowrank.ops.activation import sigsoftmax
-from fairseq_lowrank.ops.attention import BACKENDS, AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops.attention import (
+    BACKENDS,
+    AttentionCall,
+    AttentionMask,
+    DiagonalMixing,
+    DotProduct,
+    HeadMixing,
+    PositionwiseMixing,
+    Scores,
+    StaticMixing,
+    attention,
+)
 
-__all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention", "sigsoftmax"]
+__all__ = [
+    "BACKENDS",
+    "AttentionCall",
+    "AttentionMask",
+    "DiagonalMixing",
+    "DotProduct",
+    "HeadMixing",
+    "PositionwiseMixing",
+    "Scores",
+    "StaticMixing",
+    "attention",
+    "sigsoftmax",
+]

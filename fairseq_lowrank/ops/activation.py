@@ -2,17 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ACTIVATIONS = ("softmax", "sigsoftmax")
+Memory = Callable[..., Tensor]
+"""Of a name and a shape, memory that every block reuses under this name."""
+
+
+class Softmax:
+    """exp(s_j) / Σ_k exp(s_k)."""
+
+    shift_invariant = True
+    """Whether what is added to every score of a row cancels."""
+
+    def logits(self, scores: Tensor) -> Tensor:
+        """The scores whose softmax this is."""
+        return scores
+
+    def forward(self, scores: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """Probabilities of finite ``scores``, in place, and what :meth:`backward` reads besides."""
+        return torch.softmax(scores, -1, out=scores), None
+
+    def backward(self, weights: Tensor, grad: Tensor, sums: Tensor | None, kept: Tensor | None) -> Tensor:
+        """ds = P ∘ (dP − Σ_s P ∘ dP), in place of ``grad``, or of ``weights`` where the ``sums`` Σ_s P ∘ dP are known."""
+        if sums is not None:
+            return torch.mul(grad.sub_(sums), weights, out=weights)
+        return torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=grad)
+
+
+class SigSoftmax(Softmax):
+    """exp(s_j) σ(s_j) / Σ_k exp(s_k) σ(s_k) (Mixhead paper, eq. 21, after Kanai et al. 2018)."""
+
+    shift_invariant = False
+
+    def logits(self, scores: Tensor) -> Tensor:
+        """s + log σ(s)."""
+        return scores + F.logsigmoid(scores)
+
+    def forward(self, scores: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """exp(s) σ(s) normalised, in place, and σ(s).
+
+        Rows that lie below −40 are shifted up to it within σ: there σ(s) = exp(s) to the last bit, so only a factor
+        of the row changes, and it cannot vanish.
+        """
+        shift = (-40 - scores.amax(dim=-1, keepdim=True)).clamp_(min=0)
+        sigmoid = torch.add(scores, shift, out=memory("sigmoid", *scores.shape)).sigmoid_()
+        weights = torch.softmax(scores, -1, out=scores).mul_(sigmoid)
+        return weights.div_(weights.sum(dim=-1, keepdim=True)), sigmoid
+
+    def backward(self, weights: Tensor, grad: Tensor, sums: Tensor | None, kept: Tensor) -> Tensor:
+        """That of softmax, and ds/dz of z = s + log σ(s), which is 2 − σ(s)."""
+        return super().backward(weights, grad, sums, None).mul_(torch.sub(2, kept, out=kept))
+
+
+ACTIVATIONS = {"softmax": Softmax(), "sigsoftmax": SigSoftmax()}
+"""By name: a formula as a softmax of logits, and forward and backward for a block of scores of the blocked backend."""
 
 
 def activate(logits: Tensor, activation: str) -> Tensor:
-    """Normalise the last dimension of ``logits`` with a softmax of :func:`activation_logits`.
+    """Normalise the last dimension of ``logits``.
 
     Computed in float32 or better whatever the dtype of ``logits``. A row whose every entry is −inf (all keys masked)
     gives zeros, and no gradient, instead of NaN.
@@ -23,19 +75,19 @@ def activate(logits: Tensor, activation: str) -> Tensor:
 
     Returns:
         ``[..., S]`` probabilities in float32 (float64 for float64 input).
+
+    Raises:
+        ValueError: an unknown activation.
     """
-    logits = activation_logits(at_least_float32(logits), activation)
+    check_activation(activation)
+    logits = ACTIVATIONS[activation].logits(at_least_float32(logits))
     fully_masked = (logits == float("-inf")).all(dim=-1, keepdim=True)
     return torch.softmax(logits.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)
 
 
-def activation_logits(logits: Tensor, activation: str) -> Tensor:
-    """The scores whose softmax is the activation: s for softmax, s + log σ(s) for sigsoftmax."""
-    if activation == "softmax":
-        return logits
-    if activation == "sigsoftmax":
-        return logits + F.logsigmoid(logits)
-    raise ValueError(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
+def check_activation(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
 
 
 def sigsoftmax(logits: Tensor, dim: int = -1) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
 from fairseq_lowrank.plugin.attention import chosen_options
@@ -131,7 +132,9 @@ class Penalties:
         """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
         return _PenalisedLoss.apply(loss, self, sample_size)
 
-    def __call__(self, layer, heads, q, k, *, mask, score_bias, mixing_query, query_padding):
+    def __call__(
+        self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall, query_padding: Tensor | None
+    ) -> Tensor:
         # Cross attention has the queries of the self-attention before it.
         if layer.encoder_decoder_attention:
             query_padding = self._query_padding
@@ -141,19 +144,9 @@ class Penalties:
             return heads
         values = {}
         if "mixing_orthogonality" in self.weights and _learns(layer.mixing):
-            errors = mixing_orthogonality(layer.mixing.weights(), mixing_query, query_padding)
-            values["mixing_orthogonality"] = errors.mean()
+            values["mixing_orthogonality"] = mixing_orthogonality(call.mixing, query_padding).mean()
         if names := [name for name in _SPACES if name in self.weights]:
-            overlap = head_overlap(
-                q.expand(-1, layer.num_heads, -1, -1),
-                k,
-                spaces=[_SPACES[name] for name in names],
-                mask=mask,
-                activation=layer.spec.activation,
-                score_bias=score_bias,
-                scale=layer.scaling,
-                query_padding=query_padding,
-            )
+            overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
             values |= zip(names, overlap.mean(dim=1), strict=True)
         if self.recording:
             for name, value in values.items():

@@ -10,7 +10,7 @@ import torch
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import checkpoints, inspection
 from fairseq_lowrank.analysis.architecture import attention_layers
-from fairseq_lowrank.ops.attention import reference
+from fairseq_lowrank.ops import HeadMixing
 
 
 def samples(task, count=3, **changes):
@@ -43,8 +43,8 @@ def test_gathered_weights_of_mixhead_are_the_mixed_ones(trained, monkeypatch):
     model, task = checkpoints.load_model(trained("mixhead-b"))
     (sample,) = samples(task, 1)
     mixed = []
-    original = reference.mix
-    monkeypatch.setattr(reference, "mix", lambda *args: mixed.append(original(*args)) or mixed[-1])
+    original = HeadMixing.full
+    monkeypatch.setattr(HeadMixing, "full", lambda *args: mixed.append(original(*args)) or mixed[-1])
     seen = []
     with torch.no_grad(), checkpoints.attention_weights(model, lambda layer, weights: seen.append(weights)):
         model(**sample["net_input"])
@@ -59,14 +59,14 @@ def test_mean_mixing_is_the_mean_of_the_matrices_of_all_queries(trained, monkeyp
     model, task = checkpoints.load_model(trained("mixhead-b"))
     chosen = samples(task, 3)
     matrices = []
-    original = reference.mix
+    original = HeadMixing.full
 
-    def spy(weights, mixing, query):
-        matrices.append(mixing.matrices(query).flatten(0, 1).double())
-        return original(weights, mixing, query)
+    def spy(mixing, weights):
+        matrices.append(mixing.matrices().flatten(0, 1).double())
+        return original(mixing, weights)
 
-    monkeypatch.setattr(reference, "mix", spy)
-    ignored = checkpoints.attention_weights(model, lambda layer, weights: None)  # takes the path that calls mix
+    monkeypatch.setattr(HeadMixing, "full", spy)
+    ignored = checkpoints.attention_weights(model, lambda layer, weights: None)  # takes the path that calls it
     with torch.no_grad(), checkpoints.mean_mixing(model) as means, ignored:
         for sample in chosen:
             model(**sample["net_input"])

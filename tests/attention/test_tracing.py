@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from attention_problems import attend
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
-from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops.attention.parts import taken_apart
 
 LENGTH, BATCH, SIZE = 70, 2, 8
 
@@ -77,8 +79,15 @@ def test_biases_and_masks_compile():
     weight, hidden = torch.randn(2, 2, generator=generator).requires_grad_(), torch.rand(LENGTH, LENGTH) < 0.2
 
     def run(q, k, v, weight, bias, additive):
-        options = {"mixing": HeadMixing(weight), "score_bias": bias, "activation": "sigsoftmax", "backend": "blocked"}
-        return attention(q, k, v, mask=AttentionMask(True, None, additive), **options)[0]
+        mixing = StaticMixing(weight)
+        options = {
+            "mixing": mixing,
+            "before": mixing,
+            "score_bias": bias,
+            "activation": "sigsoftmax",
+            "backend": "blocked",
+        }
+        return attend(q, k, v, mask=AttentionMask(True, None, additive), **options)[0]
 
     traced = compiled(run)
     for additive in (mask, hidden):
@@ -128,11 +137,16 @@ def test_the_operator_obeys_the_rules_of_torch():
 
     padding = torch.zeros(2, 6, dtype=torch.bool)
     padding[0, :2] = True
-    tensors = (normal(2, 3, 5, 4), normal(2, 1, 6, 4), normal(2, 1, 6, 2), normal(2, 5, 3, 3), None, normal(5, 6))
-    torch.library.opcheck(
-        torch.ops.fairseq_lowrank.blocked_attention.default,
-        (*tensors, padding, None, None, True, "sigsoftmax", 0.5, 0.0),
+    call = AttentionCall(
+        DotProduct(normal(2, 3, 5, 4), normal(2, 1, 6, 4), 0.5),
+        normal(2, 3, 6, 2),
+        AttentionMask(True, padding, normal(5, 6)),
+        before=StaticMixing(normal(3, 3)),
+        mixing=PositionwiseMixing(normal(2, 5, 3, 3)),
+        activation="sigsoftmax",
     )
+    layout, tensors, numbers = taken_apart(call)
+    torch.library.opcheck(torch.ops.fairseq_lowrank.blocked_attention.default, (tensors, None, layout, numbers))
 
 
 @pytest.mark.filterwarnings("ignore")

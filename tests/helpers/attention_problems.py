@@ -4,7 +4,15 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from fairseq_lowrank.ops import AttentionMask, HeadMixing
+from fairseq_lowrank.ops import (
+    AttentionCall,
+    AttentionMask,
+    DiagonalMixing,
+    DotProduct,
+    PositionwiseMixing,
+    StaticMixing,
+    attention,
+)
 
 # The same examples on every run and every machine, and no files left behind.
 fixed = settings(derandomize=True, deadline=None, database=None)
@@ -12,13 +20,47 @@ fixed = settings(derandomize=True, deadline=None, database=None)
 MIXINGS = ("none", "static", "positionwise", "diagonal")
 
 
+def call_of(q, k, v=None, *, scale=None, **parts):
+    """The call of dot products of ``q`` and ``k``."""
+    return AttentionCall(DotProduct(q, k, scale), k if v is None else v, **parts)
+
+
+def attend(q, k, v, *, backend="auto", **parts):
+    """Attention of dot products; ``parts`` are those of a call, and ``scale``."""
+    return attention(call_of(q, k, v, **parts), backend)
+
+
+def mixing_of(name, normal, scores):
+    """A mixing rule for scores ``[B, H, T, S]`` with the numbers of ``normal(*shape)``."""
+    batch, heads, queries, _ = scores
+    return {
+        "none": lambda: None,
+        "static": lambda: StaticMixing(normal(heads, heads)),
+        "positionwise": lambda: PositionwiseMixing(normal(batch, queries, heads, heads)),
+        "diagonal": lambda: DiagonalMixing(normal(heads)),
+    }[name]()
+
+
 @st.composite
-def problems(draw, device, activations=("softmax", "sigsoftmax"), mixings=MIXINGS, dtype=torch.float64, largest=5):
-    """Keyword arguments of ``attention``: any shapes, masks, biases and mixing. Float tensors require gradients."""
-    batch, heads = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    queries, keys = draw(st.integers(1, largest)), draw(st.integers(1, largest))
+def problems(
+    draw,
+    device,
+    activations=("softmax", "sigsoftmax"),
+    mixings=MIXINGS,
+    befores=MIXINGS,
+    dtype=torch.float64,
+    largest=5,
+):
+    """Keyword arguments of :func:`attend`: any shapes, masks, biases and mixing. Float tensors require gradients.
+
+    Heads share keys and values in groups of any size; causality may count queries anew, and leave the last keys alone.
+    """
+    batch, heads = draw(st.integers(1, 2)), draw(st.sampled_from((1, 2, 3, 4)))
+    repeats, appended = draw(st.sampled_from((1, 1, 1, 2, 3))), draw(st.sampled_from((0, 0, 0, 1, 2)))
+    queries, keys = draw(st.integers(1, largest)) * repeats, draw(st.integers(1, largest)) + appended
     dim, value_dim = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    groups = draw(st.sampled_from((1, heads)))
+    divisors = [groups for groups in range(1, heads + 1) if heads % groups == 0]
+    key_groups, value_groups = draw(st.sampled_from(divisors)), draw(st.sampled_from(divisors))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
 
     def normal(*shape):
@@ -33,33 +75,31 @@ def problems(draw, device, activations=("softmax", "sigsoftmax"), mixings=MIXING
     )
     additive = {"none": lambda: None, "float": lambda: normal(*shape), "bool": lambda: coin(*shape)}
     additive["-inf"] = lambda: normal(*shape).detach().masked_fill(coin(*shape), float("-inf"))
-    mixing = draw(st.sampled_from(mixings))
-    problem = {
+    scores = (batch, heads, queries, keys)
+    return {
         "q": normal(batch, heads, queries, dim),
-        "k": normal(batch, groups, keys, dim),
-        "v": normal(batch, groups, keys, value_dim),
+        "k": normal(batch, key_groups, keys, dim),
+        "v": normal(batch, value_groups, keys, value_dim),
         "mask": AttentionMask(
             causal=draw(st.booleans()),
             key_padding=coin(batch, keys) if draw(st.booleans()) else None,
             additive=additive[draw(st.sampled_from(sorted(additive)))](),
+            repeats=repeats,
+            appended=appended,
         ),
         "activation": draw(st.sampled_from(activations)),
         "score_bias": normal(*shape) if draw(st.booleans()) else None,
         "scale": draw(st.sampled_from((None, 0.3, 2.0))),
+        "before": mixing_of(draw(st.sampled_from(befores)), normal, scores),
+        "mixing": mixing_of(draw(st.sampled_from(mixings)), normal, scores),
     }
-    if mixing != "none":
-        query_weight = normal(dim, heads) if mixing == "positionwise" else None
-        weight = normal(heads) if mixing == "diagonal" else normal(heads, heads)
-        problem["mixing"] = HeadMixing(weight, query_weight)
-        problem["mixing_query"] = normal(batch, heads, queries, dim) if mixing == "positionwise" else None
-    return problem
 
 
 def leaves(problem):
     """The tensors of a problem that require gradients, by name."""
-    parts = {name: problem.get(name) for name in ("q", "k", "v", "score_bias", "mixing_query")}
+    parts = {name: problem.get(name) for name in ("q", "k", "v", "score_bias")}
     parts["mask.additive"] = problem["mask"].additive
-    parts |= {f"mixing.{name}": part for name, part in (problem.get("mixing") or HeadMixing(None))._asdict().items()}
+    parts |= {name: problem[name].weight for name in ("before", "mixing") if problem.get(name) is not None}
     return {name: part for name, part in parts.items() if part is not None and part.requires_grad}
 
 
@@ -73,8 +113,8 @@ def hidden(problem):
     for b in range(batch):
         for t in range(queries):
             for s in range(keys):
-                if (mask.causal and s > t + keys - queries) or (
-                    mask.key_padding is not None and mask.key_padding[b, s]
-                ):
+                own_keys, positions = keys - mask.appended, queries // mask.repeats
+                later = mask.causal and own_keys > s > t % positions + own_keys - positions
+                if later or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True
     return result

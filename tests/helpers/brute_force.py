@@ -4,6 +4,7 @@ Python floats and loops over batch, head, query and key. Nothing is shared with 
 head embeddings are added to every head's own copy of the keys and values, and shared heads are copied.
 """
 
+import itertools
 import math
 
 import torch
@@ -11,27 +12,27 @@ import torch
 INFINITY = float("inf")
 
 
-def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, query_weight=None, mixing_query=None):
-    """Heads ``[B, H, T, Dv]`` and weights ``[B, H, T, S]`` (float64) of ``q, k, v [B, H, N, D]``.
+def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, before=None):
+    """Heads ``[B, H, T, Dv]``, weights and scores ``[B, H, T, S]`` (float64) of ``q, k, v [B, H, N, D]``.
 
-    ``score_bias`` and ``hidden`` are ``[B, H, T, S]``; ``mixing`` M or B ``[H, H]``; ``query_weight`` W^M ``[D, H]``.
+    ``score_bias`` and ``hidden`` are ``[B, H, T, S]``; ``mixing`` and ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``.
     """
     batch, heads, queries, _ = q.shape
     keys, size = k.size(2), v.size(3)
     q_, k_, v_ = q.tolist(), k.tolist(), v.tolist()
-    bias = None if score_bias is None else score_bias.expand(batch, heads, queries, keys).tolist()
-    hide = None if hidden is None else hidden.expand(batch, heads, queries, keys).tolist()
-    probabilities = torch.zeros(batch, heads, queries, keys, dtype=torch.float64)
+    scores = torch.zeros(batch, heads, queries, keys, dtype=torch.float64)
     for b in range(batch):
         for h in range(heads):
             for t in range(queries):
-                scores = []
                 for s in range(keys):
-                    score = scale * sum(x * y for x, y in zip(q_[b][h][t], k_[b][h][s], strict=True))
-                    score += 0.0 if bias is None else bias[b][h][t][s]
-                    scores.append(-INFINITY if hide is not None and hide[b][h][t][s] else score)
-                probabilities[b, h, t] = torch.tensor(normalise(scores, activation), dtype=torch.float64)
-    weights = probabilities if mixing is None else mix(probabilities, mixing, query_weight, mixing_query)
+                    scores[b, h, t, s] = scale * sum(x * y for x, y in zip(q_[b][h][t], k_[b][h][s], strict=True))
+    scores = scores if before is None else mix(scores, before)
+    scores = scores if score_bias is None else scores + score_bias
+    scores = scores if hidden is None else scores.masked_fill(hidden, -INFINITY)
+    probabilities = torch.zeros_like(scores)
+    for row in itertools.product(range(batch), range(heads), range(queries)):
+        probabilities[row] = torch.tensor(normalise(scores[row].tolist(), activation), dtype=torch.float64)
+    weights = probabilities if mixing is None else mix(probabilities, mixing)
     output = torch.zeros(batch, heads, queries, size, dtype=torch.float64)
     for b in range(batch):
         for h in range(heads):
@@ -40,7 +41,7 @@ def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None
                 output[b, h, t] = torch.tensor(
                     [sum(row[s] * v_[b][h][s][d] for s in range(keys)) for d in range(size)], dtype=torch.float64
                 )
-    return output, weights
+    return output, weights, scores
 
 
 def normalise(scores, activation):
@@ -55,22 +56,25 @@ def normalise(scores, activation):
     return [term / sum(terms) for term in terms]
 
 
-def mix(probabilities, mixing, query_weight=None, mixing_query=None):
-    """P̄_i[t] = Σ_j M_t[j, i] P_j[t], with M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i] (Mixhead paper, section 3.1).
-
-    ``mixing`` ``[H]`` is the diagonal of an M that is 0 elsewhere.
-    """
-    mixed = torch.zeros_like(probabilities)
-    batch, heads, queries, _ = probabilities.shape
-    for b in range(batch):
-        for t in range(queries):
-            for i in range(heads):
-                for j in range(heads):
-                    factor = mixing[j, i].item() if mixing.dim() == 2 else mixing[i].item() * (i == j)
-                    if query_weight is not None:
-                        factor += (mixing_query[b, j, t].double() * query_weight[:, i].double()).sum().item()
-                    mixed[b, i, t] += factor * probabilities[b, j, t]
+def mix(heads, mixing):
+    """P̄_i[t] = Σ_j M_t[j, i] P_j[t] (Mixhead paper, eq. 12). ``mixing`` ``[H]`` is the diagonal of an M that is 0 elsewhere."""
+    mixed = torch.zeros_like(heads)
+    for b, t in itertools.product(range(heads.size(0)), range(heads.size(2))):
+        for i, j in itertools.product(range(heads.size(1)), repeat=2):
+            matrix = mixing if mixing.dim() < 4 else mixing[b, t]
+            mixed[b, i, t] += heads[b, j, t] * (
+                matrix[i].item() * (i == j) if mixing.dim() == 1 else matrix[j, i].item()
+            )
     return mixed
+
+
+def matrices(query, query_weight, base):
+    """M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i] (Mixhead paper, section 3.1), ``[B, T, H, H]`` of ``query [B, H, T, D]``."""
+    batch, heads, queries, _ = query.shape
+    result = torch.zeros(batch, queries, heads, heads, dtype=torch.float64)
+    for b, t, j, i in itertools.product(range(batch), range(queries), range(heads), range(heads)):
+        result[b, t, j, i] = (query[b, j, t].double() * query_weight[:, i].double()).sum() + base[j, i]
+    return result
 
 
 def layer(module, query, key, value, *, hidden=None, bias=None):
@@ -128,7 +132,10 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     shown = torch.zeros(*shape[:3], appended, dtype=torch.bool)
     hidden = torch.cat((torch.zeros(shape, dtype=torch.bool) if hidden is None else hidden.expand(shape), shown), -1)
     bias = torch.cat((torch.zeros(shape) if bias is None else bias.expand(shape), shown.double()), -1)
-    output, weights = attend(
+    mixing = state.get("mixing.weight")
+    if "mixing.query_weight" in state:
+        mixing = matrices(q, state["mixing.query_weight"], mixing)
+    output, weights, scores = attend(
         q,
         k,
         v,
@@ -136,10 +143,8 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
         spec.activation,
         score_bias=bias,
         hidden=hidden,
-        mixing=state.get("mixing.weight"),
-        query_weight=state.get("mixing.query_weight"),
-        mixing_query=q,
+        mixing=mixing,
+        before=state.get("score_mixing.weight"),
     )
-    scores = (torch.einsum("bhtd,bhsd->bhts", q, k) * size**-0.5 + bias).masked_fill(hidden, -INFINITY)
     joined = torch.cat([output[:, i] for i in range(heads)], dim=-1).transpose(0, 1)
     return project("out_proj", joined).transpose(0, 1), weights, scores, v

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_lowrank.ops import sigsoftmax
-from fairseq_lowrank.ops.activation import activate, activation_logits
+from fairseq_lowrank.ops.activation import activate
 
 HIDDEN = float("-inf")
 
@@ -69,4 +69,4 @@ def test_half_precision_scores_are_normalised_in_float32(activation, dtype, devi
 
 def test_an_unknown_activation_is_refused_with_the_choices():
     with pytest.raises(ValueError, match="activation='relu': expected one of softmax, sigsoftmax"):
-        activation_logits(torch.zeros(2), "relu")
+        activate(torch.zeros(2), "relu")

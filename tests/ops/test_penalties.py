@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from attention_problems import fixed, hidden, problems
+from attention_problems import call_of, fixed, hidden, problems
 from brute_force import attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_lowrank.ops import AttentionMask, HeadMixing, penalties
+from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing, penalties
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
 
 SPACES = ("row", "column")
@@ -31,47 +31,48 @@ def pairwise_overlap(weights):
     return values
 
 
-def arguments(problem):
-    """A problem of attention without the parts that come after the probabilities."""
-    problem["mask"] = AttentionMask(
-        problem["mask"].causal,
-        problem["mask"].key_padding,
-        None if problem["mask"].additive is None else problem["mask"].additive.detach(),
-    )
-    problem["scale"] = problem["q"].size(-1) ** -0.5 if problem["scale"] is None else problem["scale"]
-    return {name: part for name, part in problem.items() if name != "v"}
-
-
 @settings(fixed, max_examples=60)
 @given(data=st.data())
 def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
-    problem = arguments(data.draw(problems(device, mixings=("none",))))
-    batch, heads, queries, _ = problem["q"].shape
+    problem = data.draw(problems(device))
+    batch, heads, queries, dim = problem["q"].shape
     padding = torch.rand(batch, queries, generator=torch.Generator().manual_seed(queries)) < 0.3
     mask, bias = problem["mask"], problem["score_bias"]
     if mask.bias is not None:
         bias = mask.bias if bias is None else bias + mask.bias
     shape = (batch, heads, queries, problem["k"].size(2))
-    bias = None if bias is None else bias.detach().cpu().expand(shape)
     q, k = (problem[name].detach().cpu() for name in ("q", "k"))
-    k = k.expand(-1, heads, -1, -1)
-    _, weights = attend(q, k, k, problem["scale"], problem["activation"], bias, hidden(problem))
+    k = k.repeat_interleave(heads // k.size(1), dim=1)
+    _, weights, _ = attend(
+        q,
+        k,
+        k,
+        dim**-0.5 if problem["scale"] is None else problem["scale"],
+        problem["activation"],
+        None if bias is None else bias.detach().cpu().expand(shape),
+        hidden(problem),
+        before=None if problem["before"] is None else problem["before"].weight.detach().cpu(),
+    )
     expected = pairwise_overlap(weights.masked_fill(padding[:, None, :, None], 0.0))
-    actual = head_overlap(**problem, spaces=SPACES, query_padding=padding.to(device))
+    actual = head_overlap(call_of(**problem), SPACES, padding.to(device))
     torch.testing.assert_close(actual.detach().cpu(), expected, rtol=1e-9, atol=1e-9)
 
 
 @settings(fixed, max_examples=15)
 @given(data=st.data())
 def test_gradients_of_head_overlap_are_its_slopes(data, device):
-    problem = arguments(data.draw(problems(device, mixings=("none",), largest=4)))
+    problem = data.draw(problems(device, largest=3))
     leaves = {name: problem.pop(name) for name in ("q", "k", "score_bias") if problem[name] is not None}
+    before = problem.pop("before")
     spaces = data.draw(st.sampled_from((SPACES, ("row",), ("column",))))
 
-    def overlap(*tensors):
-        return head_overlap(**dict(zip(leaves, tensors, strict=True)), **problem, spaces=spaces)
+    def overlap(weight, *tensors):
+        mixing = None if before is None else type(before)(weight)
+        parts = dict(zip(leaves, tensors, strict=True))
+        return head_overlap(call_of(**parts, **problem, before=mixing), spaces)
 
-    assert torch.autograd.gradcheck(overlap, tuple(leaves.values()))
+    weight = None if before is None else before.weight
+    assert torch.autograd.gradcheck(overlap, (weight, *leaves.values()))
 
 
 @pytest.mark.parametrize("spaces", [("row",), ("column",), SPACES])
@@ -83,7 +84,7 @@ def test_sequences_taken_in_blocks_give_the_same(spaces, monkeypatch, device):
 
     def overlap():
         q, k, bias = (leaf.clone().requires_grad_() for leaf in leaves)
-        values = head_overlap(q, k, spaces=spaces, mask=mask, score_bias=bias)
+        values = head_overlap(call_of(q, k, mask=mask, score_bias=bias), spaces)
         return values, *torch.autograd.grad(values.square().sum(), (q, k, bias))
 
     whole = overlap()
@@ -94,16 +95,14 @@ def test_sequences_taken_in_blocks_give_the_same(spaces, monkeypatch, device):
 
 def test_padding_and_batch_mates_change_nothing(device):
     q, k = normal(1, 3, 4, 5).to(device).requires_grad_(), normal(1, 3, 6, 5, seed=1).to(device).requires_grad_()
-    alone = head_overlap(q, k, spaces=SPACES)
+    alone = head_overlap(call_of(q, k), SPACES)
     grads = torch.autograd.grad(alone.sum(), (q, k))
     other_q, other_k = (tensor.to(device) for tensor in (normal(2, 3, 7, 5, seed=2), normal(2, 3, 8, 5, seed=3)))
     other_q[1, :, :4], other_k[1, :, 2:] = q[0].detach(), k[0].detach()
     wide_q, wide_k = other_q.requires_grad_(), other_k.requires_grad_()
     query_padding = torch.tensor([[False] * 7, [False] * 4 + [True] * 3], device=device)
     key_padding = torch.tensor([[False] * 8, [True] * 2 + [False] * 6], device=device)
-    padded = head_overlap(
-        wide_q, wide_k, spaces=SPACES, mask=AttentionMask(key_padding=key_padding), query_padding=query_padding
-    )
+    padded = head_overlap(call_of(wide_q, wide_k, mask=AttentionMask(key_padding=key_padding)), SPACES, query_padding)
     torch.testing.assert_close(padded[:, 1:], alone)
     wide_grads = torch.autograd.grad(padded[:, 1].sum(), (wide_q, wide_k))
     torch.testing.assert_close(wide_grads[0][1, :, :4], grads[0][0])
@@ -117,7 +116,7 @@ def test_heads_that_look_at_different_keys_from_different_queries_do_not_overlap
     def overlap(first, second):
         q = torch.tensor([first, second], dtype=torch.float64, device=device)[None] * 100
         keys = torch.eye(4, dtype=torch.float64, device=device)[None, None]
-        return head_overlap(q, keys, spaces=SPACES, scale=1.0)[:, 0].tolist()
+        return head_overlap(call_of(q, keys, scale=1.0), SPACES)[:, 0].tolist()
 
     def looking_at(*keys):
         return torch.eye(4)[list(keys)].tolist()
@@ -129,7 +128,7 @@ def test_heads_that_look_at_different_keys_from_different_queries_do_not_overlap
 
 def test_one_head_overlaps_with_none(device):
     q = normal(2, 1, 3, 4).to(device).requires_grad_()
-    values = head_overlap(q, q, spaces=SPACES)
+    values = head_overlap(call_of(q, q), SPACES)
     values.sum().backward()
     assert not values.any()
     assert not q.grad.any()
@@ -137,7 +136,7 @@ def test_one_head_overlaps_with_none(device):
 
 def test_an_unknown_space_is_refused():
     with pytest.raises(ValueError, match=r"spaces=\['null'\]: expected row, column"):
-        head_overlap(normal(1, 1, 1, 1), normal(1, 1, 1, 1), spaces=("null",))
+        head_overlap(call_of(normal(1, 1, 1, 1), normal(1, 1, 1, 1)), ("null",))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -145,7 +144,7 @@ def test_an_unknown_space_is_refused():
 def test_half_precision_is_summed_in_float32(dtype, autocast, device):
     def overlap(tensors):
         q, k, bias = (tensor.detach().requires_grad_() for tensor in tensors)
-        values = head_overlap(q, k, score_bias=bias, spaces=SPACES)
+        values = head_overlap(call_of(q, k, score_bias=bias), SPACES)
         return values, *torch.autograd.grad(values.sum(), (q, k, bias))
 
     half = [
@@ -186,7 +185,7 @@ def test_nothing_of_the_size_of_all_heads_matrices_is_ever_made(monkeypatch, dev
         LargestTensor() as forward,
         torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t),
     ):
-        total = head_overlap(q, k, spaces=SPACES, mask=AttentionMask(causal=True)).sum()
+        total = head_overlap(call_of(q, k, mask=AttentionMask(causal=True)), SPACES).sum()
     with LargestTensor() as backward:
         total.backward()
     assert max(forward.largest, backward.largest) == length**2
@@ -200,8 +199,8 @@ def test_static_mixing_orthogonality_is_the_squared_distance_of_its_gram_matrix_
         for j in range(3):
             entry = sum(weight[k, i].item() * weight[k, j].item() for k in range(3))
             expected += (entry - (i == j)) ** 2
-    assert mixing_orthogonality(HeadMixing(weight)).tolist() == pytest.approx([expected])
-    assert torch.autograd.gradcheck(lambda weight: mixing_orthogonality(HeadMixing(weight)), weight)
+    assert mixing_orthogonality(StaticMixing(weight)).tolist() == pytest.approx([expected])
+    assert torch.autograd.gradcheck(lambda weight: mixing_orthogonality(StaticMixing(weight)), weight)
 
 
 def test_positionwise_mixing_orthogonality_is_the_mean_over_positions_that_are_not_padding(device):
@@ -218,21 +217,19 @@ def test_positionwise_mixing_orthogonality_is_the_mean_over_positions_that_are_n
     leaves = [tensor.to(device).requires_grad_() for tensor in (weight, query_weight, query)]
 
     def orthogonality(weight, query_weight, query):
-        return mixing_orthogonality(HeadMixing(weight, query_weight), query, padding.to(device))
+        return mixing_orthogonality(PositionwiseMixing.of_queries(query, query_weight, weight), padding.to(device))
 
     assert orthogonality(*leaves).tolist() == pytest.approx(expected)
     assert torch.autograd.gradcheck(orthogonality, leaves)
 
 
-@pytest.mark.parametrize("query_weight", [None, torch.zeros(3, 4)])
-def test_mixing_that_starts_at_the_identity_is_orthogonal(query_weight):
-    mixing = HeadMixing(torch.eye(4), query_weight)
-    assert not mixing_orthogonality(mixing, normal(2, 4, 5, 3, dtype=torch.float32)).any()
+@pytest.mark.parametrize("mixing", [StaticMixing(torch.eye(4)), PositionwiseMixing(torch.eye(4).expand(2, 5, 4, 4))])
+def test_mixing_that_starts_at_the_identity_is_orthogonal(mixing):
+    assert not mixing_orthogonality(mixing).any()
 
 
 def test_a_sequence_of_padding_alone_adds_nothing():
-    mixing = HeadMixing(normal(2, 2), normal(3, 2, seed=1))
-    padding = torch.tensor([[True, True], [False, True]])
-    values = mixing_orthogonality(mixing, normal(2, 2, 2, 3, seed=2), padding)
+    mixing = PositionwiseMixing(normal(2, 2, 2, 2))
+    values = mixing_orthogonality(mixing, torch.tensor([[True, True], [False, True]]))
     assert values[0] == 0
     assert values[1] > 0

@@ -1,119 +1,111 @@
-"""One attention operation with one contract, computed by interchangeable backends.
-
-::
-
-    q·kᵀ·scale (+ score_bias) → mask → activation → mixing → dropout → ·v
-"""
+"""One attention operation of exchangeable parts, computed by interchangeable backends. See :class:`AttentionCall`."""
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa  # noqa: F401 (registers the operator)
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing, is_traced
+from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.mask import AttentionMask
+from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops.attention.parts import is_traced
+from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 
-__all__ = ["BACKENDS", "AttentionMask", "HeadMixing", "attention"]
+__all__ = [
+    "BACKENDS",
+    "AttentionCall",
+    "AttentionMask",
+    "DiagonalMixing",
+    "DotProduct",
+    "HeadMixing",
+    "PositionwiseMixing",
+    "Scores",
+    "StaticMixing",
+    "attention",
+]
 
+# A backend computes a call (``compute``), says what of it it cannot (``cannot``, asked when a layer is built) and why it does
+# not run on a device in a dtype (``unavailable``, asked when it runs).
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
 BACKENDS = ("auto", *_BACKENDS)
 
-# Below so many scores, over the heads of a batch entry, fewer and simpler steps win over fewer bytes ...
-_REFERENCE_SCORES = 4096
-# ... and up to so many of one head, SDPA with a mask that is a tensor over blocks that need none.
-_MASK_SCORES = 1024
+
+class _Preference(NamedTuple):
+    """What "auto" takes on a kind of device, as measured there."""
+
+    reference_scores: int = 0
+    """Below so many scores, over the heads of a batch entry, fewer and simpler steps win over fewer bytes."""
+    mask_scores: int = 0
+    """Up to so many scores of one head, SDPA with a mask that is a tensor wins over blocks that need none."""
+    blocked_keys: range = range(0)
+    """So many keys shared by heads under causality are faster in blocks than in SDPA."""
+    sdpa_drops: bool = True
+    """Whether SDPA drops weights without making all of them."""
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: AttentionMask | None = None,
-    activation: str = "softmax",
-    mixing: HeadMixing | None = None,
-    mixing_query: Tensor | None = None,
-    score_bias: Tensor | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    need_weights: bool = False,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor | None]:
-    """Multi-head attention over projected heads, with a choice of activation and of head mixing.
+_PREFERENCES = {"cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False)}
 
-    With P_j = activation(scale · q_j k_jᵀ + score_bias, masked), head i of the output is dropout(P̄_i) v_i, where
-    P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12), P̄_i = w_i P_i for a diagonal M, and P̄_i = P_i without mixing.
+
+def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Multi-head attention over projected heads.
 
     Args:
-        q: ``[B, H, T, D]`` queries.
-        k: ``[B, G, S, D]`` keys, with G = H, or G = 1 for one key shared by all heads (never expanded by the caller).
-        v: ``[B, G, S, Dv]`` values.
-        mask: which keys each query may see; ``None`` means all. A query that may see none gives zeros.
-        activation: ``softmax`` or ``sigsoftmax``.
-        mixing: weights that mix the heads' probabilities, or ``None``.
-        mixing_query: ``[B, H, T, D]`` queries that position-wise mixing reads (required there, else unused): after
-            any head embedding, before the scale and before anything is folded into ``q``.
-        score_bias: added to the scaled scores, broadcastable to ``[B, H, T, S]``. It is no mask: of its values −inf alone hides.
-        scale: factor of the scores, by default 1/√D.
-        dropout_p: probability of zeroing a mixed attention weight.
-        need_weights: also return the weights the values were averaged with, after mixing and before dropout.
-        backend: one of :data:`BACKENDS`; ``auto`` takes the fastest that can compute what is asked for.
+        call: what is asked for.
+        backend: one of :data:`BACKENDS`; ``auto`` takes the fastest that can compute it.
 
     Returns:
-        ``[B, H, T, Dv]`` heads in the dtype of ``v``, and the weights ``[B, H, T, S]`` (float32 or better) or ``None``.
+        ``[B, H, T, Dv]`` heads in the dtype of ``call.v``, and the weights ``[B, H, T, S]`` (float32 or better) or ``None``.
 
     Raises:
         ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
     """
-    inputs = AttentionInputs(
-        q,
-        k,
-        v,
-        mask or AttentionMask(),
-        activation,
-        mixing,
-        mixing_query,
-        score_bias,
-        scale if scale is not None else max(q.size(-1), 1) ** -0.5,
-        dropout_p,
-        need_weights,
-    )
-    inputs.check(ACTIVATIONS)
-    return choose_backend(backend, inputs).compute(inputs)
+    call.check()
+    device, dtype = call.v.device, call.v.dtype
+    if backend == "auto":
+        candidates = (module for module in _preference(call) if module.cannot(call) is None)
+        chosen = next(module for module in candidates if module.unavailable(device, dtype) is None)
+    else:
+        chosen = check_backend(backend, call)
+        if (reason := chosen.unavailable(device, dtype)) is not None:
+            raise ValueError(
+                f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'"
+            )
+    return chosen.compute(call)
 
 
-def choose_backend(backend: str, inputs: AttentionInputs) -> ModuleType:
-    """The backend of this name, or with ``auto`` the fastest that can compute ``inputs``.
+def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
+    """The backend of this name, if it can compute calls like this one; ``None`` for ``auto``.
 
     Raises:
-        ValueError: an unknown name, or a backend that cannot compute ``inputs``.
+        ValueError: an unknown name, or a backend that cannot compute ``call``.
     """
     if backend == "auto":
-        return next(candidate for candidate in _preference(inputs) if candidate.refusal(inputs) is None)
+        return None
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
-    reason = _BACKENDS[backend].refusal(inputs)
-    if reason is not None:
+    if (reason := _BACKENDS[backend].cannot(call)) is not None:
         raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
     return _BACKENDS[backend]
 
 
-def _preference(inputs: AttentionInputs) -> tuple[ModuleType, ...]:
-    """The backends from the fastest on, as measured; "auto" takes the first that can compute what is asked for."""
-    heads, queries, keys = inputs.q.size(1), inputs.q.size(2), inputs.k.size(2)
-    shared = inputs.k.size(1) < heads
-    if is_traced(inputs.q):
+def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
+    """The backends from the fastest on."""
+    _, heads, queries, keys = call.scores.shape
+    if is_traced(call.v):
         # One choice for all lengths.
-        avoid = inputs.dropout_p or sdpa.needs_causal_tensor(inputs)
+        avoid = call.dropout_p or sdpa.needs_causal_tensor(call)
         return (blocked, reference) if avoid else (sdpa, blocked, reference)
-    few = heads * queries * keys < _REFERENCE_SCORES and not shared
+    prefer = _PREFERENCES.get(call.v.device.type, _Preference())
+    shared = call.v.size(1) < heads
+    few = heads * queries * keys < prefer.reference_scores and not shared
     others = (reference, blocked) if few else (blocked, reference)
-    cpu = inputs.q.device.type == "cpu"
-    if (cpu and inputs.dropout_p) or (sdpa.needs_causal_tensor(inputs) and queries * keys > _MASK_SCORES):
+    drops = call.dropout_p and not prefer.sdpa_drops
+    if drops or (sdpa.needs_causal_tensor(call) and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.
         return others
-    if cpu and shared and inputs.mask.causal and 256 <= keys < 1024:
+    if shared and call.mask.causal and keys in prefer.blocked_keys:
         return blocked, sdpa, reference
     return sdpa, *others

@@ -11,20 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention.blocked import (
-    FIRST_ORDER,
-    BlockCall,
-    BlockTensors,
-    attend,
-    empty_heads,
-    input_gradients,
-)
+from fairseq_lowrank.ops.attention.blocked import FIRST_ORDER, attend, input_gradients
+from fairseq_lowrank.ops.attention.parts import empty_heads, put_together
 
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? matrices, Tensor? score_bias, Tensor? mask_bias, Tensor? padding, "
-    "Tensor? hidden, Tensor? seed, bool causal, str activation, float scale, float dropout_p"
-)
-_DIFFERENTIATED = 6  # the first tensors
+# The tensors of a call, which its layout puts together again: whatever parts there are, the operators are the same.
+_INPUTS = "Tensor[] tensors, Tensor? seed, str layout, float[] numbers"
 
 _library = torch.library.Library("fairseq_lowrank", "DEF")
 _library.define(f"blocked_attention({_INPUTS}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
@@ -34,28 +25,34 @@ _library.define(
 )
 
 
-def _parts(inputs: Sequence) -> tuple[BlockCall, BlockTensors]:
-    *tensors, seed, causal, activation, scale, dropout_p = inputs
-    return BlockCall(causal, activation, scale, dropout_p, 0 if seed is None else int(seed)), BlockTensors(*tensors)
+def _number(seed: Tensor | None) -> int:
+    return 0 if seed is None else int(seed)
 
 
 @torch.library.impl(_library, "blocked_attention", "CompositeExplicitAutograd")
-def _forward(*inputs) -> Tensor:
-    return attend(*_parts(inputs))
+def _forward(tensors: list[Tensor], seed: Tensor | None, layout: str, numbers: list[float]) -> Tensor:
+    return attend(put_together(layout, tensors, numbers), _number(seed))
 
 
 @torch.library.register_fake("fairseq_lowrank::blocked_attention", lib=_library)
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, *rest) -> Tensor:
-    return empty_heads(v, q.size(2), q.size(1), v.size(3))
+def _forward_shapes(tensors: list[Tensor], seed: Tensor | None, layout: str, numbers: list[float]) -> Tensor:
+    call = put_together(layout, tensors, numbers)
+    _, heads, queries, _ = call.scores.shape
+    return empty_heads(call.v, queries, heads, call.v.size(3))
 
 
 @torch.library.impl(_library, "blocked_attention_backward", "CompositeExplicitAutograd")
-def _backward(*inputs) -> list[Tensor]:
-    *inputs, grad_output, needed = inputs
-    call, tensors = _parts(inputs)
-    if tensors.matrices is not None:
-        tensors = tensors._replace(matrices=tensors.matrices.detach().requires_grad_(needed[3]))
-    gradients = input_gradients(call, tensors, grad_output, needed[4:])
+def _backward(
+    tensors: list[Tensor],
+    seed: Tensor | None,
+    layout: str,
+    numbers: list[float],
+    grad_output: Tensor,
+    needed: Sequence[bool],
+) -> list[Tensor]:
+    pairs = zip(tensors, needed, strict=True)
+    call = put_together(layout, [tensor.detach().requires_grad_(wanted) for tensor, wanted in pairs], numbers)
+    gradients = input_gradients(call, _number(seed), grad_output)
     results = _empty_gradients(tensors, needed)
     for result, gradient in zip(results, _needed(gradients, needed), strict=True):
         result.copy_(gradient)
@@ -63,38 +60,37 @@ def _backward(*inputs) -> list[Tensor]:
 
 
 @torch.library.register_fake("fairseq_lowrank::blocked_attention_backward", lib=_library)
-def _backward_shapes(*inputs) -> list[Tensor]:
-    *tensors, needed = (*inputs[: len(BlockTensors._fields)], inputs[-1])
-    return _empty_gradients(BlockTensors(*tensors), needed)
+def _backward_shapes(
+    tensors: list[Tensor],
+    seed: Tensor | None,
+    layout: str,
+    numbers: list[float],
+    grad_output: Tensor,
+    needed: Sequence[bool],
+) -> list[Tensor]:
+    return _empty_gradients(tensors, needed)
 
 
-def _empty_gradients(tensors: BlockTensors, needed: Sequence[bool]) -> list[Tensor]:
+def _empty_gradients(tensors: list[Tensor], needed: Sequence[bool]) -> list[Tensor]:
     """Memory for the gradients that are needed, laid out alike whatever computes them."""
-    of_heads = [empty_heads(tensor, tensor.size(2), tensor.size(1), tensor.size(3)) for tensor in tensors[:3]]
-    others = [
-        None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor in tensors[3:_DIFFERENTIATED]
-    ]
-    return _needed((*of_heads, *others), needed)
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in _needed(tensors, needed)]
 
 
-def _needed(gradients: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor]:
-    return [gradient for gradient, wanted in zip(gradients, needed, strict=True) if wanted]
+def _needed(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor]:
+    return [tensor for tensor, wanted in zip(tensors, needed, strict=True) if wanted]
 
 
 def _save(ctx, inputs: tuple, output: Tensor) -> None:
-    tensors = inputs[: len(BlockTensors._fields) + 1]  # the seed too
-    ctx.save_for_backward(*tensors)
-    ctx.settings = inputs[len(tensors) :]
+    tensors, seed, *ctx.settings = inputs
+    ctx.save_for_backward(*tensors, seed)
 
 
-def _differentiate(ctx, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    needed = list(ctx.needs_input_grad[:_DIFFERENTIATED])
-    gradients = iter(
-        torch.ops.fairseq_lowrank.blocked_attention_backward(*ctx.saved_tensors, *ctx.settings, grad_output, needed)
-    )
-    others = len(ctx.needs_input_grad) - _DIFFERENTIATED
-    return *(next(gradients) if wanted else None for wanted in needed), *[None] * others
+def _differentiate(ctx, grad_output: Tensor) -> tuple[list[Tensor | None], None, None, None]:
+    needed = list(ctx.needs_input_grad[0])
+    *tensors, seed = ctx.saved_tensors
+    backward = torch.ops.fairseq_lowrank.blocked_attention_backward
+    gradients = iter(backward(tensors, seed, *ctx.settings, grad_output, needed))
+    return [next(gradients) if wanted else None for wanted in needed], None, None, None
 
 
 def _refuse(ctx, *gradients) -> None:

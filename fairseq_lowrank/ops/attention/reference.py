@@ -6,37 +6,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lowrank.ops.activation import activate, at_least_float32
-from fairseq_lowrank.ops.attention.contract import AttentionInputs, AttentionMask, HeadMixing
+from fairseq_lowrank.ops.activation import activate
+from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.scores import grouped_product
 
 
-def refusal(inputs: AttentionInputs) -> str | None:
-    """What of ``inputs`` this backend cannot compute: nothing."""
+def cannot(call: AttentionCall) -> str | None:
+    """What of ``call`` this backend cannot compute: nothing."""
     return None
 
 
-def compute(inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-    scores = masked_scores(inputs.q, inputs.k, inputs.mask, inputs.scale, inputs.score_bias)
-    weights = activate(scores, inputs.activation)
-    if inputs.mixing is not None:
-        weights = mix(weights, inputs.mixing, inputs.mixing_query)
-    dropped = F.dropout(weights, inputs.dropout_p) if inputs.dropout_p else weights
-    heads = torch.matmul(dropped.to(inputs.v.dtype), inputs.v)
-    return heads, weights if inputs.need_weights else None
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this backend does not run on a device in a dtype: it does everywhere."""
+    return None
 
 
-def masked_scores(q: Tensor, k: Tensor, mask: AttentionMask, scale: float, score_bias: Tensor | None) -> Tensor:
-    """scale · q kᵀ + score_bias + masks, ``[B, H, T, S]``, in float32 or better."""
-    scores = at_least_float32(torch.matmul(q * scale, k.transpose(-1, -2)))
-    for bias in (score_bias, mask.bias):
+def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+    weights = activate(masked_scores(call), call.activation)
+    if call.mixing is not None:
+        weights = call.mixing.full(weights)
+    dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    heads = grouped_product(dropped.to(call.v.dtype), call.v)
+    return heads, weights if call.need_weights else None
+
+
+def masked_scores(call: AttentionCall) -> Tensor:
+    """What the activation sees, ``[B, H, T, S]`` in float32 or better: mixed scores, biases, −inf where hidden."""
+    scores = call.scores.full()
+    if call.before is not None:
+        scores = call.before.full(scores)
+    for bias in (call.score_bias, call.mask.bias):
         if bias is not None:
             scores = scores + bias
-    hidden = mask.hidden(q.size(2), k.size(2), q.device)
+    hidden = call.mask.hidden(*call.scores.shape[2:], scores.device)
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
-
-
-def mix(weights: Tensor, mixing: HeadMixing, mixing_query: Tensor | None) -> Tensor:
-    """P̄_i[t] = Σ_j M_t[j, i] P_j[t] for ``weights`` P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
-    matrices = mixing.matrices(mixing_query).to(weights.dtype)
-    equation = "ji,bjts->bits" if matrices.dim() == 2 else "btji,bjts->bits"
-    return torch.einsum(equation, matrices, weights)

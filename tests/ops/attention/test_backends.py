@@ -3,21 +3,22 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_problems import MIXINGS, fixed, leaves, problems
+from attention_problems import MIXINGS, attend, fixed, leaves, mixing_of, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_lowrank.ops import BACKENDS, AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops import BACKENDS, AttentionMask, StaticMixing
 from fairseq_lowrank.ops.activation import ACTIVATIONS
+from fairseq_lowrank.ops.attention.parts import Part
 
 # What a backend computes, where that is not everything.
-COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": ("none", "diagonal")}}
+COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": ("none", "diagonal"), "befores": ("none",)}}
 FAST = [backend for backend in BACKENDS if backend != "reference"]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 6e-2}
 
 
 def values_and_gradients(problem, backend, **options):
-    heads, _ = attention(**problem, **options, backend=backend)
+    heads, _ = attend(**problem, **options, backend=backend)
     cotangent = torch.randn(heads.shape, generator=torch.Generator().manual_seed(0)).to(heads)
     parts = leaves(problem)
     gradients = torch.autograd.grad(heads, list(parts.values()), cotangent, allow_unused=True, materialize_grads=True)
@@ -63,16 +64,12 @@ def wide(part):
     """The same numbers in float64."""
     if torch.is_tensor(part):
         return part if part.dtype == torch.bool else part.detach().double().requires_grad_(part.requires_grad)
-    if isinstance(part, HeadMixing):
-        return HeadMixing(*map(wide, part))
-    if isinstance(part, AttentionMask):
-        return AttentionMask(part.causal, part.key_padding, wide(part.additive))
-    return part
+    return part.changed(wide) if isinstance(part, Part) else part
 
 
 def cases():
     for backend in BACKENDS:
-        covered = {"activations": ACTIVATIONS, "mixings": MIXINGS} | COVERAGE.get(backend, {})
+        covered = {"activations": ACTIVATIONS, "mixings": (*MIXINGS, "talking")} | COVERAGE.get(backend, {})
         for activation in covered["activations"]:
             for mixing in covered["mixings"]:
                 yield backend, activation, mixing
@@ -85,10 +82,9 @@ def problem(activation, mixing, device, length, dim=4, heads=2, batch=2):
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
 
     built = {name: normal(batch, heads, length, dim) for name in ("q", "k", "v")} | {"activation": activation}
-    if mixing != "none":
-        query_weight = normal(dim, heads) if mixing == "positionwise" else None
-        weight = normal(heads) if mixing == "diagonal" else normal(heads, heads)
-        built |= {"mixing": HeadMixing(weight, query_weight), "mixing_query": normal(*built["q"].shape)}
+    scores = (batch, heads, length, length)
+    built["before"] = mixing_of("static", normal, scores) if mixing == "talking" else None
+    built["mixing"] = mixing_of("static" if mixing == "talking" else mixing, normal, scores)
     return built | {"mask": AttentionMask()}
 
 
@@ -134,9 +130,9 @@ def test_dropout_zeroes_weights_at_its_rate_and_scales_the_rest(backend, activat
     long = problem(activation, mixing, device, length) | {"mask": AttentionMask(True)}
     # with the unit matrix as values the output is the dropped weights
     long["v"] = torch.eye(length, dtype=torch.float64, device=device).expand(2, 2, length, length)
-    weights = attention(**long)[0]
+    weights = attend(**long)[0]
     torch.manual_seed(0)
-    dropped = attention(**long, dropout_p=rate, backend=backend)[0]
+    dropped = attend(**long, dropout_p=rate, backend=backend)[0]
     kept = dropped != 0
     torch.testing.assert_close(dropped[kept], weights[kept] / (1 - rate))
     for head in range(2):
@@ -145,7 +141,7 @@ def test_dropout_zeroes_weights_at_its_rate_and_scales_the_rest(backend, activat
         assert visible.sum() >= 4000  # the standard error of the share is below 0.007
         assert share == pytest.approx(1 - rate, abs=0.03)
     torch.manual_seed(0)
-    assert torch.equal(attention(**long, dropout_p=rate, backend=backend)[0], dropped)
+    assert torch.equal(attend(**long, dropout_p=rate, backend=backend)[0], dropped)
 
 
 @pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
@@ -157,13 +153,12 @@ def test_gradients_under_dropout_use_the_mask_of_the_forward_pass(backend, activ
         torch.manual_seed(4)
         given = dict(zip(parts, tensors, strict=True))
         arguments = {name: given.get(name, part) for name, part in small.items()}
-        if mixing != "none":
-            arguments["mixing"] = HeadMixing(given["mixing.weight"], given.get("mixing.query_weight"))
-        return attention(**arguments, dropout_p=0.4, backend=backend)[0]
+        for name in ("before", "mixing"):
+            if name in given:
+                arguments[name] = type(small[name])(given[name])
+        return attend(**arguments, dropout_p=0.4, backend=backend)[0]
 
-    unused = {"mixing_query"} if mixing in ("static", "diagonal") else set()
-    tensors = [part if name not in unused else part.detach() for name, part in parts.items()]
-    assert torch.autograd.gradcheck(heads, tensors, nondet_tol=0.0)
+    assert torch.autograd.gradcheck(heads, list(parts.values()), nondet_tol=0.0)
 
 
 def test_auto_leaves_plain_softmax_attention_to_sdpa_and_tells_it_of_causality(device, monkeypatch):
@@ -176,10 +171,10 @@ def test_auto_leaves_plain_softmax_attention_to_sdpa_and_tells_it_of_causality(d
     sdpa = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
     plain = problem("softmax", "none", device, 5)
-    attention(**plain)
-    attention(**plain | {"mask": AttentionMask(True)})
-    attention(**plain | {"mask": AttentionMask(True), "q": plain["q"][:, :, -1:]})
-    attention(**plain | {"mask": AttentionMask(True), "q": plain["q"][:, :, -2:]})
+    attend(**plain)
+    attend(**plain | {"mask": AttentionMask(True)})
+    attend(**plain | {"mask": AttentionMask(True), "q": plain["q"][:, :, -1:]})
+    attend(**plain | {"mask": AttentionMask(True), "q": plain["q"][:, :, -2:]})
     assert [call["is_causal"] for call in calls] == [False, True, False, False]
     # one query sees every key: no mask; two queries of five keys: SDPA would align its causal mask to the first key
     assert [call["attn_mask"] is None for call in calls] == [True, True, True, False]
@@ -189,11 +184,13 @@ def test_sdpa_says_what_it_cannot_compute(device):
     plain = problem("softmax", "static", device, 3)
     advice = "; use backend='auto' or 'reference'"
     with pytest.raises(ValueError, match=f"backend='sdpa' cannot compute head mixing{advice}"):
-        attention(**plain, backend="sdpa")
-    del plain["mixing"]
+        attend(**plain, backend="sdpa")
+    plain["mixing"] = None
     with pytest.raises(ValueError, match=f"cannot compute the activation sigsoftmax{advice}"):
-        attention(**plain | {"activation": "sigsoftmax"}, backend="sdpa")
+        attend(**plain | {"activation": "sigsoftmax"}, backend="sdpa")
     with pytest.raises(ValueError, match=f"cannot compute the attention weights \\(need_weights\\){advice}"):
-        attention(**plain, need_weights=True, backend="sdpa")
+        attend(**plain, need_weights=True, backend="sdpa")
+    with pytest.raises(ValueError, match="cannot compute head mixing"):
+        attend(**plain | {"before": StaticMixing(torch.eye(2, device=device))}, backend="sdpa")
     with pytest.raises(ValueError, match="backend='flash': expected one of auto, reference, sdpa"):
-        attention(**plain, backend="flash")
+        attend(**plain, backend="flash")

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from attention_problems import attend, leaves, mixing_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops import AttentionMask, StaticMixing
 from fairseq_lowrank.ops.attention import blocked, reference, sdpa
 
 HEADS, DIM = 2, 4
@@ -26,7 +27,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def problem(length, device, *, mixing=None, heads=HEADS, groups=None, **options):
+def problem(length, device, *, mixing="none", before="none", heads=HEADS, groups=None, **options):
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape):
@@ -38,16 +39,13 @@ def problem(length, device, *, mixing=None, heads=HEADS, groups=None, **options)
         "v": normal(1, groups or heads, length, DIM),
         "mask": AttentionMask(causal=True),
     }
-    if mixing is not None:
-        query_weight = normal(DIM, heads) if mixing == "positionwise" else None
-        built |= {"mixing": HeadMixing(normal(heads, heads), query_weight), "mixing_query": built["q"]}
+    rules = {"mixing": mixing, "before": before}
+    built |= {name: mixing_of(rule, normal, (1, heads, length, length)) for name, rule in rules.items()}
     return built | options
 
 
 def gradients(heads, built):
-    leaves = [part for part in (*built.values(), *(built.get("mixing") or ())) if getattr(part, "requires_grad", False)]
-    leaves = list({id(leaf): leaf for leaf in leaves}.values())
-    return torch.autograd.grad(heads.float().pow(2).sum(), leaves)
+    return torch.autograd.grad(heads.float().pow(2).sum(), list(leaves(built).values()))
 
 
 def parted_padding(length):
@@ -61,19 +59,33 @@ def parted_padding(length):
     [
         {"mixing": "static"},
         {"mixing": "positionwise"},
+        {"mixing": "static", "before": "static"},
         {"activation": "sigsoftmax"},
         {"dropout_p": 0.1},
         {"groups": 1, "mixing": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
+        {"mask": AttentionMask(True, appended=2)},
+        {"mask": AttentionMask(True, repeats=2)},
         {"mask": AttentionMask(True, parted_padding(2048))},
         {"score_bias": torch.zeros(1, HEADS, 1, 2048)},
     ],
-    ids=["static", "positionwise", "sigsoftmax", "dropout", "shared-key", "padding", "bias"],
+    ids=[
+        "static",
+        "positionwise",
+        "talking",
+        "sigsoftmax",
+        "dropout",
+        "shared-key",
+        "appended",
+        "repeated",
+        "padding",
+        "bias",
+    ],
 )
 def test_no_tensor_grows_with_the_square_of_the_length(options):
     length = 2048
     built = problem(length, "cpu", **options)
     with LargestTensor() as largest:
-        heads, _ = attention(**built, backend="blocked")
+        heads, _ = attend(**built, backend="blocked")
         gradients(heads, built)
     # float32 scores of one block of queries; all scores are 16 times as much
     assert largest.bytes <= 4 * HEADS * blocked._MOST_ROWS * length == 4 * HEADS * length**2 / 16
@@ -83,7 +95,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(options):
 def test_the_reference_does_build_all_scores():
     built = problem(512, "cpu")
     with LargestTensor() as largest:
-        attention(**built, backend="reference")
+        attend(**built, backend="reference")
     assert largest.bytes >= 4 * HEADS * 512 * 512
 
 
@@ -93,19 +105,19 @@ def test_shared_keys_are_never_expanded(device):
     q = torch.randn(1, 8, 1, 64, generator=generator).to(device)
     k = torch.randn(1, 1, 4096, 64, generator=generator).to(device)
     with LargestTensor() as largest:
-        heads, _ = attention(q, k, k, mixing=HeadMixing(torch.eye(8, device=device)), backend="blocked")
+        heads, _ = attend(q, k, k, mixing=StaticMixing(torch.eye(8, device=device)), backend="blocked")
     assert largest.bytes == k.untyped_storage().nbytes()
-    expected, _ = attention(q, k, k, backend="reference")
+    expected, _ = attend(q, k, k, backend="reference")
     torch.testing.assert_close(heads, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mixing", ["static", "positionwise"])
 def test_autocast_keeps_the_softmax_and_the_mixing_in_float32(mixing, device):
     built = problem(200, device, mixing=mixing, activation="sigsoftmax")
-    expected, _ = attention(**built, backend="reference")
+    expected, _ = attend(**built, backend="reference")
     expected_gradients = gradients(expected, built)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
-        heads, _ = attention(**built, backend="blocked")
+        heads, _ = attend(**built, backend="blocked")
         found = gradients(heads, built)
     assert heads.dtype == torch.bfloat16
     assert [gradient.dtype for gradient in found] == [torch.float32] * len(found)
@@ -119,8 +131,8 @@ def test_compiled_code_around_it_gives_the_same(device):
     mixing = built.pop("mixing")
 
     def doubled(q, weight):
-        arguments = built | {"q": 2 * q, "mixing": HeadMixing(weight)}
-        return attention(**arguments, backend="blocked")[0] * 2
+        arguments = built | {"q": 2 * q, "mixing": StaticMixing(weight)}
+        return attend(**arguments, backend="blocked")[0] * 2
 
     # "eager" stands for any compiler: what is tested is that tracing goes round the blocked path
     heads = torch.compile(doubled, backend="eager")(built["q"], mixing.weight)
@@ -136,21 +148,21 @@ def test_the_gradient_of_a_bias_has_its_shape(device):
         bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
         built = problem(90, device, score_bias=bias, activation="sigsoftmax")
         found, wanted = (
-            torch.autograd.grad(attention(**built, backend=backend)[0].pow(2).sum(), [bias])[0]
+            torch.autograd.grad(attend(**built, backend=backend)[0].pow(2).sum(), [bias])[0]
             for backend in ("blocked", "reference")
         )
         assert found.shape == bias.shape
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("mixing", [None, "static", "positionwise"])
+@pytest.mark.parametrize("mixing", ["none", "static", "positionwise"])
 def test_blocks_before_the_first_visible_key_give_zeros(mixing, device):
     """200 queries over 50 keys: causality shows the first 150 queries no key."""
     built = problem(200, device, mixing=mixing)
     built |= {name: built[name].detach()[:, :, :50].requires_grad_() for name in ("k", "v")}
     results = []
     for backend in ("blocked", "reference"):
-        heads, _ = attention(**built, backend=backend)
+        heads, _ = attend(**built, backend=backend)
         results.append([heads, *gradients(heads, built)])
     assert results[0][0][:, :, :150].abs().max() == 0
     for found, wanted in zip(*results, strict=True):
@@ -162,7 +174,7 @@ def test_very_low_scores_keep_their_sigsoftmax(device):
     scores = torch.tensor([-1000.0, -1000.5, -1003.0], device=device)
     q, k = torch.ones(1, 1, 1, 1, device=device), scores.view(1, 1, 3, 1)
     v = torch.eye(3, device=device).view(1, 1, 3, 3)
-    heads, _ = attention(q, k, v, activation="sigsoftmax", scale=1.0, backend="blocked")
+    heads, _ = attend(q, k, v, activation="sigsoftmax", scale=1.0, backend="blocked")
     torch.testing.assert_close(heads.flatten(), torch.softmax(2 * scores, 0), rtol=1e-5, atol=1e-6)
 
 
@@ -171,7 +183,7 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
     v = torch.eye(length, device=device).expand(1, HEADS, length, length)
     q = torch.zeros(1, HEADS, length, DIM, device=device)
     torch.manual_seed(0)
-    kept = [attention(q, q, v, dropout_p=0.5, backend="blocked")[0][0] != 0 for _ in range(2)]
+    kept = [attend(q, q, v, dropout_p=0.5, backend="blocked")[0][0] != 0 for _ in range(2)]
     rows = blocked._LEAST_ROWS
     for first, second in [
         (kept[0], kept[1]),
@@ -208,7 +220,7 @@ def test_auto_takes_what_was_measured_fastest(chosen, options, monkeypatch):
             "compute",
             lambda inputs, backend=backend, compute=compute: calls.append(backend) or compute(inputs),
         )
-    attention(**problem(device="cpu", **options))
+    attend(**problem(device="cpu", **options))
     assert calls == [chosen]
 
 
@@ -217,20 +229,20 @@ def test_auto_does_not_leave_dropout_on_the_cpu_to_sdpa(monkeypatch):
         raise AssertionError("SDPA builds T×S weights under dropout")
 
     monkeypatch.setattr(sdpa, "compute", never)
-    heads, _ = attention(**problem(300, "cpu", dropout_p=0.1))
+    heads, _ = attend(**problem(300, "cpu", dropout_p=0.1))
     assert heads.isfinite().all()
 
 
 def test_it_says_that_it_returns_no_weights(device):
     with pytest.raises(ValueError, match="backend='blocked' cannot compute the attention weights"):
-        attention(**problem(5, device), need_weights=True, backend="blocked")
+        attend(**problem(5, device), need_weights=True, backend="blocked")
 
 
 def test_products_beyond_the_largest_float16_are_computed(device):
     inputs = problem(80, device, scale=1e-5)
     half = {name: (200 * inputs[name]).detach().half().requires_grad_() for name in "qkv"}
-    heads, _ = attention(**inputs | half, backend="blocked")
-    expected, _ = attention(**inputs | half, backend="reference")
+    heads, _ = attend(**inputs | half, backend="blocked")
+    expected, _ = attend(**inputs | half, backend="reference")
     torch.testing.assert_close(heads, expected, atol=0.5, rtol=0.01)
     heads.float().sum().backward()
     for leaf in half.values():
@@ -240,7 +252,7 @@ def test_products_beyond_the_largest_float16_are_computed(device):
 @pytest.mark.parametrize(("batch", "queries"), [(0, 5), (2, 0)])
 def test_nothing_to_attend_from_gives_nothing(device, batch, queries):
     q, k, v = (torch.randn(batch, 2, length, 4, device=device, requires_grad=True) for length in (queries, 5, 5))
-    heads, _ = attention(q, k, v, backend="blocked")
+    heads, _ = attend(q, k, v, backend="blocked")
     assert heads.shape == (batch, 2, queries, 4)
     heads.sum().backward()
     assert not k.grad.any()

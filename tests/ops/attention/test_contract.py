@@ -1,14 +1,12 @@
 """What the operation refuses, and the types its backends share."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from attention_problems import fixed, hidden, problems
+from attention_problems import attend, fixed, hidden, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops import AttentionMask, DiagonalMixing, PositionwiseMixing, StaticMixing
 
 Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
 
@@ -16,11 +14,17 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"q": Q[0]}, r"q, k, v of shapes \[3, 4, 6\], \[2, 1, 5, 6\].*: expected \[B, H, T, D\]"),
-        ({"k": Q[:, :2]}, r"k of shape \[2, 2, 4, 6\] does not fit q \[2, 3, 4, 6\]: expected \[2, 1 or 3, S, 6\]"),
+        ({"q": Q[0]}, r"q, k of shapes \[3, 4, 6\], \[2, 1, 5, 6\].*: expected \[B, H, T, D\]"),
+        (
+            {"k": Q[:, :2]},
+            r"k of shape \[2, 2, 4, 6\] does not fit q \[2, 3, 4, 6\]: expected \[2, G, S, 6\], G dividing 3",
+        ),
+        ({"k": K[:, :0]}, r"k of shape \[2, 0, 5, 6\] does not fit q"),
+        ({"v": K[:, :0]}, r"v of shape \[2, 0, 5, 6\] does not fit scores"),
+        ({"v": K.expand(-1, 2, -1, -1)}, r"v of shape \[2, 2, 5, 6\] .* expected \[2, G, 5, Dv\], G dividing 3"),
         ({"k": K[:1]}, r"k of shape \[1, 1, 5, 6\] does not fit"),
         ({"k": K[..., :5]}, r"k of shape \[2, 1, 5, 5\] does not fit"),
-        ({"v": K[:, :, :4]}, r"v of shape \[2, 1, 4, 6\] does not fit k \[2, 1, 5, 6\]"),
+        ({"v": K[:, :, :4]}, r"v of shape \[2, 1, 4, 6\] does not fit scores \[2, 3, 4, 5\]"),
         ({"activation": "relu"}, "activation='relu': expected one of softmax, sigsoftmax"),
         ({"q": Q[..., :0], "k": K[..., :0]}, r"q of shape \[2, 3, 4, 0\]: expected .* with H and D of 1 or more"),
         ({"q": Q[:, :0], "k": K}, r"q of shape \[2, 0, 4, 6\]: expected .* with H and D of 1 or more"),
@@ -50,24 +54,15 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
             r"mask.additive of shape \[4, 4\] does not broadcast to scores \[2, 3, 4, 5\]",
         ),
         ({"score_bias": torch.zeros(1, 2, 3, 4, 5)}, r"score_bias of shape \[1, 2, 3, 4, 5\] does not broadcast"),
-        ({"mixing": HeadMixing(torch.eye(2))}, r"mixing.weight of shape \[2, 2\]: expected \[3, 3\]"),
-        (
-            {"mixing": HeadMixing(torch.eye(3), torch.zeros(3, 6)), "mixing_query": Q},
-            r"mixing.query_weight of shape \[3, 6\]: expected \[6, 3\]",
-        ),
-        (
-            {"mixing": HeadMixing(torch.eye(3), torch.zeros(6, 3))},
-            r"position-wise mixing \(mixing.query_weight\) needs mixing_query \[2, 3, 4, 6\]: got None",
-        ),
-        (
-            {"mixing": HeadMixing(torch.eye(3), torch.zeros(6, 3)), "mixing_query": Q[:, :1]},
-            r"needs mixing_query \[2, 3, 4, 6\]: got \[2, 1, 4, 6\]",
-        ),
+        ({"mixing": StaticMixing(torch.eye(2))}, r"weight of static mixing: \[2, 2\], expected \[3, 3\]"),
+        ({"before": StaticMixing(torch.ones(3))}, r"weight of static mixing: \[3\], expected \[3, 3\]"),
+        ({"mixing": DiagonalMixing(torch.eye(3))}, r"weight of diagonal mixing: \[3, 3\], expected \[3\]"),
+        ({"mixing": PositionwiseMixing(torch.eye(3))}, r"weight of position-wise mixing: .* expected \[2, 4, 3, 3\]"),
     ],
 )
 def test_bad_input_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        attention(**{"q": Q, "k": K, "v": K} | arguments)
+        attend(**{"q": Q, "k": K, "v": K} | arguments)
 
 
 @settings(fixed, max_examples=100)
@@ -81,7 +76,7 @@ def test_an_attention_mask_says_the_same_in_all_its_forms(data, device):
         hidden(problem).to(device), -torch.inf
     )
     expected = expected + bias
-    dense = mask.dense(SimpleNamespace(q=problem["q"], k=problem["k"]))
+    dense = mask.dense(problem["q"], keys)
     assert torch.equal(
         torch.zeros(shape, dtype=torch.float64, device=device) + (0 if dense is None else dense), expected
     )
@@ -96,3 +91,15 @@ def test_the_first_of_more_causal_queries_than_keys_see_none(device):
     assert rows() == [False, True, True]
     assert rows(key_padding=torch.tensor([[True, False]], device=device)) == [False, False, True]
     assert rows(key_padding=torch.tensor([[False, True]], device=device)) == [False, True, True]
+
+
+@pytest.mark.parametrize("additive", [None, (3, 4), (1, 1, 3, 1)])
+def test_a_mask_grows_with_keys_and_repeats_queries(additive, device):
+    """As the tensor of all that is hidden would."""
+    padding = torch.tensor([[False, True, False, False]], device=device)
+    additive = None if additive is None else torch.rand(additive, device=device) < 0.4
+    mask = AttentionMask(True, padding, additive)
+    before = mask.hidden(3, 4, torch.device(device)).expand(1, 1, 3, 4)
+    after = mask.with_keys(4, 1).with_keys(5, 1).repeated(2).repeated(2).hidden(12, 6, torch.device(device))
+    expected = torch.nn.functional.pad(before, (0, 2)).repeat(1, 1, 4, 1)
+    assert torch.equal(after.expand(1, 1, 12, 6), expected)

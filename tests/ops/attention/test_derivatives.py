@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from attention_problems import attend, call_of
 
-from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.penalties import head_overlap
 
 REFUSAL = 'choose backend="reference"'
@@ -14,17 +15,17 @@ def normal(*shape, seed=0):
 
 
 def problem():
-    query_weight = normal(4, 2, seed=4)
     q, k, v = (normal(1, 2, 70, 4, seed=seed) for seed in range(3))
-    return {"q": q, "k": k, "v": v, "mixing": HeadMixing(normal(2, 2, seed=3), query_weight), "mixing_query": q}
+    mixing, before = PositionwiseMixing(normal(1, 70, 2, 2, seed=3)), StaticMixing(normal(2, 2, seed=4))
+    return {"q": q, "k": k, "v": v, "mixing": mixing, "before": before}
 
 
 def leaves(built):
-    return [built["q"], built["k"], built["v"], *built["mixing"]]
+    return [built["q"], built["k"], built["v"], built["mixing"].weight, built["before"].weight]
 
 
 def gradients(built, backend, **options):
-    heads, _ = attention(**built, backend=backend)
+    heads, _ = attend(**built, backend=backend)
     return torch.autograd.grad(heads.pow(3).sum(), leaves(built), **options)
 
 
@@ -49,7 +50,7 @@ def test_a_second_derivative_is_refused(of, other_path):
 
 def test_a_second_derivative_by_way_of_the_output_gradient_is_refused():
     built, cotangent = problem(), normal(1, 2, 70, 4, seed=9)
-    heads, _ = attention(**built, backend="blocked")
+    heads, _ = attend(**built, backend="blocked")
     (gradient,) = torch.autograd.grad(heads, [built["v"]], cotangent, create_graph=True)
     with pytest.raises(NotImplementedError, match=REFUSAL):
         torch.autograd.grad(gradient.sum(), [cotangent])
@@ -63,7 +64,7 @@ def test_the_reference_has_second_derivatives():
 
 def heads_of(backend):
     k, v = normal(1, 2, 70, 4, seed=1).detach(), normal(1, 2, 70, 4, seed=2).detach()
-    return lambda q: attention(q, k, v, activation="sigsoftmax", backend=backend)[0]
+    return lambda q: attend(q, k, v, activation="sigsoftmax", backend=backend)[0]
 
 
 TRANSFORMS = {
@@ -95,11 +96,11 @@ def test_forward_mode_is_refused():
 
 def test_the_penalties_of_heads_refuse_second_derivatives():
     q, k = normal(1, 2, 5, 4), normal(1, 2, 5, 4, seed=1)
-    (gradient,) = torch.autograd.grad(head_overlap(q, k, spaces=("row",)).sum(), [q], create_graph=True)
+    (gradient,) = torch.autograd.grad(head_overlap(call_of(q, k), ("row",)).sum(), [q], create_graph=True)
     with pytest.raises(NotImplementedError, match="head_overlap has first derivatives"):
         torch.autograd.grad(gradient.sum() + q.sum(), [q])
     with pytest.raises(NotImplementedError, match="head_overlap has first derivatives"):
-        torch.func.grad(lambda q: head_overlap(q, k, spaces=("row",)).sum())(q)
+        torch.func.grad(lambda q: head_overlap(call_of(q, k), ("row",)).sum())(q)
 
 
 @pytest.mark.parametrize("backend", ["blocked", "reference"])
@@ -111,7 +112,7 @@ def test_a_mask_changed_before_the_backward_pass_is_noticed_or_harmless(backend,
     mask[:, :5] = True
     built["mask"] = AttentionMask(**{part: mask})
     expected = gradients(built, backend)
-    heads, _ = attention(**built, backend=backend)
+    heads, _ = attend(**built, backend=backend)
     mask.zero_()
     try:
         found = torch.autograd.grad(heads.pow(3).sum(), leaves(built))
@@ -124,8 +125,9 @@ def test_a_mask_changed_before_the_backward_pass_is_noticed_or_harmless(backend,
 
 def test_padding_changed_before_the_backward_pass_of_a_penalty_is_noticed():
     q, k, padding = normal(1, 2, 5, 4), normal(1, 2, 5, 4, seed=1), torch.zeros(1, 5, dtype=torch.bool)
-    for options in ({"mask": AttentionMask(key_padding=padding)}, {"query_padding": padding}):
-        penalty = head_overlap(q, k, spaces=("row",), **options)
+    masked = call_of(q, k, mask=AttentionMask(key_padding=padding))
+    for call, query_padding in ((masked, None), (call_of(q, k), padding)):
+        penalty = head_overlap(call, ("row",), query_padding)
         padding[:, 0] = True
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             penalty.sum().backward()
@@ -135,6 +137,6 @@ def test_padding_changed_before_the_backward_pass_of_a_penalty_is_noticed():
 @pytest.mark.parametrize("backend", ["blocked", "reference"])
 def test_dropout_of_nearly_everything_is_finite(rate, backend):
     built = problem()
-    heads, _ = attention(**built, dropout_p=rate, backend=backend)
+    heads, _ = attend(**built, dropout_p=rate, backend=backend)
     assert heads.isfinite().all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(heads.sum(), leaves(built)))

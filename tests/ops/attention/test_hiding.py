@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from attention_problems import attend, call_of
 
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.ops import AttentionMask, HeadMixing, attention
+from fairseq_lowrank.ops import AttentionMask, StaticMixing
 from fairseq_lowrank.ops.penalties import head_overlap
 
 BACKENDS = ("reference", "blocked", "sdpa")
@@ -18,7 +19,7 @@ def problem(dtype):
 
 
 def results(built, backend, mask, **options):
-    heads, _ = attention(**built, mask=AttentionMask(additive=mask), backend=backend, **options)
+    heads, _ = attend(**built, mask=AttentionMask(additive=mask), backend=backend, **options)
     return heads, *torch.autograd.grad(heads.float().pow(2).sum(), list(built.values()))
 
 
@@ -87,16 +88,16 @@ def test_a_score_bias_is_no_mask(backend):
     built = problem(torch.float32)
     bias = torch.zeros(LENGTH)
     bias[:] = torch.finfo(torch.float32).min / 2
-    heads, _ = attention(**built, score_bias=bias, backend=backend)
+    heads, _ = attend(**built, score_bias=bias, backend=backend)
     torch.testing.assert_close(heads, built["v"].mean(dim=2, keepdim=True).expand_as(heads))
-    heads, _ = attention(**built, score_bias=torch.full((LENGTH,), float("-inf")), backend=backend)
+    heads, _ = attend(**built, score_bias=torch.full((LENGTH,), float("-inf")), backend=backend)
     assert (heads == 0).all()
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
 def test_mixed_heads_agree_on_masks_of_the_least_number(activation):
     generator = torch.Generator().manual_seed(1)
-    mixing = HeadMixing(torch.randn(HEADS, HEADS, generator=generator))
+    mixing = StaticMixing(torch.randn(HEADS, HEADS, generator=generator))
     built, mask = problem(torch.float32), mask_of(torch.finfo(torch.float32).min, torch.float32)
     options = {"mixing": mixing, "activation": activation}
     for one, other in zip(*(results(built, backend, mask, **options) for backend in BACKENDS[:2]), strict=True):
@@ -107,7 +108,7 @@ def test_a_learned_mask_gets_no_gradient_where_it_hides():
     found = {}
     for backend in BACKENDS:
         mask = mask_of(torch.finfo(torch.float32).min, torch.float32).requires_grad_()
-        heads, _ = attention(**problem(torch.float32), mask=AttentionMask(additive=mask), backend=backend)
+        heads, _ = attend(**problem(torch.float32), mask=AttentionMask(additive=mask), backend=backend)
         (found[backend],) = torch.autograd.grad(heads.pow(2).sum(), [mask])
         assert (found[backend][:, 10:20] == 0).all() and (found[backend][3] == 0).all()
         assert found[backend][0].abs().max() > 0
@@ -117,7 +118,7 @@ def test_a_learned_mask_gets_no_gradient_where_it_hides():
 def test_a_penalty_sees_a_mask_of_the_least_number():
     built = problem(torch.float32)
     values = [
-        head_overlap(built["q"], built["k"], spaces=("row", "column"), mask=AttentionMask(additive=mask))
+        head_overlap(call_of(built["q"], built["k"], mask=AttentionMask(additive=mask)), ("row", "column"))
         for mask in (mask_of(torch.finfo(torch.float32).min, torch.float32), mask_of(1.0, torch.float32).bool())
     ]
     torch.testing.assert_close(*values)

@@ -1,0 +1,113 @@
+"""What the parts of an operation compute on in the blocked backend: one block of queries over the keys it may see."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Keys of a tile in which the gradients of keys and values are summed.
+_TILE = 256
+
+
+class Block(NamedTuple):
+    """Queries ``rows`` of the batch entries ``batch`` over the first ``keys`` keys; ``index`` counts blocks."""
+
+    index: int
+    batch: slice
+    rows: slice
+    keys: int
+
+
+class Workspace:
+    """Buffers that every block reuses, and matrix products in the dtype of the operation.
+
+    Args:
+        like: its dtype is that of the products, its device that of all.
+        elements: the most numbers of a buffer.
+    """
+
+    def __init__(self, like: Tensor, elements: int) -> None:
+        self.like, self.elements = like, elements
+        self.dtype = torch.promote_types(like.dtype, torch.float32)
+        """In which everything but the products is computed."""
+        self._buffers: dict[str, Tensor] = {}
+
+    def buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory that every block reuses under this name."""
+        size = 1
+        for length in shape:
+            size *= length
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty(self.elements, dtype=dtype or self.dtype, device=self.like.device)
+        return self._buffers[name][:size].view(shape)
+
+    def release(self) -> None:
+        self._buffers.clear()
+
+    def product(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """scale · left @ right in the dtype of the operation, into float32 or better."""
+        if self.like.dtype == torch.float16 and scale != 1:
+            # Unscaled products may pass the largest float16.
+            left, right = (left * scale, right) if left.numel() < right.numel() else (left, right * scale)
+            scale = 1.0
+        if self.like.dtype != self.dtype:
+            result = torch.bmm(left.to(self.like.dtype), right.to(self.like.dtype)).to(self.dtype).mul_(scale)
+            return result if out is None else out.copy_(result)
+        if out is None:
+            out = left.new_empty(left.size(0), left.size(1), right.size(2))
+        return torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
+
+
+class KeyGradient:
+    """The gradient of keys or values ``[B, G, S, D]``, summed over blocks.
+
+    Transposed, since qᵀ ds is a faster product than dsᵀ q, and in tiles of keys, [tiles, B·G, D, _TILE]: several threads
+    share a product into contiguous memory better.
+    """
+
+    def __init__(self, keys: Tensor, work: Workspace) -> None:
+        self.keys, self.work = keys, work
+        batch, groups, count, dim = keys.shape
+        self.tile = min(_TILE, count)
+        tiles = -(-count // self.tile) if self.tile else 0
+        self.total = torch.zeros(tiles, batch * groups, dim, self.tile, dtype=work.dtype, device=keys.device)
+
+    def add(self, block: Block, rows: Tensor, weights: Tensor, scale: float = 1.0) -> None:
+        """Add scale · weightsᵀ rows of ``rows [b·G, N, D]`` and ``weights [b·G, N, keys]``."""
+        groups = self.keys.size(1)
+        entries, rows = slice(block.batch.start * groups, block.batch.stop * groups), rows.transpose(1, 2)
+        for tile, start in zip(self.total, range(0, block.keys, self.tile), strict=False):
+            part_of_weights = weights[:, :, start : start + self.tile]
+            part = tile[entries, :, : part_of_weights.size(2)]
+            if rows.dtype == weights.dtype == tile.dtype:
+                part.baddbmm_(rows, part_of_weights, alpha=scale)
+            else:
+                part.add_(self.work.product(rows, part_of_weights, scale=scale))
+
+    def result(self) -> Tensor:
+        """The tiles as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
+        batch, groups, count, _ = self.keys.shape
+        tiles = self.total.unflatten(1, (batch, groups)).permute(0, 4, 1, 2, 3)
+        return tiles.flatten(0, 1)[:count].permute(1, 2, 0, 3).to(self.keys.dtype)
+
+
+def keys_of(tensor: Tensor, block: Block) -> Tensor:
+    """A block's part of keys or values ``[B, G, S, D]``, as ``[b·G, keys, D]``."""
+    return tensor[block.batch, :, : block.keys].flatten(0, 1)
+
+
+def folded(tensor: Tensor, groups: int) -> Tensor:
+    """``[b, H, rows, N]`` as ``[b·G, (H/G)·rows, N]``: heads that share a key become further queries of it.
+
+    So keys and values are never expanded. Head i is of group ⌊i·G/H⌋.
+    """
+    return tensor.reshape(tensor.size(0) * groups, -1, tensor.size(3))
+
+
+def cut(tensor: Tensor, block: Block) -> Tensor:
+    """The part of a tensor broadcastable to ``[B, H, T, S]`` that a block sees, still unexpanded."""
+    tensor = tensor[(None,) * (4 - tensor.dim())]
+    parts = (block.batch, slice(None), block.rows, slice(block.keys))
+    return tensor[tuple(part if size > 1 else slice(None) for part, size in zip(parts, tensor.shape, strict=True))]

@@ -1,0 +1,109 @@
+"""What is asked of attention, in parts that every backend understands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.ops.activation import check_activation
+from fairseq_lowrank.ops.attention.mask import AttentionMask
+from fairseq_lowrank.ops.attention.mixing import HeadMixing
+from fairseq_lowrank.ops.attention.parts import Part
+from fairseq_lowrank.ops.attention.scores import Scores
+
+_NOTHING_HIDDEN = AttentionMask()
+
+
+@dataclass(frozen=True)
+class AttentionCall(Part):
+    """One call of :func:`fairseq_lowrank.ops.attention`.
+
+    ::
+
+        scores → before (mixes scores) → + score_bias, mask → activation → mixing (of probabilities) → dropout → · v
+
+    Args:
+        scores: what queries and keys make, ``[B, H, T, S]``, such as :class:`~.scores.DotProduct`.
+        v: ``[B, G, S, Dv]`` values; G divides H, head i reads group ⌊i·G/H⌋. As many groups as keys have, or others.
+        mask: which keys each query may see. A query that may see none gives zeros. With ``before`` it is that of the
+            mixed heads: what is hidden is never mixed.
+        score_bias: added to the (mixed) scores, broadcastable to ``[B, H, T, S]``. It is no mask: of its values −inf
+            alone hides.
+        before: mixes the heads' scores, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436).
+        mixing: mixes the heads' probabilities, P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12).
+        activation: one of :data:`~fairseq_lowrank.ops.activation.ACTIVATIONS`.
+        dropout_p: probability of zeroing a mixed attention weight.
+        need_weights: also return the weights the values were averaged with, after mixing and before dropout.
+    """
+
+    scores: Scores
+    v: Tensor
+    mask: AttentionMask = _NOTHING_HIDDEN
+    score_bias: Tensor | None = None
+    before: HeadMixing | None = None
+    mixing: HeadMixing | None = None
+    activation: str = "softmax"
+    dropout_p: float = 0.0
+    need_weights: bool = False
+
+    @property
+    def mixes_weights(self) -> bool:
+        """Whether probabilities of different heads meet."""
+        return self.mixing is not None and self.mixing.head_scale is None
+
+    def scaled(self, heads: Tensor) -> Tensor:
+        """``heads`` of unmixed probabilities, times what the mixing scales them by, if it does only that."""
+        if self.mixing is None or self.mixes_weights:
+            return heads
+        return heads * self.mixing.head_scale.to(heads.dtype)
+
+    def check(self) -> None:
+        """Refuse what no backend can compute.
+
+        Raises:
+            ValueError: shapes that do not fit together, or values out of range.
+        """
+        self.scores.check()
+        shape = batch, heads, _, keys = tuple(self.scores.shape)
+        v, mask = self.v, self.mask
+        if v.dim() != 4 or v.size(0) != batch or v.size(2) != keys or v.size(1) < 1 or heads % v.size(1):
+            raise ValueError(
+                f"v of shape {list(v.shape)} does not fit scores {list(shape)}: expected [{batch}, G, {keys}, Dv], G dividing {heads}"
+            )
+        if not v.is_floating_point():
+            raise ValueError(f"v of {v.dtype}: expected a float tensor")
+        check_activation(self.activation)
+        check_rate("dropout_p", self.dropout_p)
+        padding = mask.key_padding
+        if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
+            raise ValueError(
+                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [{batch}, {keys}]"
+            )
+        for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
+            if tensor is None:
+                continue
+            if not _broadcasts(tensor, shape):
+                raise ValueError(f"{name} of shape {list(tensor.shape)} does not broadcast to scores {list(shape)}")
+            if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
+                kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
+                raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
+        for mixing in (self.before, self.mixing):
+            if mixing is not None:
+                mixing.check(shape)
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Refuse what is no rate of dropout.
+
+    Raises:
+        ValueError: with the argument's name.
+    """
+    if not isinstance(rate, (int, float)) or not 0.0 <= rate < 1.0:
+        raise ValueError(f"{name}={rate!r}: expected a number with 0 <= {name} < 1")
+
+
+def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return tensor.dim() <= len(shape) and all(size in (1, expected) for size, expected in pairs)

@@ -1,0 +1,138 @@
+"""Which keys each query may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_lowrank.ops.attention.parts import Part
+
+
+@dataclass(frozen=True)
+class AttentionMask(Part):
+    """Which keys each query may see. The three first parts combine; each is optional.
+
+    Args:
+        causal: query t sees keys s ≤ t + S − T: the last query sees every key, as in cached decoding.
+        key_padding: ``[B, S]`` bool, True at keys that nobody sees.
+        additive: broadcastable to ``[B, H, T, S]``. Bool: hides where it is True. Float: added to the scores, and hides
+            where it is −inf or no more than half of the least number of its dtype (``torch.finfo(dtype).min / 2``), so
+            that masks filled with ``finfo.min`` hide too. Any other finite number (−1e8, −1e4) is added.
+        appended: so many of the last keys are hidden from nobody by causality, which counts the others alone.
+        repeats: causality counts queries anew so many times, each time over T / repeats of them.
+    """
+
+    causal: bool = False
+    key_padding: Tensor | None = None
+    additive: Tensor | None = None
+    appended: int = 0
+    repeats: int = 1
+
+    def with_keys(self, keys: int, count: int) -> AttentionMask:
+        """The mask for ``count`` more keys behind these, which every query sees."""
+        padding = None if self.key_padding is None else F.pad(self.key_padding, (0, count))
+        additive = self.additive
+        if additive is not None:
+            additive = F.pad(additive.expand(*additive.shape[:-1], keys), (0, count))
+        return replace(self, key_padding=padding, additive=additive, appended=self.appended + count)
+
+    def repeated(self, times: int) -> AttentionMask:
+        """The mask for the same queries ``times`` times in a row, as beams that share their keys ask them."""
+        additive = self.additive
+        if additive is not None and additive.dim() > 1 and additive.size(-2) > 1:
+            additive = torch.cat([additive] * times, dim=-2)
+        return replace(self, additive=additive, repeats=self.repeats * times)
+
+    def visible_prefix(self, queries: int, keys: int) -> tuple[int, int]:
+        """How many queries causality counts, and how many more keys than its own index plus one a query sees."""
+        positions = queries // self.repeats
+        return positions, keys - self.appended - positions
+
+    def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
+        """Where keys are hidden, by any part: bool, broadcastable to ``[B, H, T, S]``."""
+        hidden = None
+        if self.causal:
+            positions, offset = self.visible_prefix(num_queries, num_keys)
+            ones = torch.ones(positions, num_keys - self.appended, dtype=torch.bool, device=device)
+            hidden = ones.triu(1 + offset)
+            if self.appended:
+                hidden = F.pad(hidden, (0, self.appended))
+            if self.repeats > 1:
+                hidden = hidden.repeat(self.repeats, 1)
+        if self.key_padding is not None:
+            padding = self.key_padding[:, None, None, :]
+            hidden = padding if hidden is None else hidden | padding
+        if self.additive is not None:
+            additive = hides(self.additive)
+            hidden = additive if hidden is None else hidden | additive
+        return hidden
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The additive mask where it is a float tensor."""
+        return self.additive if self.additive is not None and self.additive.dtype != torch.bool else None
+
+    @property
+    def differs_by_head(self) -> bool:
+        """Whether the heads may see different keys."""
+        return self.additive is not None and self.additive.dim() > 2 and self.additive.size(-3) > 1
+
+    def of_head(self, batch: slice, head: int) -> AttentionMask:
+        """What one head of some batch entries sees; gradients do not reach it."""
+        padding = None if self.key_padding is None else self.key_padding[batch]
+        additive = None if self.additive is None else of_head(self.additive.detach(), batch, head)
+        return replace(self, key_padding=padding, additive=additive)
+
+    def rows_with_keys(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
+        """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
+        if self.additive is not None:
+            return ~self.hidden(num_queries, num_keys, device).all(dim=-1, keepdim=True)
+        positions, offset = self.visible_prefix(num_queries, num_keys)
+        if self.key_padding is None and not (self.causal and offset < 0 and not self.appended):
+            return True
+        visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
+        if not self.causal:
+            return visible.any(dim=1)[:, None, None, None]
+        # The number of visible keys up to that of each query, which lies before the first where T > S.
+        counted = visible[:, : num_keys - self.appended].cumsum(dim=1)
+        seen = F.pad(counted, (positions, 0))[:, -positions:] > 0
+        if self.appended:
+            seen = seen | visible[:, -self.appended :].any(dim=1, keepdim=True)
+        return seen.repeat(1, self.repeats)[:, None, :, None]
+
+    def dense(self, q: Tensor, num_keys: int) -> Tensor | None:
+        """All parts as one additive float tensor in the dtype of q ``[B, H, T, D]``, broadcastable to ``[B, H, T, S]``."""
+        hidden, bias = self.hidden(q.size(2), num_keys, q.device), self.bias
+        if hidden is None:
+            return None
+        base = q.new_zeros(()) if bias is None else narrowed(bias, q.dtype)
+        return torch.where(hidden, float("-inf"), base)
+
+
+def hiding_value(dtype: torch.dtype) -> float:
+    """A float mask of this dtype hides where it is this or less."""
+    return torch.finfo(dtype).min / 2
+
+
+def hides(mask: Tensor) -> Tensor:
+    """Where a mask hides, by itself: a bool one where it is True, a float one from :func:`hiding_value` down."""
+    return mask if mask.dtype == torch.bool else mask <= hiding_value(mask.dtype)
+
+
+def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """``bias`` in ``dtype``: −inf stays, and what is finite stays finite."""
+    if torch.finfo(bias.dtype).min >= torch.finfo(dtype).min:
+        return bias.to(dtype)
+    return torch.where(bias == float("-inf"), bias, bias.clamp(min=hiding_value(dtype))).to(dtype)
+
+
+def of_head(tensor: Tensor, batch: slice, head: int) -> Tensor:
+    """The view of one head and some batch entries of a tensor broadcastable to ``[B, H, ., .]``."""
+    if tensor.dim() < 3:
+        return tensor
+    if tensor.dim() == 4 and tensor.size(0) > 1:
+        tensor = tensor[batch]
+    return tensor.narrow(-3, head if tensor.size(-3) > 1 else 0, 1)

@@ -1,0 +1,148 @@
+"""Scores: what queries and keys make of each other, before mixing, masks and activation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.ops.activation import at_least_float32
+from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, folded, keys_of
+from fairseq_lowrank.ops.attention.mask import of_head
+from fairseq_lowrank.ops.attention.parts import Part, empty_heads, is_traced
+
+
+class ScoreBlocks(Protocol):
+    """Scores of one block after the other in a workspace, and their gradients summed over blocks."""
+
+    def forward(self, block: Block, out: Tensor) -> None:
+        """Write the scores ``[b, H, rows, keys]`` into ``out``."""
+
+    def backward(self, block: Block, grad: Tensor) -> None:
+        """Add what the gradient ``[b, H, rows, keys]`` of a block's scores makes of the tensors' gradients."""
+
+    def gradients(self) -> list[Tensor | None]:
+        """Those of the tensors in their order. Blocks that see no key were left out."""
+
+
+class Scores(Protocol):
+    """What every kind of scores offers; it is a :class:`~.parts.Part` too."""
+
+    shape: tuple[int, int, int, int]
+    """``[B, H, T, S]``"""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where the tensors do not fit together."""
+
+    def full(self) -> Tensor:
+        """The formula, ``[B, H, T, S]``, in float32 or better."""
+
+    def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> Scores:
+        """The scores of one head for some batch entries, or Σ_j column[j] S_j for a ``column`` broadcastable to
+        ``[b, H, T, 1]``: with H = 1, and nothing of size T×S made."""
+
+    def blocks(self, work: Workspace) -> ScoreBlocks:
+        """For the blocked backend."""
+
+
+@dataclass(frozen=True)
+class DotProduct(Part):
+    """scale · q_i k_gᵀ with g = ⌊i·G/H⌋: groups of heads share a key, which is never expanded.
+
+    Args:
+        q: ``[B, H, T, D]`` queries.
+        k: ``[B, G, S, D]`` keys; G divides H.
+        scale: by default 1/√D.
+    """
+
+    q: Tensor
+    k: Tensor
+    scale: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        return (*self.q.shape[:3], self.k.size(2))
+
+    @property
+    def factor(self) -> float:
+        return self.q.size(-1) ** -0.5 if self.scale is None else self.scale
+
+    def check(self) -> None:
+        q, k = self.q, self.k
+        if q.dim() != 4 or k.dim() != 4:
+            raise ValueError(f"q, k of shapes {list(q.shape)}, {list(k.shape)}: expected [B, H, T, D], [B, G, S, D]")
+        for name, tensor in (("q", q), ("k", k)):
+            if not tensor.is_floating_point():
+                raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
+        batch, heads, _, dim = q.shape
+        if heads < 1 or dim < 1:
+            raise ValueError(f"q of shape {list(q.shape)}: expected [B, H, T, D] with H and D of 1 or more")
+        groups = k.size(1)
+        if groups < 1 or heads % groups or k.shape != (batch, groups, k.size(2), dim):
+            raise ValueError(
+                f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [{batch}, G, S, {dim}], G dividing {heads}"
+            )
+        if not is_traced(q) and not (isinstance(self.factor, (int, float)) and math.isfinite(self.factor)):
+            raise ValueError(f"scale={self.scale!r}: expected a finite number")
+
+    def full(self) -> Tensor:
+        products = grouped_product(self.q * self.factor, self.k.transpose(-1, -2))
+        return at_least_float32(products)
+
+    def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> DotProduct:
+        q, k = self.q[batch], self.k[batch]
+        heads, groups = q.size(1), k.size(1)
+        if column is None:
+            return DotProduct(
+                of_head(q, slice(None), head), of_head(k, slice(None), head * groups // heads), self.factor
+            )
+        # Σ_j c_j q_j k_gᵀ is one product: of queries added up within groups, groups side by side.
+        q = (q * column).unflatten(1, (groups, -1)).sum(dim=2)
+        q, k = (tensor.transpose(1, 2).flatten(2)[:, None] for tensor in (q, k))
+        return DotProduct(q, k, self.factor)
+
+    def blocks(self, work: Workspace) -> _DotProductBlocks:
+        return _DotProductBlocks(self, work)
+
+
+class _DotProductBlocks:
+    def __init__(self, scores: DotProduct, work: Workspace) -> None:
+        self.q, self.k, self.scale, self.work = scores.q, scores.k, scores.factor, work
+        self.groups = scores.k.size(1)
+        self._grad_q: Tensor | None = None
+
+    def forward(self, block: Block, out: Tensor) -> None:
+        keys = keys_of(self.k, block).transpose(1, 2)
+        self.work.product(self._queries(block), keys, folded(out, self.groups), self.scale)
+
+    def backward(self, block: Block, grad: Tensor) -> None:
+        if self._grad_q is None:
+            q = self.q
+            # Zero where a block sees no key.
+            self._grad_q = empty_heads(q, q.size(2), q.size(1), q.size(3)).zero_()
+            self._grad_k = KeyGradient(self.k, self.work)
+        shape, grad = grad.shape, folded(grad, self.groups)
+        self._grad_k.add(block, self._queries(block), grad, self.scale)
+        heads = self.work.product(grad, keys_of(self.k, block), scale=self.scale)
+        self._grad_q[block.batch, :, block.rows] = heads.view(*shape[:3], -1)
+
+    def gradients(self) -> list[Tensor | None]:
+        if self._grad_q is None:
+            return [torch.zeros_like(self.q), torch.zeros_like(self.k)]
+        return [self._grad_q, self._grad_k.result()]
+
+    def _queries(self, block: Block) -> Tensor:
+        return folded(self.q[block.batch, :, block.rows], self.groups)
+
+
+def grouped_product(left: Tensor, right: Tensor) -> Tensor:
+    """left_i @ right_g with g = ⌊i·G/H⌋ of ``left [B, H, N, D]`` and ``right [B, G, D, M]``: ``[B, H, N, M]``."""
+    batch, heads, rows, _ = left.shape
+    groups = right.size(1)
+    if heads == groups:
+        return torch.matmul(left, right)
+    left = left.reshape(batch, groups, heads // groups * rows, left.size(3))
+    return torch.matmul(left, right).view(batch, heads, rows, right.size(3))
