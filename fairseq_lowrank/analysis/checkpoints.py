@@ -129,10 +129,7 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         def gather(module, args, kwargs, layer=layer):
             query = kwargs["query"] if "query" in kwargs else args[0]
-            heads = module.q_proj(query).unflatten(-1, (-1, module.head_dim)).permute(1, 2, 0, 3)
-            if module.head_embeddings is not None:
-                heads = module.head_embeddings.embed(heads, module.head_embeddings.query)
-            heads = heads.expand(-1, module.num_heads, -1, -1)
+            heads = module.projection.project_query(module, query).expand(-1, module.num_heads, -1, -1)
             entry = totals.setdefault(layer.name, [layer.module, 0, 0])
             entry[1] = entry[1] + heads.sum(dim=(0, 2)).double()
             entry[2] += heads.size(0) * heads.size(2)

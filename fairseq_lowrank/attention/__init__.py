@@ -1,6 +1,7 @@
 """The attention layer as a composition of independent choices; needs torch alone."""
 
-from fairseq_lowrank.attention.layer import MultiheadAttention, build_attention
+from fairseq_lowrank.attention.build import build_attention
+from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL
 from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
 

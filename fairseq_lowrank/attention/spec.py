@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 
 from fairseq_lowrank.attention.mixing import MIXINGS
-from fairseq_lowrank.attention.projection import PROJECTIONS
+from fairseq_lowrank.attention.projections import PROJECTIONS, Projection, Sizes
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 AXES = {"projection": tuple(PROJECTIONS), "activation": tuple(ACTIVATIONS), "mixing": tuple(MIXINGS)}
@@ -36,12 +36,12 @@ LARGEST_PROJECTION = 2**31
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One choice on every axis. Sizes are checked against it by :meth:`resolve_head_dim`.
+    """One choice on every axis. Sizes are checked against it by :meth:`projection_of`.
 
     Args:
         head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
             is FixedHead (Bhojanapalli et al. 2020, section 3.2).
-        projection: how heads get their queries, keys and values, see :data:`~.projection.PROJECTIONS`.
+        projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
 
@@ -83,8 +83,8 @@ class AttentionSpec:
             )
         return replace(cls(**PRESETS[preset]), **chosen)
 
-    def resolve_head_dim(self, embed_dim: int, num_heads: int, kdim: int, vdim: int) -> int:
-        """The head size for these sizes, after checking that the spec can be built with them.
+    def projection_of(self, embed_dim: int, num_heads: int, kdim: int, vdim: int) -> Projection:
+        """The projection of a layer of these sizes, which the spec can be built with.
 
         Raises:
             ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
@@ -106,8 +106,7 @@ class AttentionSpec:
                 f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, kdim={kdim}, vdim={vdim}: a projection "
                 f"would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
             )
-        PROJECTIONS[self.projection].check(embed_dim, num_heads, head_dim, kdim, vdim)
-        return head_dim
+        return PROJECTIONS[self.projection](Sizes(embed_dim, num_heads, head_dim, kdim, vdim))
 
 
 def _check_size(name: str, size: int) -> None:

@@ -26,8 +26,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.attention.layer import Attended
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
-from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
 from fairseq_lowrank.plugin.attention import chosen_options
@@ -132,9 +132,8 @@ class Penalties:
         """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
         return _PenalisedLoss.apply(loss, self, sample_size)
 
-    def __call__(
-        self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall, query_padding: Tensor | None
-    ) -> Tensor:
+    def __call__(self, attended: Attended) -> Tensor:
+        layer, call, heads, query_padding = attended
         # Cross attention has the queries of the self-attention before it.
         if layer.encoder_decoder_attention:
             query_padding = self._query_padding

@@ -22,6 +22,7 @@ from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAtt
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.ops import BACKENDS
+from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
 LARGEST_HEAD = 65536
@@ -272,7 +273,7 @@ class AttentionOptions:
                 which scales slices of the output, with heads that do not make up the embedding size.
         """
         try:
-            layer = MultiheadAttention(
+            layer = FairseqAttention(
                 self.spec_at(site),
                 embed_dim,
                 num_heads,

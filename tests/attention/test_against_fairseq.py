@@ -7,7 +7,8 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention as Stock
 
-from fairseq_lowrank.attention import CAUSAL, build_attention
+from fairseq_lowrank.attention import CAUSAL, AttentionSpec
+from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = {
     "self": {"self_attention": True},
@@ -23,7 +24,7 @@ def both(**options):
     torch.manual_seed(3)
     stock = Stock(12, 3, **options)
     torch.manual_seed(3)
-    ours = build_attention("mha", 12, 3, **options)
+    ours = FairseqAttention(AttentionSpec(), 12, 3, **options)
     return stock.double().eval(), ours.double().eval()
 
 
@@ -117,8 +118,8 @@ def test_a_fairseq_dropout_module_and_quantisation_noise_fit_in(x):
     from fairseq.modules.quant_noise import quant_noise
 
     dropout = FairseqDropout(0.5, module_name="MultiheadAttention")
-    layer = build_attention(
-        "mha", 12, 3, dropout=dropout, wrap_projection=lambda projection: quant_noise(projection, 0.5, 4)
+    layer = FairseqAttention(
+        AttentionSpec(), 12, 3, dropout=dropout, wrap_projection=lambda projection: quant_noise(projection, 0.5, 4)
     ).double()
     layer.eval()
     exact = layer(x, x, x)[0]

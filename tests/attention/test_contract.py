@@ -69,9 +69,7 @@ def test_dropout_acts_in_training_and_where_it_is_retained(preset, make, inputs)
     first, second = outputs()
     assert not torch.allclose(first, second)
     layer.eval()
-    layer.dropout_module.make_generation_fast_(name="self_attn", retain_dropout=False)
-    assert torch.equal(outputs()[0], exact)
-    layer.dropout_module.make_generation_fast_(name="self_attn", retain_dropout=True)
+    layer.dropout_module.apply_during_inference = True
     first, second = outputs()
     assert not torch.allclose(first, second)
 
@@ -125,8 +123,8 @@ def test_a_query_that_does_not_fit_is_refused(make, inputs):
 def test_missing_keys_are_refused_unless_saved(make, inputs):
     layer, x = make(encoder_decoder_attention=True), inputs(4, 2, 12)
     for state in (None, {}):
-        with pytest.raises(ValueError, match="key and value may be None only with static_kv and saved keys"):
-            layer(x, None, None, incremental_state=state, static_kv=True)
+        with pytest.raises(ValueError, match="key and value may be None only where incremental_state holds saved ones"):
+            layer(x, None, None, incremental_state=state)
 
 
 def test_dropout_out_of_range_is_refused():

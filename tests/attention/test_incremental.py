@@ -78,7 +78,7 @@ def test_saved_padding_is_joined_with_that_of_new_keys(preset, make, inputs, dev
                     need_weights=False,
                 )[0]
             )
-        return torch.cat(outputs), layer._get_input_buffer(state)["prev_key_padding_mask"]
+        return torch.cat(outputs), layer.saved(state).padding
 
     of_new_keys, of_all_keys = padding.split([2, 1, 1], dim=1), [padding[:, :2], padding[:, :3], padding]
     for masks in (
@@ -102,14 +102,14 @@ def test_encoder_keys_are_projected_once(preset, make, inputs, device):
     query, encoded = inputs(3, 2, 12), inputs(5, 2, 12, seed=3)
     padding = torch.tensor([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=torch.bool, device=device)
     expected, expected_weights = layer(query, encoded, encoded, key_padding_mask=padding)
-    state, options = {}, {"static_kv": True, "key_padding_mask": padding}
-    first = layer(query[:1], encoded, encoded, incremental_state=state, **options)
-    again = layer(query[1:2], None, None, incremental_state=state, **options)
-    # nobody looks at what is given once keys are saved
-    other = layer(query[2:], torch.zeros_like(encoded), None, incremental_state=state, static_kv=True)
-    torch.testing.assert_close(torch.cat((first[0], again[0], other[0])), expected)
-    torch.testing.assert_close(torch.cat((first[1], again[1], other[1]), dim=1), expected_weights)
-    assert layer._get_input_buffer(state)["prev_key"].size(2) == 5
+    state = {}
+    steps = [layer(query[:1], encoded, encoded, padding, state)]
+    # the mask that fairseq goes on giving is that of the saved keys
+    steps += [layer(query[1:2], None, None, incremental_state=state), layer(query[2:], None, None, padding, state)]
+    outputs, weights = zip(*steps, strict=True)
+    torch.testing.assert_close(torch.cat(outputs), expected)
+    torch.testing.assert_close(torch.cat(weights, dim=1), expected_weights)
+    assert all(tensor.size(2) == 5 for tensor in layer.saved(state).tensors.values())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -127,27 +127,25 @@ def test_unrepeated_encoder_keys_serve_all_beams(preset, need_weights, make, inp
         for mask in (None, additive, CAUSAL)
     ]
     scores, _ = layer(query, repeated, repeated, repeated_padding, before_softmax=True)
-    layer.set_beam_size(beam)
-    # repeated keys are reduced to one a sentence; keys of one a sentence are taken as they are
-    for key, key_padding_mask in ((encoded, padding), (repeated, repeated_padding)):
-        state = {}
-        for mask, (output, weights) in zip((None, additive, CAUSAL), expected, strict=True):
-            found = layer(query, key, key, key_padding_mask, state, static_kv=True, attn_mask=mask, **options)
-            torch.testing.assert_close(found[0], output)
-            assert (found[1] is None) == (not need_weights)
-            if need_weights:
-                torch.testing.assert_close(found[1], weights)
-        assert layer._get_input_buffer(state)["prev_key"].size(0) == 2
-        torch.testing.assert_close(layer(query, key, key, key_padding_mask, before_softmax=True)[0], scores)
+    layer.beam_size, state = beam, {}
+    for mask, (output, weights) in zip((None, additive, CAUSAL), expected, strict=True):
+        key = None if state else encoded
+        found = layer(query, key, key, padding, state, attn_mask=mask, **options)
+        torch.testing.assert_close(found[0], output)
+        assert (found[1] is None) == (not need_weights)
+        if need_weights:
+            torch.testing.assert_close(found[1], weights)
+    assert layer.saved(state).batch == 2
+    torch.testing.assert_close(layer(query, encoded, encoded, padding, before_softmax=True)[0], scores)
 
 
 @pytest.mark.parametrize("beam", [1, 3])
 def test_encoder_keys_stay_while_beams_swap_and_go_with_their_sentence(beam, make, inputs, device):
     layer = make(encoder_decoder_attention=True)
-    layer.set_beam_size(beam)
+    layer.beam_size = beam
     query, encoded, state = inputs(1, 3 * beam, 12), inputs(4, 3, 12, seed=3), {}
     padding = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]], dtype=torch.bool, device=device)
-    options = {"incremental_state": state, "static_kv": True, "need_weights": False}
+    options = {"incremental_state": state, "need_weights": False}
     output = layer(query, encoded, encoded, padding, **options)[0]
     swapped = torch.arange(3 * beam, device=device).view(3, beam).flip(1).flatten()
     layer.reorder_incremental_state(state, swapped)
@@ -169,7 +167,7 @@ def test_encoder_keys_stay_while_beams_swap_and_go_with_their_sentence(beam, mak
 def test_the_cache_holds_what_the_projection_needs_and_no_more(preset, numbers, make, inputs):
     layer, x, state = make(preset, head_dim=4, self_attention=True), inputs(5, 2, 12), {}
     decode(layer, x, state)
-    saved = [tensor for entry in state.values() for tensor in entry.values() if tensor is not None]
+    saved = list(layer.saved(state).tensors.values())
     # storages, not views: a narrow view of a large tensor would keep all of it
     assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == 5 * 2 * numbers * 8
     assert all(tensor.size(0) == 2 for tensor in saved)
@@ -184,9 +182,9 @@ def test_steps_write_behind_the_saved_keys_and_copy_them_seldom(preset, make, in
         outputs.append(decode(layer, step, state))
         if device == "cpu":
             layer.reorder_incremental_state(state, stays)
-        places.append(layer._get_input_buffer(state)["prev_key"].data_ptr())
+        places.append(layer.saved(state).tensors["key"].data_ptr())
     assert sum(first != second for first, second in itertools.pairwise(places)) <= 8
-    keys = layer._get_input_buffer(state)["prev_key"]
+    keys = layer.saved(state).tensors["key"]
     assert keys.untyped_storage().nbytes() <= (1.25 * 64 + 8) * keys[:, :, 0].numel() * keys.element_size()
     torch.testing.assert_close(torch.cat(outputs), layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0])
 
@@ -196,7 +194,7 @@ def test_a_copied_state_goes_its_own_way(make, inputs):
     layer, x, one, other = make(self_attention=True), inputs(6, 2, 12), inputs(3, 2, 12), inputs(3, 2, 12, seed=5)
     state = {}
     decode(layer, x, state)
-    fork = {name: dict(buffer) for name, buffer in state.items()}
+    fork = dict(state)
     for rest, branch in ((one, state), (other, fork)):
         whole = torch.cat((x, rest))
         expected = layer(whole, whole, whole, attn_mask=CAUSAL, need_weights=False)[0][6:]
@@ -216,23 +214,10 @@ def test_a_state_made_in_inference_mode_goes_on_outside(make, inputs):
         torch.testing.assert_close(rest, layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0][4:])
 
 
-def test_without_a_state_the_buffer_is_empty(make, inputs):
+def test_nothing_is_saved_before_the_first_step(make):
     layer, state = make(), {}
-    assert layer._get_input_buffer(None) == {} and layer._get_input_buffer(state) == {}
+    assert layer.saved(None) is None and layer.saved(state) is None
     assert layer.reorder_incremental_state(state, torch.tensor([0])) == {}
-    buffer = {"prev_key": inputs(2, 3, 1, 4), "prev_value": inputs(2, 3, 1, 4), "prev_key_padding_mask": None}
-    assert layer._set_input_buffer(state, buffer) is state
-    assert layer._get_input_buffer(state) is buffer
-
-
-def test_saved_keys_may_be_set_from_outside(make, inputs):
-    # as a decoder does with the self-attention state it was given
-    layer, x, state = make(self_attention=True), inputs(3, 2, 12), {}
-    decode(layer, x[:2], state)
-    buffer, given = layer._get_input_buffer(state), {}
-    layer._set_input_buffer(given, {name: buffer[name] for name in ("prev_key", "prev_value")})
-    expected = layer(x, x, x, attn_mask=CAUSAL)[0][2:]
-    torch.testing.assert_close(decode(layer, x[2:], given), expected)
 
 
 def test_copies_of_a_layer_keep_apart_what_they_save(make, inputs):

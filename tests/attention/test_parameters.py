@@ -197,20 +197,3 @@ def test_every_projection_is_wrapped(make, inputs):
         assert set(wrapped) == {module for module in layer.modules() if isinstance(module, torch.nn.Linear)}
         x = inputs(4, 2, 12)
         assert not torch.allclose(layer(x, x, x)[0], plain(x, x, x)[0])
-
-
-def test_joint_projections_of_old_checkpoints_are_split(make, inputs):
-    layer, old = make(), {}
-    for name, tensor in layer.state_dict().items():
-        if name.startswith("out_proj"):
-            old[f"self_attn.{name}"] = tensor
-    for kind in ("weight", "bias"):
-        parts = [layer.state_dict()[f"{name}_proj.{kind}"] for name in "qkv"]
-        old[f"self_attn.in_proj_{kind}"] = torch.cat(parts)
-    layer.upgrade_state_dict_named(old, "self_attn")
-    loaded = make()
-    for parameter in loaded.parameters():
-        parameter.data.zero_()
-    loaded.load_state_dict({name.removeprefix("self_attn."): tensor for name, tensor in old.items()})
-    x = inputs(4, 2, 12)
-    assert torch.equal(loaded(x, x, x)[0], layer(x, x, x)[0])

@@ -6,7 +6,7 @@ from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attent
 
 
 def test_the_axes_and_their_values():
-    assert AXES["projection"] == (
+    assert set(AXES["projection"]) == {
         "independent",
         "single",
         "multi-query",
@@ -14,7 +14,7 @@ def test_the_axes_and_their_values():
         "el",
         "head-embedding-add",
         "head-embedding-mul",
-    )
+    }
     assert AXES["activation"] == ("softmax", "sigsoftmax")
     assert AXES["mixing"] == ("none", "static", "positionwise", "random", "average", "diagonal")
 
@@ -59,7 +59,7 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
     [
         ("mixhead", {}, "attention preset 'mixhead': expected one of mha, fixedhead, mixhead-a"),
         ("mha", {"score": "cosine"}, "unknown attention axis score: expected head_dim, projection, activation, mixing"),
-        ("mha", {"projection": "lowrank"}, "projection='lowrank': expected one of independent, single, multi-query"),
+        ("mha", {"projection": "lowrank"}, "projection='lowrank': expected one of .*multi-query"),
         ("mha", {"activation": "relu"}, "activation='relu': expected one of softmax, sigsoftmax"),
         ("mha", {"mixing": "dense"}, "mixing='dense': expected one of none, static, positionwise, random, average"),
         ("mha", {"head_dim": 0}, "head_dim=0: expected a positive integer"),

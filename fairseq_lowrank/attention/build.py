@@ -1,0 +1,75 @@
+"""A layer from a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.attention.spec import AttentionSpec
+
+
+def build_attention(
+    preset: str,
+    embed_dim: int,
+    num_heads: int,
+    *,
+    self_attention: bool = False,
+    encoder_decoder_attention: bool = False,
+    kdim: int | None = None,
+    vdim: int | None = None,
+    dropout: float | nn.Module = 0.0,
+    bias: bool = True,
+    add_bias_kv: bool = False,
+    add_zero_attn: bool = False,
+    batch_first: bool = False,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    backend: str = "auto",
+    wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
+    **axes: int | str | None,
+) -> MultiheadAttention:
+    """The attention layer of a preset, with any axis (``head_dim``, ``projection``, ``activation``, ``mixing``) put over it.
+
+    Args:
+        preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
+        device: where the parameters are made, by default on torch's default device.
+        dtype: of the parameters, by default torch's default dtype.
+        axes: axis values that win over the preset's; ``None`` leaves the preset's.
+
+    The other arguments are those of :class:`MultiheadAttention`. The layer fits in the place of
+    ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.
+
+    Raises:
+        ValueError: an unknown preset, axis or value, or sizes that do not fit.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype={dtype!r}: expected a float dtype such as torch.float32")
+    with nullcontext() if device is None else _device(device):
+        layer = MultiheadAttention(
+            AttentionSpec.from_preset(preset, **axes),
+            embed_dim,
+            num_heads,
+            kdim=kdim,
+            vdim=vdim,
+            dropout=dropout,
+            bias=bias,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            self_attention=self_attention,
+            encoder_decoder_attention=encoder_decoder_attention,
+            batch_first=batch_first,
+            backend=backend,
+            wrap_projection=wrap_projection,
+        )
+    return layer if dtype is None else layer.to(dtype)
+
+
+def _device(device: torch.device | str | int) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r}: expected a device of torch such as 'cpu', 'cuda:0', 'meta'") from error

@@ -1,0 +1,9 @@
+"""Standard multi-head attention."""
+
+from fairseq_lowrank.attention.projections.projection import Projection
+
+
+class Independent(Projection):
+    """Own W_q, W_k and W_v for each head (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    name = "independent"

@@ -1,0 +1,108 @@
+"""What a projection is to the attention layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from fairseq_lowrank.ops import AttentionCall
+
+if TYPE_CHECKING:
+    from fairseq_lowrank.attention.layer import MultiheadAttention
+
+Memory = dict[str, Tensor]
+"""What keys and values are made of, by name, ``[B, G, S, D]`` each: all that a decoding step keeps."""
+
+
+class Sizes(NamedTuple):
+    """The sizes of a layer."""
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    kdim: int
+    vdim: int
+
+
+class Entry(NamedTuple):
+    """What enters the operation: ``q [B, H, T, D]`` (or one head for all), ``k [B, G, S, D]`` and ``v [B, G', S, D']``, where G
+    and G' divide H and D and D' may be any sizes."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class Projection:
+    """A value of the projection axis; what is here is standard attention with a number of heads of queries and of memory.
+
+    Its parameters are the layer's, under fairseq's names, so that checkpoints travel; each method is handed the layer.
+
+    Args:
+        sizes: of the layer.
+
+    Raises:
+        ValueError: sizes that this projection cannot work with.
+    """
+
+    name: ClassVar[str]
+    """As on the command line."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.query_heads = self.memory_heads = sizes.num_heads
+        self.memory_sizes = {"key": sizes.head_dim, "value": sizes.head_dim}
+        """What is remembered, by name, and its size for one of the ``memory_heads``."""
+
+    def make(self, layer: MultiheadAttention, linear: Callable[..., nn.Module]) -> None:
+        """Give ``layer`` its projections: k, v, q in fairseq's order, so that the same seed draws the same weights.
+
+        Args:
+            linear: makes a projection of ``(inputs, outputs)``.
+        """
+        _, _, head_dim, kdim, vdim = self.sizes
+        layer.k_proj = linear(kdim, self.memory_heads * self.memory_sizes["key"])
+        layer.v_proj = linear(vdim, self.memory_heads * self.memory_sizes["value"])
+        layer.q_proj = linear(self.sizes.embed_dim, self.query_heads * head_dim)
+
+    def make_further(self, layer: MultiheadAttention) -> None:
+        """Give ``layer`` what it has beside projections, after all that fairseq's own layer draws."""
+
+    def project_query(self, layer: MultiheadAttention, query: Tensor) -> Tensor:
+        """The heads' own queries, which mixing reads: ``[T, B, embed_dim]`` to ``[B, H, T, head_dim]``, or one for all heads."""
+        return split_heads(layer.q_proj(query), self.sizes.head_dim)
+
+    def project_memory(self, layer: MultiheadAttention, key: Tensor, value: Tensor) -> Memory:
+        """What is remembered of ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
+
+        Raises:
+            ValueError: a value that does not fit the key.
+        """
+        projected = {"key": layer.k_proj(key), "value": layer.v_proj(value)}
+        return {name: split_heads(tensor, self.memory_sizes[name]) for name, tensor in projected.items()}
+
+    def attend_to(
+        self, layer: MultiheadAttention, q: Tensor, memory: Memory, *, whole_scores: bool, unit_rows: bool
+    ) -> Entry:
+        """How queries, as :meth:`project_query` made them, and memory enter the operation.
+
+        Args:
+            whole_scores: scores may not lack what is the same in a whole row.
+            unit_rows: the weights of a row sum to 1, or to 0 where it sees no key.
+        """
+        return Entry(q, memory["key"], memory["value"])
+
+    def finish(self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall) -> Tensor:
+        """``[B, H, T, head_dim]`` (or one head for all) of what the operation made of ``call``."""
+        return heads
+
+    def head_values(self, layer: MultiheadAttention, memory: Memory) -> Tensor:
+        """The values that each head averages, ``[B, H, S, head_dim]``."""
+        return memory["value"].expand(-1, self.sizes.num_heads, -1, -1)
+
+
+def split_heads(projected: Tensor, size: int) -> Tensor:
+    """``[N, B, heads * size]`` to ``[B, heads, N, size]``."""
+    return projected.unflatten(-1, (-1, size)).permute(1, 2, 0, 3)

@@ -1,0 +1,77 @@
+"""The attention layer as fairseq calls it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fairseq_lowrank.attention.decoding import IncrementalState, Saved
+from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.attention.states import part_projections
+from fairseq_lowrank.ops import AttentionMask
+
+# What fairseq's layers, its ONNX export and cross-self-attention call what a layer saved.
+_NAMES = {"key": "prev_key", "value": "prev_value"}
+_PADDING = "prev_key_padding_mask"
+
+
+class FairseqAttention(MultiheadAttention):
+    """:class:`~fairseq_lowrank.attention.MultiheadAttention` with the contract of fairseq's module of that name."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: IncrementalState | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | AttentionMask | str | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As the layer does, with fairseq's order of arguments.
+
+        Args:
+            static_kv: keys and values do not change between steps: take the saved ones if there are any.
+
+        An encoder's keys that a search repeated for each hypothesis are taken once a sentence where the beam size is known.
+        """
+        if static_kv and self.saved(incremental_state) is not None:
+            key = value = None
+        elif self.encoder_decoder_attention and self.beam_size > 1 and key is not None and key.size(1) == query.size(1):
+            key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
+        return super().forward(
+            query,
+            key,
+            value,
+            key_padding_mask,
+            incremental_state,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            before_softmax=before_softmax,
+            need_head_weights=need_head_weights,
+        )
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""
+        self.beam_size = beam_size
+
+    def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
+        saved = self.saved(incremental_state)
+        if saved is None:
+            return {}
+        return {_NAMES.get(name, name): tensor for name, tensor in saved.tensors.items()} | {_PADDING: saved.padding}
+
+    def _set_input_buffer(
+        self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
+    ) -> IncrementalState:
+        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.projection.memory_sizes}
+        self.save(incremental_state, Saved(tensors, buffer.get(_PADDING)))
+        return incremental_state
+
+    # Before torch looks for the projections, and a model for what a checkpoint lacks.
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Split the joint projections of old fairseq checkpoints."""
+        part_projections(state_dict, f"{name}." if name else "")
