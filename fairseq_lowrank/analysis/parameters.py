@@ -12,7 +12,8 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_lowrank.analysis.architecture import attention_layers, build, chooses_attention, parse, stacks
-from fairseq_lowrank.attention import PRESETS, build_attention
+from fairseq_lowrank.attention import AXES, PRESETS, build_attention
+from fairseq_lowrank.attention.spec import NEEDED
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -68,11 +69,17 @@ def count(model: nn.Module) -> dict:
 
 def plain(args: Namespace) -> Namespace:
     """The same arguments with `--attention mha`: all axes but the head size, and that one too for `fixedhead`."""
+    fixed = getattr(args, "attention", None) == "fixedhead"
+    return with_preset(args, "mha", keep=() if fixed else ("head_dim",))
+
+
+def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
+    """The same arguments with a preset, and of the flags for axes those of `keep` alone."""
     args = copy(args)
-    if getattr(args, "attention", None) == "fixedhead":
-        args.head_dim = None
-    args.attention = "mha"
-    args.attention_projection = args.attention_activation = args.head_mixing = None
+    args.attention = preset
+    for name, axis in AXES.items():
+        if name not in keep:
+            setattr(args, axis.flag, None)
     return args
 
 
@@ -163,8 +170,7 @@ def sweep(
                 bar.update()
                 try:
                     args = parse(architecture, [*flags, *sizes(value)], task=task)
-                    args.attention = preset
-                    args.attention_projection = args.attention_activation = args.head_mixing = None
+                    args = with_preset(args, preset, keep=("head_dim", *NEEDED.get(preset, ())[:1]))
                     if quantity != "layers":
                         args.head_dim = value if quantity == "head-dim" else head_dim
                     elif preset == "fixedhead" and getattr(args, "head_dim", None) is None:

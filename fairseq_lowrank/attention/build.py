@@ -32,7 +32,7 @@ def build_attention(
     wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     **axes: int | str | None,
 ) -> MultiheadAttention:
-    """The attention layer of a preset, with any axis (``head_dim``, ``projection``, ``activation``, ``mixing``) put over it.
+    """The attention layer of a preset, with any of :data:`~fairseq_lowrank.attention.AXES` put over it.
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -9,8 +10,40 @@ from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projections import PROJECTIONS, Projection, Sizes
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
-AXES = {"projection": tuple(PROJECTIONS), "activation": tuple(ACTIVATIONS), "mixing": tuple(MIXINGS)}
-"""The named axes and their values; ``head_dim`` is the fourth axis, an integer or ``None`` for embed_dim / num_heads."""
+
+@dataclass(frozen=True)
+class Axis:
+    """An independent choice, declared here for the flags, the tables and the messages that are about it.
+
+    Args:
+        flag: its name on the command line and in a model's configuration.
+        help: what it decides.
+        choices: the names of its values; ``None`` where a value is a positive integer or none.
+    """
+
+    flag: str
+    help: str
+    choices: Collection[str] | None = None
+
+    @property
+    def type(self) -> type:
+        return int if self.choices is None else str
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.choices)
+
+
+AXES = {
+    "head_dim": Axis(
+        "head_dim",
+        "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
+        "the FixedHead paper sets it to the sequence length",
+    ),
+    "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
+    "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
+    "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
+}
+"""The axes by the names of their fields in :class:`AttentionSpec`."""
 
 PRESETS: dict[str, dict[str, str]] = {
     "mha": {},
@@ -29,6 +62,8 @@ PRESETS: dict[str, dict[str, str]] = {
 }
 """What each value of ``--attention`` sets; an axis given beside a preset wins over it."""
 
+NEEDED = {"fixedhead": ("head_dim", "a head size", "the paper sets it to the sequence length")}
+"""The axis that a preset leaves to whoever chooses it, in words, and what to set it to."""
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -55,31 +90,30 @@ class AttentionSpec:
     mixing: str = "none"
 
     def __post_init__(self) -> None:
-        for axis, choices in AXES.items():
-            if getattr(self, axis) not in choices:
-                raise ValueError(f"{axis}={getattr(self, axis)!r}: expected one of {', '.join(choices)}")
-        if self.head_dim is not None:
-            _check_size("head_dim", self.head_dim)
+        for name, axis in AXES.items():
+            value = getattr(self, name)
+            if axis.choices is None:
+                if value is not None:
+                    _check_size(name, value)
+            elif value not in tuple(axis):
+                raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
 
     @classmethod
     def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
         """The spec of a preset, with every axis in ``axes`` that is not ``None`` put over it.
 
         Raises:
-            ValueError: an unknown preset, axis or value, or ``fixedhead`` without a head size.
+            ValueError: an unknown preset, axis or value, or a preset without what it :data:`needs <NEEDED>`.
         """
         if preset not in PRESETS:
             raise ValueError(f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}")
-        unknown = set(axes) - {"head_dim", *AXES}
-        if unknown:
-            raise ValueError(
-                f"unknown attention axis {', '.join(sorted(unknown))}: expected head_dim, {', '.join(AXES)}"
-            )
+        if unknown := set(axes) - set(AXES):
+            raise ValueError(f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}")
         chosen = {axis: value for axis, value in axes.items() if value is not None}
-        if preset == "fixedhead" and "head_dim" not in chosen:
+        needed, what, advice = NEEDED.get(preset, (None, "", ""))
+        if needed and needed not in chosen:
             raise ValueError(
-                "attention preset 'fixedhead' needs a head size (--head-dim N, head_dim=N): "
-                "the paper sets it to the sequence length"
+                f"attention preset {preset!r} needs {what} (--{AXES[needed].flag.replace('_', '-')} N, {needed}=N): {advice}"
             )
         return replace(cls(**PRESETS[preset]), **chosen)
 

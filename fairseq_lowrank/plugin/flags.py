@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import sys
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, make_dataclass
 from typing import Optional
 
 import torch
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.attention.spec import Axis
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.ops import BACKENDS
 from fairseq_lowrank.plugin.layer import FairseqAttention
@@ -28,40 +29,21 @@ SITES = ("encoder", "decoder", "cross")
 LARGEST_HEAD = 65536
 """The largest ``--head-dim``: a slip of the keyboard ends in a line, not in an allocation."""
 
-# Axes whose flag is not their own name, and what the flags' help says of them.
-AXIS_FLAGS = {
-    "projection": "attention_projection",
-    "score": "attention_score",
-    "activation": "attention_activation",
-    "mixing": "head_mixing",
-}
-AXIS_HELP = {
-    "head_dim": "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
-    "the FixedHead paper sets it to the sequence length",
-    "projection": "how heads get queries, keys and values",
-    "activation": "what turns scores into probabilities",
-    "mixing": "how the heads' probabilities are mixed",
-}
-
 
 def _choices(values: tuple[str, ...] | dict) -> dict:
     return {"choices": tuple(values), "metavar": "NAME"}
 
 
-def _axis_flag(axis: str) -> tuple[type, dict, str]:
-    choices, text = AXES.get(axis), AXIS_HELP.get(axis, axis.replace("_", " "))
-    if choices is None:
-        return int, {"metavar": "N"}, text
-    return str, _choices(choices), f"over the preset: {text}: {', '.join(choices)}"
+def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
+    if axis.choices is None:
+        return axis.type, {"metavar": "N"}, axis.help
+    return axis.type, _choices(axis), f"over the preset: {axis.help}: {', '.join(axis)}"
 
-
-AXIS_OF_FLAG = {AXIS_FLAGS.get(axis.name, axis.name): axis.name for axis in fields(AttentionSpec)}
-"""The axis of each flag that has one."""
 
 # One entry a flag: its name in the configuration, its type, what argparse needs, and its help.
 FLAGS: dict[str, tuple[type, dict, str]] = {
     "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
-    **{flag: _axis_flag(axis) for flag, axis in AXIS_OF_FLAG.items()},
+    **{axis.flag: _axis_flag(axis) for axis in AXES.values()},
     "no_attention_bias": (bool, {}, "attention projections add no bias"),
     "attention_backend": (
         str,
@@ -215,7 +197,7 @@ class AttentionOptions:
             raise Refused(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
         if flags.get("head_dim", 0) > LARGEST_HEAD:
             raise Refused(f"--head-dim {flags['head_dim']}: expected 1 to {LARGEST_HEAD}")
-        axes = {axis: flags[flag] for flag, axis in AXIS_OF_FLAG.items() if flag in flags}
+        axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in flags}
         try:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
         except ValueError as error:

@@ -15,8 +15,8 @@ def test_the_axes_and_their_values():
         "head-embedding-add",
         "head-embedding-mul",
     }
-    assert AXES["activation"] == ("softmax", "sigsoftmax")
-    assert AXES["mixing"] == ("none", "static", "positionwise", "random", "average", "diagonal")
+    assert tuple(AXES["activation"]) == ("softmax", "sigsoftmax")
+    assert tuple(AXES["mixing"]) == ("none", "static", "positionwise", "random", "average", "diagonal")
 
 
 @pytest.mark.parametrize(
