@@ -126,7 +126,7 @@ class MultiheadAttention(InPlaceOfTorchs):
         # Made, and started below, in fairseq's order: the same seed gives the same weights as fairseq's own module.
         linear: Callable[..., nn.Module] = lambda *sizes: wrap_projection(nn.Linear(*sizes, bias=bias))  # noqa: E731
         self.projection.make(self, linear)
-        self.out_proj = linear(num_heads * self.head_dim, embed_dim)
+        self.out_proj = linear(num_heads * self.projection.sizes.value_dim, embed_dim)
         widths = [size * self.projection.memory_heads for size in self.projection.memory_sizes.values()]
         appended = [nn.Parameter(torch.empty(1, 1, width)) for width in widths if add_bias_kv]
         self.bias_k, self.bias_v = [*appended, None, None][:2]
@@ -178,7 +178,7 @@ class MultiheadAttention(InPlaceOfTorchs):
             incremental_state: a dictionary in which keys and values of earlier steps are kept while decoding.
             need_weights: return the weights the layer used (mixed, before dropout), averaged over heads.
             attn_mask: ``[T, S]`` float (added) or bool (hidden where true), or :data:`~.masks.CAUSAL`.
-            before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, head_dim]`` instead.
+            before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, value_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
             is_causal: :data:`~.masks.CAUSAL` where there is no ``attn_mask``. Beside one, which says everything, it changes
                 nothing.

@@ -39,6 +39,11 @@ AXES = {
         "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
         "the FixedHead paper sets it to the sequence length",
     ),
+    "value_dim": Axis(
+        "value_dim",
+        "size of a head's values, free of that of its queries and keys: what helps outputs apart from what helps scores "
+        "(default: the head size)",
+    ),
     "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
@@ -76,6 +81,7 @@ class AttentionSpec:
     Args:
         head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
             is FixedHead (Bhojanapalli et al. 2020, section 3.2).
+        value_dim: size d_v of a head's values; ``None`` means the head size.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
@@ -85,6 +91,7 @@ class AttentionSpec:
     """
 
     head_dim: int | None = None
+    value_dim: int | None = None
     projection: str = "independent"
     activation: str = "softmax"
     mixing: str = "none"
@@ -134,13 +141,14 @@ class AttentionSpec:
                     "change one of them, or give a head size (--head-dim N, head_dim=N)"
                 )
             head_dim = embed_dim // num_heads
-        numbers = num_heads * head_dim * max(embed_dim, kdim, vdim)
+        value_dim = head_dim if self.value_dim is None else self.value_dim
+        numbers = num_heads * max(head_dim, value_dim) * max(embed_dim, kdim, vdim)
         if numbers > LARGEST_PROJECTION:
             raise ValueError(
-                f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, kdim={kdim}, vdim={vdim}: a projection "
-                f"would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
+                f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, value_dim={value_dim}, kdim={kdim}, "
+                f"vdim={vdim}: a projection would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
             )
-        return PROJECTIONS[self.projection](Sizes(embed_dim, num_heads, head_dim, kdim, vdim))
+        return PROJECTIONS[self.projection](Sizes(embed_dim, num_heads, head_dim, value_dim, kdim, vdim))
 
 
 def _check_size(name: str, size: int) -> None:

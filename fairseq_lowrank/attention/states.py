@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fairseq_lowrank.attention.spec import AXES
+
 if TYPE_CHECKING:
     from fairseq_lowrank.attention.layer import MultiheadAttention
 
@@ -17,13 +19,15 @@ Meaning = dict[str, int | str]
 
 def meaning(layer: MultiheadAttention) -> Meaning:
     """Heads, sizes and choices of a layer."""
-    sizes = {"num_heads": layer.num_heads, "head_dim": layer.head_dim}
-    return sizes | {axis: getattr(layer.spec, axis) for axis in ("projection", "activation", "mixing")}
+    sizes = layer.projection.sizes
+    named = {name: getattr(layer.spec, name) for name, axis in AXES.items() if axis.choices is not None}
+    return {"num_heads": sizes.num_heads, "head_dim": sizes.head_dim, "value_dim": sizes.value_dim, **named}
 
 
 def differences(layer: MultiheadAttention, saved: Meaning) -> list[str]:
     """What a state says that this layer does not mean, as ``name=theirs and is loaded with ours``."""
     found = []
+    saved = {"value_dim": saved.get("head_dim"), **saved} if saved else {}  # what the first states do not say
     for name, ours in meaning(layer).items():
         theirs = saved.get(name, ours)
         # mixing that is learned starts as the identity: what had none goes on

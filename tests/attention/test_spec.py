@@ -58,7 +58,11 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
     ("preset", "options", "message"),
     [
         ("mixhead", {}, "attention preset 'mixhead': expected one of mha, fixedhead, mixhead-a"),
-        ("mha", {"score": "cosine"}, "unknown attention axis score: expected head_dim, projection, activation, mixing"),
+        (
+            "mha",
+            {"score": "cosine"},
+            "unknown attention axis score: expected head_dim, value_dim, projection, activation, mixing",
+        ),
         ("mha", {"projection": "lowrank"}, "projection='lowrank': expected one of .*multi-query"),
         ("mha", {"activation": "relu"}, "activation='relu': expected one of softmax, sigsoftmax"),
         ("mha", {"mixing": "dense"}, "mixing='dense': expected one of none, static, positionwise, random, average"),

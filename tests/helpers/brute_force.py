@@ -88,6 +88,7 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     """
     state = {name: tensor.detach().cpu().double() for name, tensor in module.state_dict().items()}
     spec, heads, size = module.spec, module.num_heads, module.head_dim
+    value_size = spec.value_dim or size
     query, key, value = (tensor.detach().cpu().double() for tensor in (query, key, value))
     batch, queries = query.size(1), query.size(0)
 
@@ -99,7 +100,7 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     shares_query = spec.projection in ("single", "head-embedding-add", "head-embedding-mul")
     shares_key_value = shares_query or spec.projection == "multi-query"
 
-    def of_head(tensor, i, shared):
+    def of_head(tensor, i, shared, size=size):
         """What head i gets of ``[B, N, heads * size]``, or of one shared ``[B, N, size]``."""
         return tensor if shared else tensor[..., i * size : (i + 1) * size]
 
@@ -123,10 +124,10 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     for i in range(heads):
         q.append(embedded(of_head(all_queries, i, shares_query), "query", i))
         k.append(embedded(of_head(all_keys, i, shares_key_value), "key", i))
-        v.append(embedded(of_head(all_values, i, shares_key_value), "value", i))
+        v.append(embedded(of_head(all_values, i, shares_key_value, value_size), "value", i))
     q, k, v = torch.stack(q, 1), torch.stack(k, 1), torch.stack(v, 1)
     if module.add_zero_attn:
-        k, v = (torch.cat((tensor, torch.zeros(batch, heads, 1, size)), dim=2) for tensor in (k, v))
+        k, v = (torch.cat((tensor, torch.zeros(*tensor.shape[:2], 1, tensor.size(3))), dim=2) for tensor in (k, v))
         appended += 1
     shape = (batch, heads, queries, k.size(2) - appended)
     shown = torch.zeros(*shape[:3], appended, dtype=torch.bool)

@@ -45,6 +45,10 @@ def test_help_shows_every_flag(capsys):
         ("--head-dim 0", "head_dim=0: expected a positive integer"),
         ("--attention el --encoder-embed-dim 256", "cross attention: projection 'el' uses the hidden states as keys"),
         ("--attention el --head-dim 64", "encoder attention: projection 'el' cuts the hidden states into heads"),
+        (
+            "--attention skv --value-dim 7",
+            "encoder attention: projection 'shared-kv' uses the keys as values and needs value_dim",
+        ),
         ("--attention-sites encoder,deocder", "--attention-sites 'encoder,deocder': expected a comma list of encoder"),
         ("--attention-sites ,", "--attention-sites ',': expected a comma list of encoder"),
         ("--mixing-lr-scale -1", "--mixing-lr-scale -1: expected a number >= 0"),
@@ -62,6 +66,13 @@ def test_a_wrong_value_is_refused_in_one_line_before_data_is_read(capsys, flags,
 def test_attention_is_plain_mha_without_flags():
     model = build(ARCH, *SIZES)
     assert specs(model) == {site: {AttentionSpec()} for site in SITES}
+
+
+def test_sizes_of_values_and_queries_are_flags():
+    layers = build(ARCH, *SIZES, "--value-dim", 6, "--head-dim", 3).decoder.layers
+    for layer in (layers[0].self_attn, layers[0].encoder_attn):
+        assert layer.v_proj.out_features == layer.out_proj.in_features == 4 * 6
+        assert layer.k_proj.out_features == layer.q_proj.out_features == 4 * 3
 
 
 def test_flags_apply_at_the_chosen_sites_only():

@@ -21,11 +21,11 @@ class EL(SharedKeyValue):
     name = "el"
 
     def __init__(self, sizes: Sizes) -> None:
-        embed_dim, num_heads, head_dim, kdim, *_ = sizes
-        if kdim != embed_dim:
+        embed_dim, num_heads, head_dim = sizes[:3]
+        if sizes.kdim != embed_dim:
             raise ValueError(
                 f"projection {self.name!r} uses the hidden states as keys and needs kdim = embed_dim: "
-                f"kdim={kdim}, embed_dim={embed_dim}"
+                f"kdim={sizes.kdim}, embed_dim={embed_dim}"
             )
         if head_dim * num_heads != embed_dim:
             raise ValueError(

@@ -22,6 +22,7 @@ class Sizes(NamedTuple):
     embed_dim: int
     num_heads: int
     head_dim: int
+    value_dim: int
     kdim: int
     vdim: int
 
@@ -53,7 +54,7 @@ class Projection:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.query_heads = self.memory_heads = sizes.num_heads
-        self.memory_sizes = {"key": sizes.head_dim, "value": sizes.head_dim}
+        self.memory_sizes = {"key": sizes.head_dim, "value": sizes.value_dim}
         """What is remembered, by name, and its size for one of the ``memory_heads``."""
 
     def make(self, layer: MultiheadAttention, linear: Callable[..., nn.Module]) -> None:
@@ -62,10 +63,10 @@ class Projection:
         Args:
             linear: makes a projection of ``(inputs, outputs)``.
         """
-        _, _, head_dim, kdim, vdim = self.sizes
-        layer.k_proj = linear(kdim, self.memory_heads * self.memory_sizes["key"])
-        layer.v_proj = linear(vdim, self.memory_heads * self.memory_sizes["value"])
-        layer.q_proj = linear(self.sizes.embed_dim, self.query_heads * head_dim)
+        sizes = self.sizes
+        layer.k_proj = linear(sizes.kdim, self.memory_heads * sizes.head_dim)
+        layer.v_proj = linear(sizes.vdim, self.memory_heads * sizes.value_dim)
+        layer.q_proj = linear(sizes.embed_dim, self.query_heads * sizes.head_dim)
 
     def make_further(self, layer: MultiheadAttention) -> None:
         """Give ``layer`` what it has beside projections, after all that fairseq's own layer draws."""
@@ -95,11 +96,11 @@ class Projection:
         return Entry(q, memory["key"], memory["value"])
 
     def finish(self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall) -> Tensor:
-        """``[B, H, T, head_dim]`` (or one head for all) of what the operation made of ``call``."""
+        """``[B, H, T, value_dim]`` (or one head for all) of what the operation made of ``call``."""
         return heads
 
     def head_values(self, layer: MultiheadAttention, memory: Memory) -> Tensor:
-        """The values that each head averages, ``[B, H, S, head_dim]``."""
+        """The values that each head averages, ``[B, H, S, value_dim]``."""
         return memory["value"].expand(-1, self.sizes.num_heads, -1, -1)
 
 

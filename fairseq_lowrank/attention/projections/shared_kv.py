@@ -24,6 +24,11 @@ class SharedKeyValue(Projection):
             raise ValueError(
                 f"projection {self.name!r} uses the keys as values and needs vdim = kdim: vdim={sizes.vdim}, kdim={sizes.kdim}"
             )
+        if sizes.value_dim != sizes.head_dim:
+            raise ValueError(
+                f"projection {self.name!r} uses the keys as values and needs value_dim = head_dim: "
+                f"value_dim={sizes.value_dim}, head_dim={sizes.head_dim}"
+            )
         self.memory_sizes = {"key": sizes.head_dim}
 
     def make(self, layer: MultiheadAttention, linear: Callable[..., nn.Module]) -> None:
