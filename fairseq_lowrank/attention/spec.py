@@ -44,6 +44,11 @@ AXES = {
         "size of a head's values, free of that of its queries and keys: what helps outputs apart from what helps scores "
         "(default: the head size)",
     ),
+    "key_value_heads": Axis(
+        "key_value_heads",
+        "heads of keys and values, g dividing the heads of queries: head i reads the keys of head floor(i g / h) "
+        "(default: as many as heads)",
+    ),
     "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
@@ -62,12 +67,16 @@ PRESETS: dict[str, dict[str, str]] = {
     "mhe-mul": {"projection": "head-embedding-mul"},
     "sha": {"projection": "single"},
     "mqa": {"projection": "multi-query"},
+    "gqa": {},
     "skv": {"projection": "shared-kv"},
     "el": {"projection": "el"},
 }
 """What each value of ``--attention`` sets; an axis given beside a preset wins over it."""
 
-NEEDED = {"fixedhead": ("head_dim", "a head size", "the paper sets it to the sequence length")}
+NEEDED = {
+    "fixedhead": ("head_dim", "a head size", "the paper sets it to the sequence length"),
+    "gqa": ("key_value_heads", "a number of key and value heads", "the paper takes 8 for 64 heads"),
+}
 """The axis that a preset leaves to whoever chooses it, in words, and what to set it to."""
 
 LARGEST_PROJECTION = 2**31
@@ -82,6 +91,8 @@ class AttentionSpec:
         head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
             is FixedHead (Bhojanapalli et al. 2020, section 3.2).
         value_dim: size d_v of a head's values; ``None`` means the head size.
+        key_value_heads: g heads of keys and values, of which head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
+            own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
@@ -92,6 +103,7 @@ class AttentionSpec:
 
     head_dim: int | None = None
     value_dim: int | None = None
+    key_value_heads: int | None = None
     projection: str = "independent"
     activation: str = "softmax"
     mixing: str = "none"
@@ -142,13 +154,16 @@ class AttentionSpec:
                 )
             head_dim = embed_dim // num_heads
         value_dim = head_dim if self.value_dim is None else self.value_dim
+        if self.key_value_heads is not None and num_heads % self.key_value_heads:
+            raise ValueError(f"key_value_heads={self.key_value_heads}: expected a divisor of num_heads={num_heads}")
         numbers = num_heads * max(head_dim, value_dim) * max(embed_dim, kdim, vdim)
         if numbers > LARGEST_PROJECTION:
             raise ValueError(
                 f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, value_dim={value_dim}, kdim={kdim}, "
                 f"vdim={vdim}: a projection would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
             )
-        return PROJECTIONS[self.projection](Sizes(embed_dim, num_heads, head_dim, value_dim, kdim, vdim))
+        sizes = Sizes(embed_dim, num_heads, head_dim, value_dim, kdim, vdim, self.key_value_heads)
+        return PROJECTIONS[self.projection](sizes)
 
 
 def _check_size(name: str, size: int) -> None:

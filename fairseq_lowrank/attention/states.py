@@ -21,13 +21,20 @@ def meaning(layer: MultiheadAttention) -> Meaning:
     """Heads, sizes and choices of a layer."""
     sizes = layer.projection.sizes
     named = {name: getattr(layer.spec, name) for name, axis in AXES.items() if axis.choices is not None}
-    return {"num_heads": sizes.num_heads, "head_dim": sizes.head_dim, "value_dim": sizes.value_dim, **named}
+    return {
+        "num_heads": sizes.num_heads,
+        "head_dim": sizes.head_dim,
+        "value_dim": sizes.value_dim,
+        "key_value_heads": sizes.key_value_heads or sizes.num_heads,
+        **named,
+    }
 
 
 def differences(layer: MultiheadAttention, saved: Meaning) -> list[str]:
     """What a state says that this layer does not mean, as ``name=theirs and is loaded with ours``."""
     found = []
-    saved = {"value_dim": saved.get("head_dim"), **saved} if saved else {}  # what the first states do not say
+    if saved:  # what the first states do not say
+        saved = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads"), **saved}
     for name, ours in meaning(layer).items():
         theirs = saved.get(name, ours)
         # mixing that is learned starts as the identity: what had none goes on

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from needed_axes import needed_axes
 
 from fairseq_lowrank.attention import build_attention
 
@@ -10,7 +11,7 @@ def make(device):
 
     def make(preset="mha", embed_dim=12, num_heads=3, dtype=torch.float64, **options):
         torch.manual_seed(1)
-        layer = build_attention(preset, embed_dim, num_heads, **options)
+        layer = build_attention(preset, embed_dim, num_heads, **needed_axes(preset) | options)
         # zeros and identities would hide terms
         generator = torch.Generator().manual_seed(5)
         for parameter in layer.parameters():

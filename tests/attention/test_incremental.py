@@ -160,7 +160,7 @@ def test_encoder_keys_stay_while_beams_swap_and_go_with_their_sentence(beam, mak
     ("preset", "numbers"),
     {
         **dict.fromkeys(("mha", "mixhead-a", "mixhead-b", "mixhead-random", "avghead", "fixedhead"), 2 * 3 * 4),
-        **dict.fromkeys(("sha", "mqa", "mhe-add", "mhe-mul"), 2 * 4),
+        **dict.fromkeys(("sha", "mqa", "gqa", "mhe-add", "mhe-mul"), 2 * 4),
         **dict.fromkeys(("skv", "el"), 3 * 4),
     }.items(),
 )

@@ -60,7 +60,7 @@ PROJECTIONS = {f"{name}_proj.{kind}" for name in "qkv" for kind in ("weight", "b
 OUTPUT = {"out_proj.weight", "out_proj.bias"}
 HEAD_EMBEDDINGS = {f"head_embeddings.{name}" for name in ("query", "key", "value")}
 EXPECTED_NAMES = {
-    **dict.fromkeys(("mha", "fixedhead", "sha", "mqa"), PROJECTIONS | OUTPUT),
+    **dict.fromkeys(("mha", "fixedhead", "sha", "mqa", "gqa"), PROJECTIONS | OUTPUT),
     **dict.fromkeys(("mixhead-a", "mixhead-random", "avghead", "gain"), PROJECTIONS | OUTPUT | {"mixing.weight"}),
     "mixhead-b": PROJECTIONS | OUTPUT | {"mixing.weight", "mixing.query_weight"},
     **dict.fromkeys(("mhe-add", "mhe-mul"), PROJECTIONS | OUTPUT | HEAD_EMBEDDINGS),

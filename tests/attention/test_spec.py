@@ -33,17 +33,18 @@ def test_the_axes_and_their_values():
         "mhe-mul": AttentionSpec(projection="head-embedding-mul"),
         "sha": AttentionSpec(projection="single"),
         "mqa": AttentionSpec(projection="multi-query"),
+        "gqa": AttentionSpec(key_value_heads=2),
         "skv": AttentionSpec(projection="shared-kv"),
         "el": AttentionSpec(projection="el"),
     }.items(),
 )
 def test_a_preset_sets_axes(preset, expected):
-    axes = {"head_dim": 9} if preset == "fixedhead" else {}
+    axes = {"fixedhead": {"head_dim": 9}, "gqa": {"key_value_heads": 2}}.get(preset, {})
     assert AttentionSpec.from_preset(preset, **axes) == expected
 
 
 def test_there_is_no_preset_beyond_those_tested():
-    assert len(PRESETS) == 13
+    assert len(PRESETS) == 14
 
 
 def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
@@ -61,7 +62,7 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         (
             "mha",
             {"score": "cosine"},
-            "unknown attention axis score: expected head_dim, value_dim, projection, activation, mixing",
+            "unknown attention axis score: expected head_dim, value_dim, key_value_heads, projection, activation, mixing",
         ),
         ("mha", {"projection": "lowrank"}, "projection='lowrank': expected one of .*multi-query"),
         ("mha", {"activation": "relu"}, "activation='relu': expected one of softmax, sigsoftmax"),
@@ -72,6 +73,19 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
             {},
             r"'fixedhead' needs a head size \(--head-dim N.*\): the paper sets it to the sequence length",
         ),
+        (
+            "gqa",
+            {},
+            r"'gqa' needs a number of key and value heads \(--key-value-heads N.*\): the paper takes 8 for 64 heads",
+        ),
+        ("gqa", {"key_value_heads": 2}, "key_value_heads=2: expected a divisor of num_heads=3"),
+        ("gqa", {"key_value_heads": 6}, "key_value_heads=6: expected a divisor of num_heads=3"),
+        ("mha", {"key_value_heads": 0}, "key_value_heads=0: expected a positive integer"),
+        ("mqa", {"key_value_heads": 3}, "key_value_heads=3: projection 'multi-query' expects none or 1"),
+        ("sha", {"key_value_heads": 1}, "key_value_heads=1: projection 'single' expects none"),
+        ("el", {"key_value_heads": 3}, "key_value_heads=3: projection 'el' expects none"),
+        ("mhe-mul", {"key_value_heads": 1}, "key_value_heads=1: projection 'head-embedding-mul' expects none"),
+        ("mhe-add", {"key_value_heads": 3}, "key_value_heads=3: projection 'head-embedding-add' expects none"),
         ("mha", {"num_heads": 5}, "embed_dim=12 is not divisible by num_heads=5: .*give a head size"),
         ("mha", {"num_heads": 0}, "num_heads=0: expected a positive integer"),
         ("el", {"head_dim": 5}, "'el' cuts the hidden states into heads and needs .* = 4: head_dim=5"),

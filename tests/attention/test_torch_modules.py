@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from needed_axes import needed_axes
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
@@ -21,7 +22,7 @@ def padding():
 
 def layer(preset="mha", **options):
     torch.manual_seed(0)
-    return build_attention(preset, SIZE, HEADS, head_dim=4, **options)
+    return build_attention(preset, SIZE, HEADS, **needed_axes(preset) | {"head_dim": 4} | options)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

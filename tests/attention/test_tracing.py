@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_problems import attend
+from needed_axes import needed_axes
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
@@ -18,7 +19,9 @@ class Causal(nn.Module):
     def __init__(self, preset, **options):
         super().__init__()
         torch.manual_seed(0)
-        self.layer = build_attention(preset, SIZE, 2, self_attention=True, head_dim=4, **options)
+        self.layer = build_attention(
+            preset, SIZE, 2, self_attention=True, **needed_axes(preset) | {"head_dim": 4} | options
+        )
         for parameter in self.layer.parameters():
             nn.init.normal_(parameter, std=0.5)
 

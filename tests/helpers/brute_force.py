@@ -99,6 +99,7 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
 
     shares_query = spec.projection in ("single", "head-embedding-add", "head-embedding-mul")
     shares_key_value = shares_query or spec.projection == "multi-query"
+    group_size = heads // (spec.key_value_heads or heads)
 
     def of_head(tensor, i, shared, size=size):
         """What head i gets of ``[B, N, heads * size]``, or of one shared ``[B, N, size]``."""
@@ -123,8 +124,8 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     q, k, v = [], [], []
     for i in range(heads):
         q.append(embedded(of_head(all_queries, i, shares_query), "query", i))
-        k.append(embedded(of_head(all_keys, i, shares_key_value), "key", i))
-        v.append(embedded(of_head(all_values, i, shares_key_value, value_size), "value", i))
+        k.append(embedded(of_head(all_keys, i // group_size, shares_key_value), "key", i))
+        v.append(embedded(of_head(all_values, i // group_size, shares_key_value, value_size), "value", i))
     q, k, v = torch.stack(q, 1), torch.stack(k, 1), torch.stack(v, 1)
     if module.add_zero_attn:
         k, v = (torch.cat((tensor, torch.zeros(*tensor.shape[:2], 1, tensor.size(3))), dim=2) for tensor in (k, v))

@@ -16,8 +16,9 @@ SIZES = [
 
 
 def preset_flags(preset):
-    """The flags that ask for a preset (with head size 6, not 16 / 4, for the one that needs a head size)."""
-    return ["--attention", preset, *(["--head-dim", "6"] if preset == "fixedhead" else [])]
+    """The flags that ask for a preset (with head size 6, not 16 / 4, and 2 heads of keys for those that need a number)."""
+    needed = {"fixedhead": ["--head-dim", "6"], "gqa": ["--key-value-heads", "2"]}
+    return ["--attention", preset, *needed.get(preset, [])]
 
 
 def arguments(arch, *flags):

@@ -12,6 +12,7 @@ pytest.importorskip("fairseq")
 from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from tiny_transformer import preset_flags
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.attention import PRESETS, MultiheadAttention
@@ -168,9 +169,7 @@ PLAIN = ["--arch", "lowrank_transformer_lm", "--decoder-input-dim", 16, "--decod
 @pytest.mark.parametrize("attention", PRESETS)
 def test_every_preset_trains_resumes_evaluates_and_samples(attention, brown, tmp_path, fairseq_command):
     family = ADAPTIVE if attention in ("mha", "mixhead-b") else PLAIN
-    flags = [*TINY, *family, "--attention", attention, "--save-dir", tmp_path]
-    if attention == "fixedhead":
-        flags += ["--head-dim", 6]
+    flags = [*TINY, *family, *preset_flags(attention), "--save-dir", tmp_path]
     fairseq_command("train", brown, *flags, "--max-update", 3)
     log = fairseq_command("train", brown, *flags, "--max-update", 6)
     assert re.search(r"Loaded checkpoint .* \(epoch 1 @ 3 updates\)", log) and "num_updates: 6" in log

@@ -49,6 +49,11 @@ def test_help_shows_every_flag(capsys):
             "--attention skv --value-dim 7",
             "encoder attention: projection 'shared-kv' uses the keys as values and needs value_dim",
         ),
+        ("--attention gqa", "'gqa' needs a number of key and value heads (--key-value-heads N"),
+        (
+            "--attention gqa --key-value-heads 3",
+            "encoder attention: key_value_heads=3: expected a divisor of num_heads=4",
+        ),
         ("--attention-sites encoder,deocder", "--attention-sites 'encoder,deocder': expected a comma list of encoder"),
         ("--attention-sites ,", "--attention-sites ',': expected a comma list of encoder"),
         ("--mixing-lr-scale -1", "--mixing-lr-scale -1: expected a number >= 0"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from needed_axes import needed_axes
 
 pytest.importorskip("fairseq")
 
@@ -11,7 +12,9 @@ from fairseq_lowrank.plugin.layer import FairseqAttention
 
 def make(preset="mha", **options):
     torch.manual_seed(1)
-    layer = FairseqAttention(AttentionSpec.from_preset(preset, head_dim=4), 12, 3, **options)
+    layer = FairseqAttention(
+        AttentionSpec.from_preset(preset, **needed_axes(preset) | {"head_dim": 4}), 12, 3, **options
+    )
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer.double().eval()

@@ -19,6 +19,7 @@ class EL(SharedKeyValue):
     2105.04779, as the MHE poster takes it)."""
 
     name = "el"
+    groups = ()
 
     def __init__(self, sizes: Sizes) -> None:
         embed_dim, num_heads, head_dim = sizes[:3]

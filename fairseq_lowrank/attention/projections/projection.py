@@ -25,6 +25,7 @@ class Sizes(NamedTuple):
     value_dim: int
     kdim: int
     vdim: int
+    key_value_heads: int | None = None
 
 
 class Entry(NamedTuple):
@@ -50,10 +51,16 @@ class Projection:
 
     name: ClassVar[str]
     """As on the command line."""
+    groups: ClassVar[tuple[int, ...] | None] = None
+    """The numbers of key and value heads that may be asked for; ``None`` means any that divides the heads."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
-        self.query_heads = self.memory_heads = sizes.num_heads
+        self.query_heads = sizes.num_heads
+        self.memory_heads = sizes.key_value_heads or sizes.num_heads
+        if self.groups is not None and sizes.key_value_heads not in (None, *self.groups):
+            expected = " or ".join(["none", *map(str, self.groups)])
+            raise ValueError(f"key_value_heads={sizes.key_value_heads}: projection {self.name!r} expects {expected}")
         self.memory_sizes = {"key": sizes.head_dim, "value": sizes.value_dim}
         """What is remembered, by name, and its size for one of the ``memory_heads``."""
 
@@ -101,7 +108,7 @@ class Projection:
 
     def head_values(self, layer: MultiheadAttention, memory: Memory) -> Tensor:
         """The values that each head averages, ``[B, H, S, value_dim]``."""
-        return memory["value"].expand(-1, self.sizes.num_heads, -1, -1)
+        return memory["value"].repeat_interleave(self.sizes.num_heads // memory["value"].size(1), dim=1)
 
 
 def split_heads(projected: Tensor, size: int) -> Tensor:

@@ -7,6 +7,7 @@ class MultiQuery(Projection):
     """Own W_q for each head, one key and one value for all (Shazeer 2019, arXiv 1911.02150)."""
 
     name = "multi-query"
+    groups = (1,)
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
@@ -18,6 +19,7 @@ class Single(MultiQuery):
     of each other, with h·d_k → d at the output."""
 
     name = "single"
+    groups = ()
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
