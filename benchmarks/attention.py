@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention.spec import NEEDED
 
-OURS = (*(name for name in PRESETS if name != "fixedhead"), "mha+sigsoftmax", "mixhead-a+sigsoftmax")
+OURS = (*(name for name in PRESETS if name not in NEEDED), "mha+sigsoftmax", "mixhead-a+sigsoftmax")
 FLEX = "flex-sigsoftmax"
 PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "talking-heads": "x_transformers"}
 

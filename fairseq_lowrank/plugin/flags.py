@@ -27,7 +27,7 @@ from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
 LARGEST_HEAD = 65536
-"""The largest ``--head-dim``: a slip of the keyboard ends in a line, not in an allocation."""
+"""The largest ``--head-dim`` and ``--value-dim``: a slip of the keyboard ends in a line, not in an allocation."""
 
 
 def _choices(values: tuple[str, ...] | dict) -> dict:
@@ -195,8 +195,9 @@ class AttentionOptions:
         scale = float(flags.get("mixing_lr_scale", 1.0))
         if not 0 <= scale < math.inf:
             raise Refused(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
-        if flags.get("head_dim", 0) > LARGEST_HEAD:
-            raise Refused(f"--head-dim {flags['head_dim']}: expected 1 to {LARGEST_HEAD}")
+        for flag in ("head_dim", "value_dim"):
+            if flags.get(flag, 0) > LARGEST_HEAD:
+                raise Refused(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}")
         axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in flags}
         try:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from needed_axes import needed_axes
 
 from fairseq_lowrank.analysis.controlled import matrices
 from fairseq_lowrank.analysis.controlled.runs import Method
@@ -10,11 +11,7 @@ from fairseq_lowrank.attention import PRESETS
 LENGTH = 6
 
 METHODS = [
-    *(
-        Method(preset, preset, {"head_dim": 5} if preset == "fixedhead" else {})
-        for preset in PRESETS
-        if preset not in ("el", "skv", "mhe-add")
-    ),
+    *(Method(preset, preset, needed_axes(preset)) for preset in PRESETS if preset not in ("el", "skv", "mhe-add")),
     Method("sigsoftmax", "mixhead-b", {"activation": "sigsoftmax"}),
 ]
 
