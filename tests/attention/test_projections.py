@@ -1,0 +1,110 @@
+"""A projection is a class: one made here, with one tensor for keys *and* values, needs nothing from the package."""
+
+import brute_force
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lowrank.attention import CAUSAL, build_attention
+from fairseq_lowrank.attention.projections import PROJECTIONS, Projection
+from fairseq_lowrank.attention.projections.projection import Entry, split_heads
+
+RANK, HEADS = 5, 3
+
+
+class Latent(Projection):
+    """c = y W_c of RANK numbers is all that is kept; k_i = c W^k_i and v_i = c W^v_i are never made (absorbed: q_i folded with
+    W^k_i meets c itself, and W^v_i is applied to the average of c)."""
+
+    name = "latent"
+
+    def __init__(self, sizes):
+        super().__init__(sizes)
+        self.memory_heads, self.memory_sizes = 1, {"latent": RANK}
+
+    def make(self, layer, linear):
+        layer.k_proj, layer.v_proj = linear(self.sizes.kdim, RANK), None
+        layer.q_proj = linear(self.sizes.embed_dim, self.sizes.num_heads * self.sizes.head_dim)
+
+    def make_further(self, layer):
+        layer.key_up = nn.Parameter(torch.randn(self.sizes.num_heads, RANK, self.sizes.head_dim))
+        layer.value_up = nn.Parameter(torch.randn(self.sizes.num_heads, RANK, self.sizes.value_dim))
+
+    def project_memory(self, layer, key, value):
+        return {"latent": split_heads(layer.k_proj(key), RANK)}
+
+    def attend_to(self, layer, q, memory, **needs):
+        return Entry(torch.einsum("bhtd,hrd->bhtr", q, layer.key_up), memory["latent"], memory["latent"])
+
+    def finish(self, layer, heads, call):
+        return torch.einsum("bhtr,hrd->bhtd", heads, layer.value_up)
+
+    def head_values(self, layer, memory):
+        return torch.einsum("bgsr,hrd->bhsd", memory["latent"], layer.value_up)
+
+
+@pytest.fixture
+def latent(make, monkeypatch):
+    monkeypatch.setitem(PROJECTIONS, "latent", Latent)
+    return lambda **options: make(projection="latent", **options)
+
+
+def expected(layer, x, hidden):
+    """Keys and values of every head, made in full."""
+    q = split_heads(layer.q_proj(x), layer.head_dim)
+    c = x.transpose(0, 1) @ layer.k_proj.weight.t() + layer.k_proj.bias
+    if layer.bias_k is not None:
+        c = torch.cat((c, layer.bias_k.expand(c.size(0), 1, -1), torch.zeros_like(c[:, :1])), dim=1)
+        hidden = nn.functional.pad(hidden, (0, 2))
+    k, v = (torch.einsum("bsr,hrd->bhsd", c, up) for up in (layer.key_up, layer.value_up))
+    mixing = layer.state_dict().get("mixing.weight")
+    if "mixing.query_weight" in layer.state_dict():
+        mixing = brute_force.matrices(q, layer.mixing.query_weight, mixing)
+    heads, weights, scores = brute_force.attend(
+        *(tensor.detach() for tensor in (q, k, v)),
+        scale=layer.head_dim**-0.5,
+        activation=layer.spec.activation,
+        hidden=hidden.expand(x.size(1), HEADS, x.size(0), -1),
+        mixing=mixing,
+    )
+    return layer.out_proj(heads.permute(2, 0, 1, 3).flatten(2)), weights, scores, v
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize("mixing", ["none", "static", "positionwise", "diagonal"])
+@pytest.mark.parametrize("value_dim", [None, 2])
+def test_one_shared_key_and_value_of_another_size(activation, mixing, value_dim, latent, inputs):
+    x = inputs(4, 2, 12).cpu()
+    future = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    for appended in (False, True):
+        options = {"add_bias_kv": appended, "add_zero_attn": appended}
+        layer = latent(activation=activation, mixing=mixing, value_dim=value_dim, **options).cpu()
+        output, weights, *before = expected(layer, x, future)
+        found = layer(x, x, x, attn_mask=CAUSAL, need_head_weights=True)
+        torch.testing.assert_close(found, (output, weights.transpose(0, 1)))
+        torch.testing.assert_close(layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0], output)
+        found = layer(x, x, x, attn_mask=CAUSAL, before_softmax=True)
+        torch.testing.assert_close(found, tuple(tensor.flatten(0, 1) for tensor in before))
+
+
+@pytest.mark.parametrize("recording", [True, False])
+def test_decoding_keeps_one_named_tensor(recording, latent, inputs, device):
+    layer = latent(mixing="positionwise", self_attention=True)
+    x, state, order = inputs(5, 3, 12), {}, torch.tensor([2, 0, 0], device=device)
+    with torch.set_grad_enabled(recording):
+        for step in x[:3].split(1):
+            layer(step, step, step, incremental_state=state)
+        layer.reorder_incremental_state(state, order)
+        whole = torch.cat((x[:3, order], x[3:]))
+        steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
+    torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
+    assert {name: tensor.shape for name, tensor in layer.saved(state).tensors.items()} == {"latent": (3, 1, 5, RANK)}
+
+
+def test_it_learns_and_its_state_says_what_it_is(latent, inputs):
+    layer, x = latent(), inputs(4, 2, 12)
+    layer(x, x, x, need_weights=False)[0].square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for name, parameter in layer.named_parameters() if name != "k_proj.bias")
+    latent().load_state_dict(layer.state_dict())
+    with pytest.raises(RuntimeError, match="was saved with projection=latent and is loaded with independent"):
+        build_attention("mha", 12, HEADS, dtype=torch.float64).load_state_dict(layer.state_dict())
