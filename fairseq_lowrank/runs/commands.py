@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_lowrank.data.text import say
+from fairseq_lowrank.corpora.text import say
 
 EPOCH = re.compile(r"epoch \d+ \|")
 
