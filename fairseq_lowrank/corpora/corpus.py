@@ -48,7 +48,8 @@ class Argument:
     def usage(self) -> str:
         """The part as a message shows it."""
         if "choices" in self.options:
-            return self.part.format(f"({'|'.join(self.options['choices'])})")
+            choices = "|".join(self.options["choices"])
+            return self.part.format(f"({choices})" if "|" in choices else choices)
         return f"[{self.part.format('N')}]"
 
     def spell(self, value: object) -> str:
