@@ -1,6 +1,6 @@
 """Translation speed on Multi30k with beam search, and the bytes that decoding caches: ours beside stock fairseq.
 
-    DATA=$(scripts/prepare_multi30k.sh)
+    DATA=$(scripts/prepare.sh multi30k)
     python benchmarks/generation.py $DATA                         untrained models: every row writes 15 tokens a sentence
     python benchmarks/generation.py $DATA --checkpoint stock=runs/stock/checkpoint_best.pt mha=runs/mha/checkpoint_best.pt
 
@@ -81,7 +81,7 @@ class Generation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="the binarised corpus: what scripts/prepare_multi30k.sh prints")
+    parser.add_argument("data", help="the binarised corpus: what scripts/prepare.sh multi30k prints")
     models.add_model_arguments(parser, [models.STOCK, "mha", "mqa", "mhe-mul", "mhe-add", "mixhead-a"])
     parser.add_argument("--checkpoint", nargs="+", default=[], metavar="ROW=FILE", help="trained models, for every row")
     parser.add_argument("--sentences", type=int, default=256)

@@ -111,6 +111,9 @@ spectra() { engine spectra "$@"; }
 # run_folder ROW: print where a row is trained.
 run_folder() { engine folder "$1"; }
 
+# data_folder ROW: print where its corpus is, prepared.
+data_folder() { engine data "$1"; }
+
 # results_file: print where lines go.
 results_file() { engine results; }
 

@@ -1,5 +1,2 @@
 #!/usr/bin/env bash
-# The Brown corpus, ready for fairseq: cased words, or sub-words with --pieces.
-# Prints the folder of the binarised corpus. See --help.
-source "$(dirname "${BASH_SOURCE[0]}")/../examples/environment.sh"
-exec python -m fairseq_lowrank.data.corpora brown "$@"
+exec "$(dirname "${BASH_SOURCE[0]}")/prepare.sh" brown "$@"

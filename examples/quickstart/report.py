@@ -5,8 +5,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from corpus import detokenize
-
+from fairseq_lowrank.corpora.grammar.corpus import detokenize
 from fairseq_lowrank.runs.scoring import bleu, read_hypotheses
 
 

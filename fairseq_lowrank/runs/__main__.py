@@ -1,4 +1,4 @@
-"""`python -m fairseq_lowrank.runs --kind KIND --root FOLDER rows|report|spectra|folder|results …`, called by `examples/common.sh`.
+"""`python -m fairseq_lowrank.runs --kind KIND --root FOLDER rows|report|spectra|folder|data|results …`, called by `examples/common.sh`.
 
 Rows are declared on standard input (see :meth:`fairseq_lowrank.runs.recipe.Recipe.read`), settings in the environment.
 """
@@ -21,9 +21,9 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     parser = argparse.ArgumentParser(prog="runs", description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=SMOKE, required=True)
     parser.add_argument("--root", type=Path, required=True, help="the repository")
-    parser.add_argument("command", choices=("rows", "report", "spectra", "folder", "results"))
+    parser.add_argument("command", choices=("rows", "report", "spectra", "folder", "data", "results"))
     parser.add_argument(
-        "words", nargs=argparse.REMAINDER, help="options of report; NAME ROW… of spectra; ROW of folder"
+        "words", nargs=argparse.REMAINDER, help="options of report; NAME ROW… of spectra; ROW of folder and data"
     )
     args = parser.parse_args(argv)
     try:
@@ -39,7 +39,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
         elif args.command == "results":
             print(engine.results)
         else:
-            print(recipe.run(recipe.rows[args.words[0]], settings).folder)
+            run = recipe.run(recipe.rows[args.words[0]], settings)
+            print(run.folder if args.command == "folder" else run.data)
     except CommandFailed as error:
         if str(error):
             print(error, file=sys.stderr)

@@ -6,12 +6,14 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_lowrank.data.text import say
+from fairseq_lowrank.corpora.text import say
 
-EPOCH = re.compile(r"epoch \d+ \|")
+# What the log says of epochs, and in between of updates.
+EPOCH, UPDATES = re.compile(r"epoch \d+ \|"), re.compile(r"train_inner \| (epoch \d+: +\d+ / \d+ .*?wps=[^,]*)")
 
 
 class CommandFailed(Exception):
@@ -81,16 +83,19 @@ class Commands:
         say(f"+ {shlex.join(words)}")
 
 
-def follow(process: subprocess.Popen, said) -> int:
-    """Show the epochs that a process writes to a log until it ends; its status."""
-    rest = b""
+def follow(process: subprocess.Popen, said, every: float = 10.0) -> int:
+    """Show the epochs that a process writes to a log, and its updates each `every` seconds, until it ends; its status."""
+    rest, shown = b"", time.monotonic()
 
     def show() -> None:
-        nonlocal rest
+        nonlocal rest, shown
         *lines, rest = (rest + said.read()).split(b"\n")
         for line in lines:
             if EPOCH.search(text := line.decode(errors="replace")):
                 say(text)
+            elif (match := UPDATES.search(text)) and time.monotonic() - shown >= every:
+                say(f"  {match[1]}")
+                shown = time.monotonic()
 
     while True:
         try:

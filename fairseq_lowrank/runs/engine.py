@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fairseq_lowrank.data.text import read_lines, say, whole_file
+from fairseq_lowrank.corpora.text import read_lines, say, whole_file
 from fairseq_lowrank.runs.commands import Commands
-from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value, preparation
+from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value
 from fairseq_lowrank.runs.results import append_result, check, read_results
 from fairseq_lowrank.runs.scoring import attention_parameters, read_training_log, score
 from fairseq_lowrank.runs.settings import Settings
@@ -79,8 +79,7 @@ class Engine:
 
     def prepare(self, corpus: str) -> None:
         if self.settings.dry_run or corpus not in self.prepared:
-            script, flags = preparation(corpus)
-            self.commands.script(self.root / "scripts" / script, [*self.settings.prepare, *flags])
+            self.commands.script(self.root / "scripts" / "prepare.sh", [corpus, *self.settings.prepare])
             self.prepared.add(corpus)
 
     def record(self, run: Run, found: dict) -> None:

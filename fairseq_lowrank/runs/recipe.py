@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from fairseq_lowrank.corpora.catalogue import CORPORA, parse
 from fairseq_lowrank.runs.settings import Settings
 
 LOGGING = ("--no-progress-bar", "--log-format", "simple", "--log-interval", "50")
@@ -52,6 +53,10 @@ class Recipe:
                 name, corpus, flags = values
                 if name in recipe.rows:
                     raise ValueError(f"row '{name}' is declared twice")
+                try:
+                    parse(corpus)
+                except ValueError as error:
+                    raise ValueError(f"row '{name}': {error}") from error
                 recipe.rows[name] = Row(name, corpus, tuple(flags.split()))
             else:
                 setattr(recipe, key, tuple(values[0].split()) if key == "common" else values[0])
@@ -156,17 +161,6 @@ def differences(flags: Sequence[str], others: Sequence[str]) -> str:
     )
 
 
-def preparation(corpus: str) -> tuple[str, list[str]]:
-    """Script and flags for a corpus such as iwslt14, multi30k-x10, wikitext-103-bpe2000 or brown-head500."""
-    name, flags = corpus, []
-    for suffix, flag in (("x", "--join"), ("bpe", "--pieces"), ("head", "--head")):
-        if match := re.fullmatch(rf"(.+)-{suffix}(\d+)", name):
-            name, flags = match[1], [*flags, flag, match[2]]
-    if match := re.fullmatch(r"(wikitext)-(\d+)", name):
-        name, flags = match[1], [*flags, "--size", match[2]]
-    return f"prepare_{name}.sh", flags
-
-
 # --- what a smoke run changes: the corpus (Multi30k, a part of Brown), sizes and lengths; it is changed nowhere else ---
 
 
@@ -190,15 +184,17 @@ def smoke_language_model(flags: Sequence[str]) -> list[str]:
 
 
 SMOKE = {"translation": smoke_translation, "language-model": smoke_language_model}
+SMOKE_CORPUS = {"translation": "multi30k", "language-model": "brown"}
 
 
-def smoke_corpus(kind: str, corpus: str) -> str:
-    """The small corpus in the place of another, joined or cut into pieces as that one is."""
-    if kind == "translation":
-        joined = re.search(r"-x(\d+)$", corpus)
-        return "multi30k" + (joined[0] if joined else "")
-    pieces = re.search(r"-bpe(\d+)", corpus)
-    return "brown-head500" + (f"-bpe{min(int(pieces[1]), 2000)}" if pieces else "")
+def smoke_corpus(kind: str, name: str) -> str:
+    """The small form of a corpus, or of a small one in its place, joined or cut into pieces as that one is."""
+    corpus, values = parse(name)
+    if corpus.trial is None:
+        corpus = CORPORA[SMOKE_CORPUS[kind]]
+    if pieces := values.get("pieces"):
+        values["pieces"] = min(pieces, 2000)
+    return corpus.form(values | corpus.trial)
 
 
 def last_value(flags: Sequence[str], name: str, default: str) -> str:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_lowrank.data.text import read_lines, say
+from fairseq_lowrank.corpora.text import read_lines, say
 
 Number, Text = (int, float), (str,)
 # Every line has these, of these types.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fairseq_lowrank.data.text import read_lines, write_lines
+from fairseq_lowrank.corpora.catalogue import parse
+from fairseq_lowrank.corpora.text import read_lines, write_lines
 from fairseq_lowrank.runs.recipe import Run, last_value
 from fairseq_lowrank.runs.settings import Settings
 from fairseq_lowrank.runs.training import Execute
@@ -20,11 +21,11 @@ def score_translation(run: Run, settings: Settings, root: Path, execute: Execute
     """BLEU on the test set, and with VALID on the validation set too."""
     target = last_value(run.flags, "--target-lang", "en")
     splits = ("valid", "test") if settings.valid else ("test",)
-    pieces = "sentencepiece" if run.corpus.startswith("multi30k") else "subword_nmt"
+    pieces = parse(run.corpus)[0].remove_bpe
     for split in splits:
         words = ["fairseq-generate", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
         words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]
-        words += ["--remove-bpe", pieces, "--max-tokens", "4096", *settings.generate]
+        words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that has hardly begun does not know when to stop
             words += ["--max-len-a", "0", "--max-len-b", "10"]
         execute_anew(execute, words, run.folder / f"generate-{split}.out", settings)

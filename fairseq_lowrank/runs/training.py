@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairseq_lowrank.data.text import read_lines, say, whole_file
+from fairseq_lowrank.corpora.text import read_lines, say, whole_file
 from fairseq_lowrank.runs import provenance
 from fairseq_lowrank.runs.recipe import Run, differences, last_values
 from fairseq_lowrank.runs.settings import Settings

@@ -34,7 +34,7 @@ class InProcess:
             file.write("\n".join([f"+ {shlex.join(words)}", said, *records, ""]))
 
     def script(self, path, flags):
-        self.calls.append(path.name)
+        self.calls.append(f"{path.name} {flags[0]}")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def recipe(request):
 
     def make(kind: str = "translation", **rows: str) -> Recipe:
         lines = ["paper\town", "table\ttiny", f"common\t{COMMON[kind]} {TRAINING}"]
-        lines += [f"row\t{name}\tsmall\t{flags}" for name, flags in rows.items()]
+        lines += [f"row\t{name}\tiwslt14\t{flags}" for name, flags in rows.items()]
         return Recipe.read(kind, request.config.rootpath, lines)
 
     return make
@@ -56,11 +56,11 @@ def recipe(request):
 
 @pytest.fixture
 def settings(tmp_path, translation_data):
-    """``settings(**changes)``: for a work folder that holds the corpus `small`."""
-    small = tmp_path / "work" / "data" / "small"
-    small.mkdir(parents=True)
-    (small / "bin").symlink_to(translation_data)
-    (small / "tok").symlink_to(translation_data.parent)
+    """``settings(**changes)``: for a work folder that holds a tiny corpus in the place of `iwslt14`."""
+    tiny = tmp_path / "work" / "data" / "iwslt14"
+    tiny.mkdir(parents=True)
+    (tiny / "bin").symlink_to(translation_data)
+    (tiny / "tok").symlink_to(translation_data.parent)
 
     def make(**changes) -> Settings:
         return Settings(**{"work": tmp_path / "work", "results": tmp_path / "results" / "own.jsonl", **changes})

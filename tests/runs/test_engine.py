@@ -2,6 +2,7 @@
 
 import gzip
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +10,10 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.runs import engine as engines
 from fairseq_lowrank.runs import provenance, training
 from fairseq_lowrank.runs.engine import Busy
-from fairseq_lowrank.runs.recipe import differences, last_values, preparation
+from fairseq_lowrank.runs.recipe import Recipe, differences, last_values, smoke_corpus
 from fairseq_lowrank.runs.results import read_results
 
-TRAINED = ["prepare_small.sh", "fairseq-train"]
+TRAINED = ["prepare.sh iwslt14", "fairseq-train"]
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
 
 
@@ -48,7 +49,7 @@ def test_a_dry_run_prints_commands_and_touches_nothing(recipe, settings, tmp_pat
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     said = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
     scored = ["fairseq-generate"] * 2 if kind == "translation" else ["fairseq-eval-lm"]
-    assert said == ["scripts/prepare_small.sh", "fairseq-train", *scored, "fairseq-lowrank"]
+    assert said == ["scripts/prepare.sh", "fairseq-train", *scored, "fairseq-lowrank"]
 
 
 def test_fixed_mixing_is_no_parameter(recipe, settings, engine, translation_data):
@@ -65,9 +66,9 @@ def test_a_language_model_is_scored_by_its_perplexity(
     recipe, settings, engine, commands, tmp_path, language_model_data
 ):
     own, settings = recipe("language-model", mha="--attention mha"), settings()
-    small = tmp_path / "work" / "data" / "small"
-    (small / "bin").unlink()
-    (small / "bin").symlink_to(language_model_data)
+    tiny = tmp_path / "work" / "data" / "iwslt14"
+    (tiny / "bin").unlink()
+    (tiny / "bin").symlink_to(language_model_data)
     engine(own, settings).run_rows()
     [line] = read_results(settings.results)
     assert commands.calls[2:] == ["fairseq-eval-lm"] and line["metric"] == "perplexity"
@@ -120,7 +121,7 @@ def test_a_run_that_was_interrupted_after_training_is_only_scored(recipe, settin
     quick.fails = ()
     quick.calls.clear()
     engine(own, settings()).run_rows()
-    assert quick.calls == ["prepare_small.sh", "score"]
+    assert quick.calls == ["prepare.sh iwslt14", "score"]
 
 
 def test_a_row_recorded_under_other_flags_is_skipped_and_they_are_named(recipe, settings, engine, quick, capsys):
@@ -268,16 +269,26 @@ def test_the_last_of_a_repeated_flag_counts():
 
 
 @pytest.mark.parametrize(
-    "corpus, script, flags",
+    "kind, corpus, small",
     [
-        ("iwslt14-x10", "prepare_iwslt14.sh", "--join 10"),
-        ("wikitext-103-bpe2000", "prepare_wikitext.sh", "--pieces 2000 --size 103"),
-        ("brown-head500-bpe300", "prepare_brown.sh", "--pieces 300 --head 500"),
-        ("wmt14", "prepare_wmt14.sh", ""),
+        ("translation", "iwslt14", "multi30k"),
+        ("translation", "wmt14", "multi30k"),
+        ("translation", "iwslt14-joined-x10", "multi30k-x10"),
+        ("translation", "multi30k-x3", "multi30k-x3"),
+        ("language-model", "wikitext-103", "brown-head500"),
+        ("language-model", "wikitext-103-bpe257", "brown-head500-bpe257"),
+        ("language-model", "lm1b-bpe5000", "brown-head500-bpe2000"),
+        ("language-model", "brown", "brown-head500"),
     ],
 )
-def test_a_corpus_names_its_script_and_flags(corpus, script, flags):
-    assert preparation(corpus) == (script, flags.split())
+def test_a_trial_takes_a_small_corpus_of_the_same_form(kind, corpus, small):
+    assert smoke_corpus(kind, corpus) == small
+
+
+def test_a_row_on_a_corpus_that_is_none_is_refused_before_anything_runs():
+    lines = ["paper\town", "table\ttiny", "row\tmha\tbrown-x10\t--attention mha"]
+    with pytest.raises(ValueError, match=r"^row 'mha': no corpus 'brown-x10' here; expected one of brown\["):
+        Recipe.read("language-model", Path(), lines)
 
 
 def test_a_commit_says_whether_code_was_changed_and_without_git_there_is_the_version(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_lowrank.data.text import write_lines
+from fairseq_lowrank.corpora.text import write_lines
 from fairseq_lowrank.runs import scoring
 
 # As fairseq 0.12 prints with --log-format simple; the run was interrupted in epoch 2 and went on from epoch 1's checkpoint.

@@ -4,13 +4,14 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import pytest
 
 from fairseq_lowrank.runs import training
-from fairseq_lowrank.runs.commands import CommandFailed, Commands
+from fairseq_lowrank.runs.commands import CommandFailed, Commands, follow
 
 
 def updates(run) -> int:
@@ -146,6 +147,16 @@ def test_a_command_outlives_a_killed_engine_and_keeps_the_lock_until_it_ends(tmp
     go.touch()
     wait_for(lambda: not training.is_locked(tmp_path))
     assert log.read_text().endswith("ended\n")
+
+
+@pytest.mark.parametrize(("every", "shown"), [(0.0, 3), (60.0, 0)])
+def test_updates_are_shown_now_and_then(tmp_path, capsys, every, shown):
+    line = "epoch 001:     {} / 300 loss=8.1, ppl=270.1, wps=900"
+    log, lines = tmp_path / "log", [line.format(number) for number in (50, 100, 150)]
+    log.write_text("".join(f"date | INFO | train_inner | {said}, ups=7.1, wpb=120\n" for said in lines))
+    with open(log, "rb") as file:
+        assert follow(subprocess.Popen(["true"]), file, every) == 0
+    assert capsys.readouterr().err == "".join(f"  {said}\n" for said in lines[:shown])
 
 
 def test_a_command_that_fails_shows_the_end_of_its_log_and_its_epochs_are_shown(tmp_path, capsys):

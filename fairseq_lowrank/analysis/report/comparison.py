@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fairseq_lowrank.analysis.report.papers import canonical_paper, canonical_row, canonical_table, split_row
-from fairseq_lowrank.data.text import say
+from fairseq_lowrank.corpora.text import say
 from fairseq_lowrank.runs.results import read_results
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.

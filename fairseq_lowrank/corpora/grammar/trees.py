@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lexicon import Adjective, Modal, Noun, Time, Verb
+from fairseq_lowrank.corpora.grammar.lexicon import Adjective, Modal, Noun, Time, Verb
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """Published archives: unpacked whole or not at all, and refused in one line where they are damaged or made to harm."""
 
 import gzip
+import hashlib
 import io
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank.data import corpora
-from fairseq_lowrank.data.fetch import unpack
-from fairseq_lowrank.data.text import read_lines
+from fairseq_lowrank.corpora.__main__ import build_parser, main
+from fairseq_lowrank.corpora.fetch import download, gather, unpack
+from fairseq_lowrank.corpora.multi30k import FILES
+from fairseq_lowrank.corpora.text import read_lines, write_lines
 
 
 def make_zip(path, members, compression=zipfile.ZIP_DEFLATED):
@@ -100,14 +103,42 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_preparation_ends_in_one_line_for_a_damaged_file(tmp_path, capsys, workers):
-    for name in corpora.MULTI30K:
+    for name in FILES:
         (tmp_path / name).write_bytes(gzip.compress(b"ein Satz\n" * 50)[:-9])
     output = tmp_path / "out"
     arguments = ["multi30k", "--data", str(tmp_path), "--output", str(output), "--workers", str(workers)]
-    assert corpora.main(arguments) == 2
+    assert main(arguments) == 2
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]
-        .startswith(f"prepare_multi30k.sh: error: {tmp_path}/train.de.gz is damaged")
+        .startswith(f"scripts/prepare.sh multi30k: error: {tmp_path}/train.de.gz is damaged")
     )
     assert [path for path in output.rglob("*") if path.is_file()] == []
+
+
+def archive(folder: Path) -> Path:
+    source = folder / "wiki.train.raw"
+    write_lines(source, ["text"])
+    with tarfile.open(folder / "corpus.tgz", "w:gz") as file:
+        file.add(source, "corpus/wiki.train.raw")
+    return folder / "corpus.tgz"
+
+
+def test_a_download_with_an_unknown_checksum_is_refused_until_it_is_accepted(tmp_path):
+    packed = archive(tmp_path)
+    found = hashlib.sha256(packed.read_bytes()).hexdigest()
+    args = build_parser().parse_args(["brown", "--data", str(tmp_path / "none"), "--download"])
+    args.output = tmp_path / "out"
+    urls = {packed.as_uri(): None}
+    with pytest.raises(ValueError, match=f"--sha256 {found}"):
+        gather(args, ["wiki.train.raw"], urls)
+    assert not (args.output / "download" / "corpus.tgz").exists()
+    packed.unlink()  # it is not fetched a second time
+    args.sha256 = [found]
+    assert gather(args, ["wiki.train.raw"], urls)[0].read_text() == "text\n"
+
+
+def test_a_download_that_differs_from_its_known_checksum_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not a checksum known here"):
+        download(archive(tmp_path).as_uri(), tmp_path / "out" / "corpus.tgz", ["0" * 64])
+    assert not (tmp_path / "out" / "corpus.tgz").exists()

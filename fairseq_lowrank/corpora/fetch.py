@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fairseq_lowrank.data.text import say, whole_file
+from fairseq_lowrank.corpora.text import say, whole_file
 
 
 def sha256(path: Path) -> str:

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write a German-English corpus, made up from a small synchronous grammar.
 
 A tree (``trees.py``) is drawn at random and read off twice, by ``german.py`` and ``english.py``. What makes German
@@ -9,15 +8,14 @@ at the end, the verb last in subordinate clauses and second in main clauses what
 import argparse
 import functools
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-import english
-import german
-from lexicon import (
+from fairseq_lowrank.corpora.grammar import english, german
+from fairseq_lowrank.corpora.grammar.lexicon import (
     ADJECTIVES,
     CITIES,
     CONTROL_VERBS,
@@ -37,7 +35,17 @@ from lexicon import (
     Time,
     Verb,
 )
-from trees import Argument, Clause, Gap, Name, Nominal, NounPhrase, Pronoun, Quality, Sentence
+from fairseq_lowrank.corpora.grammar.trees import (
+    Argument,
+    Clause,
+    Gap,
+    Name,
+    Nominal,
+    NounPhrase,
+    Pronoun,
+    Quality,
+    Sentence,
+)
 
 SPLITS = {"train": 24_000, "valid": 500, "test": 500}
 
@@ -555,29 +563,13 @@ def write(folder: Path, sizes: dict[str, int], seed: int) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, nargs="?", help="where to write train, valid and test, .de and .en")
+    parser = argparse.ArgumentParser(description="Print sentence pairs.")
     parser.add_argument("--seed", type=int, default=1, help="decides every sentence (default: %(default)s)")
-    parser.add_argument("--train-size", type=int, default=SPLITS["train"], help="pairs (default: %(default)s)")
-    parser.add_argument("--show", type=int, metavar="N", help="print N pairs instead of writing a corpus")
+    parser.add_argument("--show", type=int, metavar="N", default=20, help="how many (default: %(default)s)")
     arguments = parser.parse_args()
-    if arguments.show:
-        for pair, _ in zip(pairs(arguments.seed), range(arguments.show), strict=False):
-            print(detokenize(" ".join(pair.german)), detokenize(" ".join(pair.english)), sep="\n", end="\n\n")
-        return
-    if arguments.folder is None:
-        parser.error("name the folder to write to, or give --show N")
-    sizes = SPLITS | {"train": arguments.train_size}
-    constructions = write(arguments.folder, sizes, arguments.seed)
-    total = constructions.total()
-    print(
-        f"{total:,} sentence pairs in {arguments.folder}: "
-        + ", ".join(f"{size:,} {split}" for split, size in sizes.items())
-    )
-    print("constructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in constructions.most_common()))
-    for split, count in overlaps(arguments.folder).items():
-        print(f"{split} sentences that occur in training: {count}")
+    for pair in islice(pairs(arguments.seed), arguments.show):
+        print(detokenize(" ".join(pair.german)), detokenize(" ".join(pair.english)), sep="\n", end="\n\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

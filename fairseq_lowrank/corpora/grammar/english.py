@@ -1,7 +1,7 @@
 """English: inflection, auxiliaries and do-support, and the order of words."""
 
-from lexicon import EXPERIENCES, FREQUENCIES, VOWELS, Verb, plural_or_third
-from trees import Argument, Clause, Gap, Name, Nominal, NounPhrase, Pronoun, Sentence
+from fairseq_lowrank.corpora.grammar.lexicon import EXPERIENCES, FREQUENCIES, VOWELS, Verb, plural_or_third
+from fairseq_lowrank.corpora.grammar.trees import Argument, Clause, Gap, Name, Nominal, NounPhrase, Pronoun, Sentence
 
 PRONOUNS = {
     (1, False, ""): "I me my",

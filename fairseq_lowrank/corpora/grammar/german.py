@@ -1,7 +1,7 @@
 """German: inflection, and the order of words in main, subordinate and infinitive clauses."""
 
-from lexicon import LONG_GENITIVE, Verb
-from trees import Argument, Clause, Gap, Name, Nominal, NounPhrase, Pronoun, Sentence
+from fairseq_lowrank.corpora.grammar.lexicon import LONG_GENITIVE, Verb
+from fairseq_lowrank.corpora.grammar.trees import Argument, Clause, Gap, Name, Nominal, NounPhrase, Pronoun, Sentence
 
 CASES = ("nom", "acc", "dat", "gen")
 

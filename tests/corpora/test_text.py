@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq_lowrank.data.text import (
+from fairseq_lowrank.corpora.text import (
     BytePieces,
     MosesTokenizer,
     SentencePiece,

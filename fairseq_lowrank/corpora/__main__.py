@@ -1,0 +1,99 @@
+"""`python -m fairseq_lowrank.corpora NAME …`: prepare a corpus, or the form of one that a name such as brown-head500 says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from fairseq_lowrank.corpora.catalogue import CORPORA, parse
+from fairseq_lowrank.corpora.corpus import Corpus, positive
+from fairseq_lowrank.corpora.fetch import locked
+from fairseq_lowrank.corpora.steps import JOIN, check_settings, join_sentences
+
+PROGRAM = "scripts/prepare.sh"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    names = ", ".join(corpus.usage for corpus in CORPORA.values())
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Prepare a corpus for fairseq; prints the folder of the binarised corpus.",
+        epilog=f"NAME is a corpus, or a form of one as its folder is called: {names}.",
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="NAME")
+    for name, corpus in CORPORA.items():
+        one = subparsers.add_parser(
+            name,
+            prog=f"{PROGRAM} {name}",
+            help=corpus.prepare.__doc__.splitlines()[0],
+            description=corpus.prepare.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.set_defaults(corpus=corpus)
+        add_arguments(one, corpus)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser, corpus: Corpus) -> None:
+    """Those that all corpora have, and those of `corpus`."""
+    published = corpus.published_help or corpus.name
+    parser.add_argument("--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{published})")
+    parser.add_argument("--output", type=Path, help=f"where to write (default: $LOWRANK_WORK/data/{corpus.usage})")
+    parser.add_argument("--download", action="store_true", help="fetch what --data lacks from the publisher")
+    parser.add_argument(
+        "--sha256", action="append", default=[], metavar="HASH", help="a downloaded file to accept, beside known ones"
+    )
+    parser.add_argument("--workers", type=positive, default=1, help="processes (default: %(default)s)")
+    for argument in corpus.arguments:
+        parser.add_argument(argument.flag, **argument.options)
+
+
+def expand(argv: list[str]) -> list[str]:
+    """The command line with the name of a form in front replaced by its corpus and arguments."""
+    if not argv or argv[0].startswith("-") or argv[0] in CORPORA:
+        return argv
+    corpus, values = parse(argv[0])
+    return [corpus.name, *corpus.words(values), *argv[1:]]
+
+
+def locate(args: argparse.Namespace) -> None:
+    """Fill in the default folders of `args`, whose names tell apart the forms of a corpus."""
+    corpus: Corpus = args.corpus
+    data = Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
+    work = Path(os.environ.get("LOWRANK_WORK") or Path.home() / ".cache" / "fairseq_lowrank")
+    args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)
+    args.output = args.output or work / "data" / corpus.form(vars(args) | {JOIN.name: None})
+
+
+def prepare(args: argparse.Namespace) -> Path:
+    """Make what `args` ask for, unless it is there; what is printed."""
+    with locked(args.output):
+        check_settings(args)
+        done = args.output / "bin"
+        made = done if done.exists() else args.corpus.prepare(args)
+        if sentences := getattr(args, JOIN.name, None):
+            base, args.output = args.output, args.output.with_name(args.output.name + JOIN.spell(sentences))
+            made = join_sentences(args, base)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    try:
+        argv = expand(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        parser.error(str(error))
+    args = parser.parse_args(argv)
+    locate(args)
+    try:
+        print(prepare(args))
+    except (ValueError, OSError) as error:
+        print(f"{PROGRAM} {args.corpus.name}: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""WikiText-2 and WikiText-103."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fairseq_lowrank.corpora.corpus import Argument, Corpus
+from fairseq_lowrank.corpora.fetch import gather
+from fairseq_lowrank.corpora.steps import BYTES, HEAD, language_model
+from fairseq_lowrank.corpora.text import read_lines
+
+URL = "https://wikitext.smerity.com/wikitext-{}-v1.zip"
+LINES = {"2": 36_718, "103": 1_801_350}  # of the training part
+SHA256 = {
+    "2": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
+    "103": "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+    "2-raw": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
+    "103-raw": "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
+}
+
+
+def wikitext(args: argparse.Namespace) -> Path:
+    """WikiText-2 or -103 (Merity et al., 2017): word tokens as published; the raw edition where --pieces is given."""
+    edition = args.size if args.pieces is None else f"{args.size}-raw"
+    ending = "tokens" if args.pieces is None else "raw"
+    splits = ("train", "valid", "test")
+    names = [f"wiki.{split}.{ending}|{split}.txt" for split in splits]
+    files = gather(args, names, {URL.format(edition): SHA256[edition]})
+    lines = sum(1 for _ in read_lines(files[0]))
+    for size, published in LINES.items():
+        if size != args.size and lines == published:
+            raise ValueError(f"--size {args.size}: {files[0]} has the {lines:,} lines of WikiText-{size}")
+    return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
+
+
+def published(args: argparse.Namespace, root: Path) -> str:
+    return f"wikitext-{args.size}" + ("" if args.pieces is None else "-raw")
+
+
+CORPUS = Corpus(
+    name="wikitext",
+    prepare=wikitext,
+    arguments=(
+        Argument("--size", part="-{}", choices=("2", "103"), default="103", help="which one (default: %(default)s)"),
+        HEAD,
+        BYTES,
+    ),
+    published=published,
+    published_help="wikitext-SIZE, with --pieces wikitext-SIZE-raw",
+)

@@ -1,0 +1,23 @@
+"""WikiText, as it was published."""
+
+from fairseq_lowrank.corpora.text import read_lines, write_lines
+
+
+def test_wikitext_takes_the_published_names(prepare, corpus, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    lines = list(read_lines(corpus("wikitext-2") / "valid.txt.gz"))[:60]
+    for split in ("train", "valid", "test"):
+        write_lines(data / f"wiki.{split}.tokens", lines)
+    assert prepare("wikitext", "--size", 2, "--data", data)[0] == 0
+    assert list(read_lines(tmp_path / "work" / "data" / "wikitext-2" / "tok" / "test.txt")) == lines
+    status, said = prepare("wikitext", "--size", 103, "--data", corpus("wikitext-2"))
+    assert status == 2 and "wiki.train.tokens or train.txt" in said and "wikitext-103-v1.zip" in said
+
+    write_lines(data / "wiki.train.tokens", ["word"] * 36_718)
+    status, said = prepare("wikitext", "--size", 103, "--data", data, "--head", 5)
+    assert status == 2 and said.endswith("wiki.train.tokens has the 36,718 lines of WikiText-2")
+    write_lines(data / "wiki.test.tokens", ["", " "])
+    status, said = prepare("wikitext", "--size", 2, "--data", data, "--head", 5)
+    assert status == 2 and said.endswith("wiki.test.tokens: no text for test")
+    assert not (tmp_path / "work" / "data" / "wikitext-2-head5").exists()
