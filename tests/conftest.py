@@ -22,9 +22,14 @@ CORPORA = {
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="device for the tests of ops and attention")
+    parser.addoption("--all", action="store_true", help="the whole grid too, where one case of each kind is the rule")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("grid")]
+        items[:] = [item for item in items if not item.get_closest_marker("grid")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         if "corpus" in getattr(item, "fixturenames", ()):
             item.add_marker("corpus")
