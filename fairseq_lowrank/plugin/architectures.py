@@ -7,7 +7,7 @@ import contextlib
 import copy
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -69,9 +69,15 @@ class Coverage(NamedTuple):
     reason: str
 
 
-def table() -> list[Coverage]:
-    """Every architecture of fairseq and its plugins, by model."""
-    names = sorted(ARCH_MODEL_REGISTRY, key=lambda name: (ARCH_MODEL_NAME_REGISTRY[name], name))
+def table(names: Sequence[str] = ()) -> list[Coverage]:
+    """Architectures by model: those named, or every one of fairseq and its plugins.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    if unknown := [name for name in names if name not in ARCH_MODEL_REGISTRY]:
+        raise Refused(f"{', '.join(unknown)}: unknown; expected values of fairseq-train's --arch")
+    names = sorted(names or ARCH_MODEL_REGISTRY, key=lambda name: (ARCH_MODEL_NAME_REGISTRY[name], name))
     return [coverage(name) for name in names]
 
 

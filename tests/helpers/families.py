@@ -21,6 +21,7 @@ DECODER = [
     *("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
     *("--decoder-attention-heads", "4"),
 ]
+TEXT = [*DECODER, "--decoder-input-dim", "16", "--decoder-output-dim", "16", "--tokens-per-sample", "32"]
 SPEECH = {"input_feat_per_channel": 16, "input_channels": 1}
 
 
@@ -67,6 +68,14 @@ def _edit(model) -> torch.Tensor:
     rows, whole = source(), whole_target()
     blank = whole.masked_fill(whole.gt(3), DICTIONARY.unk())
     said = model(rows, rows.ne(DICTIONARY.pad()).sum(1), blank, whole)
+    return torch.cat([part["out"].flatten() for part in said.values() if "out" in part])
+
+
+def _insert(model) -> torch.Tensor:
+    """What models say that insert words: of a translation of which nothing is there."""
+    torch.manual_seed(2)
+    rows, nothing = source(), torch.tensor([[DICTIONARY.bos(), DICTIONARY.eos()]]).repeat(3, 1)
+    said = model(rows, rows.ne(DICTIONARY.pad()).sum(1), nothing, whole_target())
     return torch.cat([part["out"].flatten() for part in said.values() if "out" in part])
 
 
@@ -150,7 +159,7 @@ def _first(function: Callable) -> Callable:
 
 
 _hear_one = {"output": _hear, "decode": _search_speech, "facts": tuple(SPEECH.items()), "task": "speech_to_text"}
-_edit_all = {"output": _edit, "decode": _refine, "task": "translation_lev"}
+_edit_all = {"output": _edit, "decode": _refine, "task": "translation_lev", "facts": (("label_smoothing", 0.1),)}
 _text = {"sites": ("decoder",), "task": "language_modeling", "output": _read, "decode": _search_text}
 _masked = {"sites": ("encoder",), "output": _understand, "decode": None}
 
@@ -159,16 +168,16 @@ FAMILIES = [
     Family("transformer_align", flags=(*ENCODER, *DECODER, "--alignment-layer", "1")),
     Family("bart_base"),
     Family("mbart_base"),
-    Family("transformer_lm", flags=(*DECODER, "--tokens-per-sample", "32"), **_text),
-    Family("transformer_lm_gpt2_tiny", flags=(*DECODER, "--tokens-per-sample", "32"), **_text),
+    Family("transformer_lm", flags=tuple(TEXT), **_text),
+    Family("transformer_lm_gpt2_tiny", flags=tuple(TEXT), **_text),
     Family("roberta_base", flags=(*ENCODER, "--tokens-per-sample", "32"), task="masked_lm", **_masked),
     Family("xmod_base_13", flags=(*ENCODER, "--tokens-per-sample", "32"), task="masked_lm", **_masked),
     Family("bert_base", flags=(*ENCODER, "--tokens-per-sample", "32"), task="legacy_masked_lm", **_masked),
     Family("nonautoregressive_transformer", **_edit_all),
     Family("cmlm_transformer", **_edit_all),
     Family("iterative_nonautoregressive_transformer", **_edit_all),
-    Family("insertion_transformer", **_edit_all),
-    Family("levenshtein_transformer", **_edit_all),
+    Family("insertion_transformer", **{**_edit_all, "output": _insert}),
+    Family("levenshtein_transformer", **{**_edit_all, "output": _insert}),
     Family("multilingual_transformer", task="multilingual_translation", output=_first(_translate), decode=None),
     Family("s2t_transformer_s", flags=(*ENCODER, *DECODER, "--conv-channels", "16"), **_hear_one),
     Family("convtransformer", flags=(*ENCODER, *DECODER), **_hear_one),

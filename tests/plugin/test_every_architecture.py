@@ -51,7 +51,7 @@ def test_stock_models_are_stock_and_a_state_of_theirs_gives_the_same(family: Fam
         assert ours(model) and not stock(model)
         assert {layer.site for layer in ours(model)} == set(family.sites)
         model.load_state_dict(theirs.state_dict(), strict=True)
-        torch.testing.assert_close(family.output(model), expected, atol=2e-5, rtol=0)
+        torch.testing.assert_close(family.output(model), expected, atol=3e-5, rtol=1e-4)
     if family.decode is not None:
         same_hypotheses(family.decode(model), family.decode(theirs))
 
@@ -62,11 +62,11 @@ def test_two_updates_train_every_layer(family: Family, preset: str):
     specs = {layer.spec for layer in ours(model)}
     assert specs == {attention_flags.AttentionOptions.from_args(_flags(preset)).spec}
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = family.output(model).float().log_softmax(-1).pow(2).mean()
+        loss = -family.output(model).float().log_softmax(-1)[..., 5].mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -94,6 +94,8 @@ def test_decoding_step_by_step_scores_as_in_one_pass(family: Family, preset: str
         pytest.skip("no decoding word by word")
     model = shake(family.build(*preset_flags(preset)))
     hypotheses = family.decode(model)
+    if hasattr(model, "set_beam_size"):  # BART takes its batches for beams ever after
+        model.set_beam_size(1)
     best = [sentence[0]["tokens"] for sentence in hypotheses]
     longest = max(map(len, best))
     tokens = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row)), value=1) for row in best])

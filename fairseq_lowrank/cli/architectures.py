@@ -1,0 +1,39 @@
+"""List fairseq's architectures and where `--attention` can choose their attention.
+
+Every architecture is built without memory, with one layer a stack; a minute for all of them, a second for one.
+
+  fairseq-lowrank architectures
+  fairseq-lowrank architectures bart_base s2t_conformer
+  fairseq-lowrank architectures --json
+
+A site that an architecture makes by itself is named with the class of its attention: `--attention-sites` chooses the others.
+What needs a package that is not installed, or the checkpoint of another model, is not built, and said to be so.
+"""
+
+from fairseq_lowrank.cli import _output
+
+NAME = "architectures"
+HELP = "list fairseq's architectures and the sites where attention can be chosen"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("names", nargs="*", metavar="ARCH", help="architectures (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args) -> None:
+    import fairseq_lowrank.plugin  # noqa: F401
+    from fairseq_lowrank.plugin import architectures
+
+    rows = architectures.table(args.names)
+    chosen = sum(bool(row.sites) for row in rows)
+    lines = [[row.architecture, ", ".join(row.sites) or "–", row.reason] for row in rows]
+    text = _columns([["architecture", "sites", "elsewhere, or why not"], *lines])
+    data = {"architectures": [row._asdict() for row in rows], "covered": chosen, "all": len(rows)}
+    _output.show(args, data, f"{text}\n{chosen} of {len(rows)} take --attention")
+
+
+def _columns(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

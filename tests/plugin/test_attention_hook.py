@@ -1,0 +1,199 @@
+"""The attention flags with fairseq's own architectures: refused in one line where they mean nothing, absent where not given."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import models, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.modules import MultiheadAttention as StockAttention
+from families import FAMILIES
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from tiny_transformer import SIZES, arguments, make_task, shake
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.plugin import architectures, attention
+from fairseq_lowrank.plugin.flags import MODEL_FLAGS
+
+BY_NAME = {family.arch: family for family in FAMILIES}
+THREE = ["transformer_iwslt_de_en", "transformer_lm", "roberta_base"]
+MIXHEAD = ("--attention", "mixhead-b")
+
+
+def parse(task, *words):
+    return options.parse_args_and_arch(options.get_training_parser(task), ["data", "--task", task, *words])
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "message"),
+    [
+        ("translation", ["--arch", "lstm"], "--attention: lstm makes its decoder attention (AttentionLayer) by itself"),
+        ("translation", ["--arch", "lightconv"], "lightconv makes its cross attention (MultiheadAttention) by itself"),
+        ("language_modeling", ["--arch", "lightconv_lm"], "lightconv_lm has no attention that can be chosen"),
+        (
+            "speech_to_text",
+            ["--arch", "s2t_conformer", "--input-feat-per-channel", "80"],
+            "s2t_conformer makes its encoder attention (MultiheadAttention) by itself, so none can be chosen there; try "
+            "--attention-sites decoder,cross",
+        ),
+        ("audio_pretraining", ["--arch", "wav2vec2"], "wav2vec2 makes its encoder attention (MultiheadAttention) by"),
+        (
+            "masked_lm",
+            ["--arch", "roberta_base", "--mha-heads-to-keep", "2"],
+            "--mha-heads-to-keep 2: expected -1, fairseq prunes the heads of its own attention only",
+        ),
+        ("masked_lm", ["--arch", "roberta_base", "--mha-reg-scale-factor", "0.1"], "--mha-reg-scale-factor 0.1: expected"),
+        (
+            "masked_lm",
+            ["--arch", "roberta_base", "--attention-sites", "decoder"],
+            "--attention-sites decoder: this model has no such attention; expected encoder",
+        ),
+        ("translation", ["--arch", "bart_base", "--embed-rank", "4"], "--embed-rank 4: bart_base is no transformer_lm"),
+        ("translation", ["--arch", "bart_base", "--encoder-attention-heads", "5"], "encoder attention: embed_dim=768 is not"),
+        ("masked_lm", ["--arch", "xmod_base_13", "--attention", "fixedhead"], "'fixedhead' needs a head size"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_chosen_is_refused_in_one_line_before_data_is_read(task, flags, message, capsys):
+    words = [word for word in flags if word != "--input-feat-per-channel" and word != "80"]
+    with pytest.raises(SystemExit) as exit:
+        parse(task, *MIXHEAD, *words)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_program_gets_a_value_error():
+    args = arguments("lstm", "--encoder-embed-dim", 16, "--encoder-hidden-size", 16)
+    args.attention = "mixhead-b"
+    with pytest.raises(ValueError, match="lstm makes its decoder attention"):
+        make_task().build_model(args)
+
+
+def test_sites_of_ours_are_chosen_beside_those_a_model_makes_itself():
+    args = architectures.default_arguments("s2t_conformer")
+    args.attention, args.attention_sites = "mixhead-b", "decoder,cross"
+    model = architectures.likeness(models.ARCH_MODEL_REGISTRY["s2t_conformer"], args)
+    assert set(attention.other_attention(model)) == {"encoder"}
+    assert {layer.site for layer in model.modules() if isinstance(layer, MultiheadAttention)} == {"decoder", "cross"}
+
+
+def test_no_flag_leaves_nothing_in_the_arguments_and_fairseq_builds_its_own():
+    for arch in ("transformer_iwslt_de_en", "bart_base"):
+        args = arguments(arch, *SIZES)
+        assert not MODEL_FLAGS.keys() & vars(args).keys()
+        model = make_task().build_model(args)
+        assert not any(isinstance(module, MultiheadAttention) for module in model.modules())
+        assert not {"extract_features", "buffered_future_mask", "need_alignment"} & vars(model.decoder).keys()
+        assert all(layer.need_attn for layer in model.decoder.layers)
+
+
+@pytest.mark.parametrize("arch", THREE)
+def test_a_stock_model_of_one_seed_is_the_same_after_one_with_our_attention(arch):
+    family = BY_NAME[arch]
+    first, _, second = family.build(), family.build(*MIXHEAD), family.build()
+    assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in first.state_dict().items())
+    assert torch.equal(family.output(first), family.output(second))
+
+
+def test_what_is_chosen_for_one_model_reaches_none_inside_it():
+    """A model that builds another, with a configuration of its own, as speech models build their encoders."""
+
+    class Outer(models.BaseFairseqModel):
+        @classmethod
+        def build_model(cls, args, task):
+            model = cls()
+            model.encoder = task.build_model(arguments("transformer", *SIZES)).encoder
+            model.decoder = models.ARCH_MODEL_REGISTRY["transformer"].build_model(args, task).decoder
+            return model
+
+    model = Outer.build_model(
+        arguments("transformer", *SIZES, *MIXHEAD, "--attention-sites", "decoder,cross"), make_task()
+    )
+    assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
+    assert isinstance(model.encoder.layers[0].self_attn, StockAttention)
+
+
+def test_hydras_store_and_the_dataclasses_hold_the_flags():
+    node = ConfigStore.instance().load("model/transformer_lm.yaml").node
+    assert MODEL_FLAGS.keys() <= set(node)
+    family = BY_NAME["transformer_lm"]
+    words = ["data", "--task", family.task, "--arch", family.arch, *family.flags]
+    args = options.parse_args_and_arch(options.get_training_parser(family.task), words)
+    config = convert_namespace_to_omegaconf(args).model
+    config = OmegaConf.merge(config, {"attention": "mixhead-b", "head_dim": 6})
+    model = models.build_model(config, family._task(args))
+    layer = model.decoder.layers[0].self_attn
+    assert (layer.spec.mixing, layer.head_dim) == ("positionwise", 6)
+
+
+def test_a_hydra_configuration_builds_a_model_without_a_dataclass():
+    args = arguments("transformer_iwslt_de_en", *SIZES, *MIXHEAD)
+    config = OmegaConf.create({name: value for name, value in vars(args).items() if not callable(value)})
+    OmegaConf.set_struct(config, True)
+    model = models.build_model(config, make_task())
+    assert model.encoder.layers[0].self_attn.spec.mixing == "positionwise"
+
+
+@pytest.mark.parametrize("arch", ["transformer_iwslt_de_en", "transformer_lm", "bart_base"])
+def test_activation_checkpoints_change_no_gradient(arch):
+    family, gradients = BY_NAME[arch], []
+    for flags in ((), ("--checkpoint-activations",)):
+        model = shake(family.build(*MIXHEAD, *flags)).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout) or hasattr(module, "p"):
+                module.p = 0.0
+        family.output(model).pow(2).mean().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    plain, checkpointed = gradients
+    assert plain.keys() == checkpointed.keys() and any("mixing" in name for name in plain)
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name], gradient, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("arch", THREE)
+def test_quantisation_noise_and_layer_drop_reach_the_layers(arch):
+    family = BY_NAME[arch]
+    side = "decoder" if family.sites == ("decoder",) else "encoder"
+    model = family.build(
+        *MIXHEAD, "--quant-noise-pq", 0.5, "--quant-noise-pq-block-size", 4, f"--{side}-layerdrop", 0.5
+    )
+    layers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
+    for layer in layers:
+        assert all(len(getattr(layer, f"{name}_proj")._forward_pre_hooks) == 1 for name in ("q", "k", "v", "out"))
+    model.train()
+    assert len({family.output(model).sum().item() for _ in range(8)}) > 1
+
+
+def test_a_low_rank_embedding_is_for_every_language_model():
+    family = BY_NAME["transformer_lm_gpt2_tiny"]
+    for flags, kind in (((), StockAttention), (MIXHEAD, MultiheadAttention)):
+        model = family.build("--embed-rank", 3, *flags)
+        assert model.decoder.embed_tokens.weight.shape[1] == 3
+        assert isinstance(model.decoder.layers[0].self_attn, kind)
+
+
+def test_the_table_says_what_is_covered_and_why_not(capsys):
+    names = ["bart_base", "bert_base", "transformer_align", "lstm", "s2t_conformer", "roberta_enc_dec", "hf_gpt2"]
+    assert cli.main(["architectures", *names]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert rows["bart_base"] == rows["transformer_align"] == rows["roberta_enc_dec"] == "encoder, decoder, cross"
+    assert rows["bert_base"] == "encoder" and rows["lstm"] == "– decoder: AttentionLayer"
+    assert rows["s2t_conformer"] == "decoder, cross encoder: MultiheadAttention"
+    assert rows["hf_gpt2"].startswith("– not built: ") and lines[-1] == "5 of 7 take --attention"
+    assert cli.main(["architectures", "bart_bas"]) == 2
+    assert "bart_bas: unknown" in capsys.readouterr().err
+
+
+def test_the_rates_and_kinds_of_flags_are_declared_once():
+    parser = options.get_training_parser("language_modeling")
+    words = ["data", "--task", "language_modeling", "--arch", "transformer_lm", *MIXHEAD]
+    args = options.parse_args_and_arch(parser, words)
+    assert isinstance(args, Namespace) and args.attention == "mixhead-b"
+    declared = [option for action in parser._actions for option in action.option_strings]
+    for name in MODEL_FLAGS:
+        assert declared.count(f"--{name.replace('_', '-')}") == 1
