@@ -12,7 +12,7 @@ and back where nothing is lost, M going into the output projection:
   any M → no mixing, where heads read one value: mqa, sha, mhe-mul
   mixhead-b → mixhead-a, where what depends on the query is 0
 
-What is inexact is refused with the reason. A stock fairseq checkpoint becomes one of the lowrank_* architecture.
+What is inexact is refused with the reason. A stock fairseq checkpoint keeps its architecture.
 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
   fairseq-lowrank convert mqa-mixed.pt --head-mixing none --output mqa.pt
