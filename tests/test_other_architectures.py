@@ -72,9 +72,6 @@ def test_an_architecture_trains_translates_and_scores(arch, aligned, tmp_path, f
     log = fairseq_command(
         "train", aligned, "--arch", arch, "--attention", "mixhead-b", *TRAIN, *train, "--save-dir", tmp_path
     )
-    losses = [
-        float(loss) for loss in re.findall(r"train_inner.*\bloss=([\d.]+)", log.replace("'", "").replace('"', ""))
-    ]
     assert "num_updates: 12" in log
     path = tmp_path / "checkpoint_last.pt"
     (model,), _ = checkpoint_utils.load_model_ensemble([str(path)])

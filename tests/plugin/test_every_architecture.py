@@ -12,8 +12,7 @@ from fairseq.modules import MultiheadAttention as StockAttention
 from families import FAMILIES, Family
 from tiny_transformer import preset_flags, shake
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, MultiheadAttention
-from fairseq_lowrank.plugin import flags as attention_flags
+from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionSpec, MultiheadAttention
 
 NAMES = [family.arch for family in FAMILIES]
 CASES = [
@@ -21,12 +20,17 @@ CASES = [
     for family in FAMILIES
     for preset in PRESETS
 ]
-SAME_PARAMETERS = {"mha", "mixhead-a", "mixhead-b", "gain"}
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=NAMES)
 
 
 def ours(model) -> list[MultiheadAttention]:
     return [module for module in model.modules() if isinstance(module, MultiheadAttention)]
+
+
+def spec(preset: str) -> AttentionSpec:
+    words = preset_flags(preset)[2:]
+    flags = zip((word.strip("-").replace("-", "_") for word in words[::2]), map(int, words[1::2]), strict=True)
+    return AttentionSpec.from_preset(preset, **dict(flags))
 
 
 def stock(model) -> list[StockAttention]:
@@ -59,8 +63,7 @@ def test_stock_models_are_stock_and_a_state_of_theirs_gives_the_same(family: Fam
 @pytest.mark.parametrize(("family", "preset"), CASES)
 def test_two_updates_train_every_layer(family: Family, preset: str):
     model = family.build(*preset_flags(preset)).train()
-    specs = {layer.spec for layer in ours(model)}
-    assert specs == {attention_flags.AttentionOptions.from_args(_flags(preset)).spec}
+    assert {layer.spec for layer in ours(model)} == {spec(preset)}
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     losses = []
@@ -119,10 +122,3 @@ def test_no_mask_of_all_pairs_is_made(family: Family):
     for module in model.modules():
         if isinstance(kept := getattr(module, "_future_mask", None), torch.Tensor):
             assert kept.numel() == 0
-
-
-def _flags(preset: str):
-    from argparse import Namespace
-
-    words = preset_flags(preset)
-    return Namespace(attention=preset, head_dim=int(words[3]) if len(words) > 2 else None)
