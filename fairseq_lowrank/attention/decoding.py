@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention.projections.projection import Memory, Projection
 
 _LEAST_ROOM = 8
 
@@ -52,7 +54,7 @@ class Saved(NamedTuple):
         cache: the memory that the tensors are views of.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: Memory
     padding: Tensor | None = None
     cache: DecodingCache | None = None
 
@@ -60,7 +62,7 @@ class Saved(NamedTuple):
     def batch(self) -> int:
         return next(iter(self.tensors.values())).size(0)
 
-    def extended(self, new: dict[str, Tensor], padding: Tensor | None) -> Saved:
+    def extended(self, new: Memory, padding: Tensor | None) -> Saved:
         """With further positions: in place where there is room behind those in use.
 
         Where gradients are recorded nothing is written in place and no cache is made.
@@ -112,14 +114,60 @@ def _join_padding(saved: Tensor | None, new: Tensor | None, old_keys: Tensor, ne
     return torch.cat((saved, new), dim=1)
 
 
-def reordered(saved: Saved, order: Tensor, beam: int) -> Saved:
-    """What cross attention saved, once for each sentence of ``beam`` hypotheses in a row.
+class Decoding(nn.Module):
+    """What a layer remembers from step to step: a dictionary for a whole model holds an entry for each layer.
 
-    Keys of an encoder belong to sentences, not to hypotheses: as in fairseq they stay while no sentence leaves the batch.
+    Attributes:
+        beam_size: how many hypotheses in a row may share the keys of one batch entry.
     """
-    if saved.batch * beam == order.size(0):
-        return saved
-    return saved.reordered(order[::beam] // beam if beam > 1 else order)
+
+    encoder_decoder_attention: bool
+    projection: Projection
+    beam_size = 1
+
+    @property
+    def _state_key(self) -> str:
+        return f"{id(self)}.attn_state"
+
+    def saved(self, incremental_state: IncrementalState | None) -> Saved | None:
+        """What this layer keeps of earlier steps."""
+        return None if incremental_state is None else incremental_state.get(self._state_key)
+
+    def save(self, incremental_state: IncrementalState, saved: Saved) -> None:
+        """Keep this for the next step."""
+        incremental_state[self._state_key] = saved
+
+    def remember(
+        self, key: Tensor | None, value: Tensor | None, padding: Tensor | None, state: IncrementalState | None
+    ) -> tuple[Memory, Tensor | None]:
+        """What keys and values are made of, joined with what is saved, and its padding."""
+        saved = self.saved(state)
+        if key is None or value is None:
+            if saved is None:
+                raise ValueError("key and value may be None only where incremental_state holds saved ones")
+            return saved.tensors, saved.padding
+        memory = self.projection.project_memory(self, key, value)
+        if state is None:
+            return memory, padding
+        saved = Saved(memory, padding) if saved is None else saved.extended(memory, padding)
+        self.save(state, saved)
+        return saved.tensors, saved.padding
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
+        """Follow the beam: entry i of the batch of saved keys and values becomes the old entry ``new_order[i]``.
+
+        Keys of an encoder belong to sentences, not to hypotheses: as in fairseq they stay while no sentence leaves the batch,
+        and are picked by sentence where ``beam_size`` says that they are kept once a sentence.
+        """
+        saved, beam = self.saved(incremental_state), self.beam_size
+        if saved is None:
+            return incremental_state
+        if self.encoder_decoder_attention:
+            if saved.batch * beam == new_order.size(0):
+                return incremental_state
+            new_order = new_order[::beam] // beam
+        self.save(incremental_state, saved.reordered(new_order))
+        return incremental_state
 
 
 def beams(batch: int, key_batch: int, allowed: int) -> int:

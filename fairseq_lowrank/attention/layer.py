@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention import states
-from fairseq_lowrank.attention.decoding import IncrementalState, Saved, beams, join_beams, reordered, split_beams
+from fairseq_lowrank.attention.decoding import Decoding, IncrementalState, beams, join_beams, split_beams
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.projections.projection import Memory
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.attention.states import SavedWithMeaning
 from fairseq_lowrank.attention.torch_module import InPlaceOfTorchs
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import ACTIVATIONS
@@ -53,7 +53,7 @@ class AttentionDropout(nn.Module):
         return f"p={self.p}"
 
 
-class MultiheadAttention(InPlaceOfTorchs):
+class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
     """Multi-head attention composed from a spec.
 
     ::
@@ -80,7 +80,6 @@ class MultiheadAttention(InPlaceOfTorchs):
         wrap_projection: applied to each projection when it is made, e.g. fairseq's ``quant_noise``.
 
     Attributes:
-        beam_size: how many hypotheses in a row may share the keys of one batch entry.
         regulariser: sees the heads of every forward pass, see :class:`Attended`.
 
     Raises:
@@ -118,7 +117,6 @@ class MultiheadAttention(InPlaceOfTorchs):
         self.add_zero_attn = add_zero_attn
         self.batch_first = batch_first
         self.backend = backend
-        self.beam_size = 1
         self.regulariser: Callable[[Attended], Tensor] | None = None
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
         check_rate("dropout", self.dropout_module.p)
@@ -200,7 +198,7 @@ class MultiheadAttention(InPlaceOfTorchs):
         queries, batch, _ = query.shape
         attn_mask = CAUSAL if is_causal and attn_mask is None else attn_mask
         need_weights = need_weights or need_head_weights
-        memory, key_padding_mask = self._remember(key, value, key_padding_mask, incremental_state)
+        memory, key_padding_mask = self.remember(key, value, key_padding_mask, incremental_state)
         unknown = key_padding_mask is None or self.encoder_decoder_attention
         query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
         key_batch, _, keys, _ = next(iter(memory.values())).shape
@@ -274,26 +272,6 @@ class MultiheadAttention(InPlaceOfTorchs):
             need_weights=need_weights,
         )
 
-    def _remember(
-        self,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None,
-        incremental_state: IncrementalState | None,
-    ) -> tuple[Memory, Tensor | None]:
-        """What keys and values are made of, joined with what is saved, and its padding."""
-        saved = self.saved(incremental_state)
-        if key is None or value is None:
-            if saved is None:
-                raise ValueError("key and value may be None only where incremental_state holds saved ones")
-            return saved.tensors, saved.padding
-        memory = self.projection.project_memory(self, key, value)
-        if incremental_state is None:
-            return memory, key_padding_mask
-        saved = Saved(memory, key_padding_mask) if saved is None else saved.extended(memory, key_padding_mask)
-        self.save(incremental_state, saved)
-        return saved.tensors, saved.padding
-
     def _append_keys(self, memory: Memory, mask: AttentionMask, keys: int) -> tuple[Memory, AttentionMask]:
         """Append the learned key and the key of zeros, which every query sees."""
         appended = (self.bias_k is not None) + self.add_zero_attn
@@ -310,38 +288,3 @@ class MultiheadAttention(InPlaceOfTorchs):
                 parts.append(remembered.new_zeros(batch, groups, 1, size))
             longer[name] = torch.cat(parts, dim=2)
         return longer, mask.with_keys(keys, appended)
-
-    # Decoding keeps one dictionary for a whole model, in which each layer has its entry.
-
-    @property
-    def _state_key(self) -> str:
-        return f"{id(self)}.attn_state"
-
-    def saved(self, incremental_state: IncrementalState | None) -> Saved | None:
-        """What this layer keeps of earlier steps."""
-        return None if incremental_state is None else incremental_state.get(self._state_key)
-
-    def save(self, incremental_state: IncrementalState, saved: Saved) -> None:
-        """Keep this for the next step."""
-        incremental_state[self._state_key] = saved
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
-        """Follow the beam: entry i of the batch of saved keys and values becomes the old entry ``new_order[i]``."""
-        saved = self.saved(incremental_state)
-        if saved is not None:
-            across = self.encoder_decoder_attention
-            ordered = reordered(saved, new_order, self.beam_size) if across else saved.reordered(new_order)
-            self.save(incremental_state, ordered)
-        return incremental_state
-
-    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {})["attention"] = states.meaning(self)
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
-        saved = local_metadata.get("attention", {})
-        states.part_projections(state_dict, prefix)
-        states.start_mixing(self, state_dict, prefix, saved)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        errors += [f"{prefix[:-1]} was saved with {difference}" for difference in states.differences(self, saved)]

@@ -5,56 +5,55 @@ So a state says what its layer computed, beside the version that torch keeps of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.attention.spec import AXES
 
-if TYPE_CHECKING:
-    from fairseq_lowrank.attention.layer import MultiheadAttention
 
-Meaning = dict[str, int | str]
+class SavedWithMeaning(nn.Module):
+    """A layer whose state has its meaning beside it, and is refused by layers of another one."""
 
+    def _meaning(self) -> dict[str, int | str]:
+        """Heads, sizes and choices."""
+        sizes = self.projection.sizes
+        named = {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
+        return {
+            "num_heads": sizes.num_heads,
+            "head_dim": sizes.head_dim,
+            "value_dim": sizes.value_dim,
+            "key_value_heads": sizes.key_value_heads or sizes.num_heads,
+            **named,
+        }
 
-def meaning(layer: MultiheadAttention) -> Meaning:
-    """Heads, sizes and choices of a layer."""
-    sizes = layer.projection.sizes
-    named = {name: getattr(layer.spec, name) for name, axis in AXES.items() if axis.choices is not None}
-    return {
-        "num_heads": sizes.num_heads,
-        "head_dim": sizes.head_dim,
-        "value_dim": sizes.value_dim,
-        "key_value_heads": sizes.key_value_heads or sizes.num_heads,
-        **named,
-    }
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata.setdefault(prefix[:-1], {})["attention"] = self._meaning()
 
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
+        saved = local_metadata.get("attention", {})
+        if saved:  # what the first states do not say
+            saved = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads"), **saved}
+        part_projections(state_dict, prefix)
+        self._start_mixing(state_dict, prefix, saved.get("mixing"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        for name, ours in self._meaning().items():
+            theirs = saved.get(name, ours)
+            # mixing that is learned starts as the identity: what had none goes on
+            if theirs != ours and not (name == "mixing" and theirs == "none" and list(self.mixing.parameters())):
+                errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
-def differences(layer: MultiheadAttention, saved: Meaning) -> list[str]:
-    """What a state says that this layer does not mean, as ``name=theirs and is loaded with ours``."""
-    found = []
-    if saved:  # what the first states do not say
-        saved = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads"), **saved}
-    for name, ours in meaning(layer).items():
-        theirs = saved.get(name, ours)
-        # mixing that is learned starts as the identity: what had none goes on
-        if theirs != ours and not (name == "mixing" and theirs == "none" and list(layer.mixing.parameters())):
-            found.append(f"{name}={theirs} and is loaded with {ours}")
-    return found
+    # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
+    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: str | None) -> None:
+        """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
 
-
-# When a state is loaded and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
-def start_mixing(layer: MultiheadAttention, state_dict: dict[str, Tensor], prefix: str, saved: Meaning) -> None:
-    """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
-
-    Args:
-        saved: empty for states of other code, such as fairseq's.
-    """
-    starts = {} if layer.mixing is None else layer.mixing.state_dict(prefix=f"{prefix}mixing.")
-    mixing = saved.get("mixing")
-    if mixing == "none" or (mixing is None and not starts.keys() & state_dict.keys()):
-        for name, start in starts.items():
-            state_dict.setdefault(name, start)
+        Args:
+            saved: the mixing that the state says it was saved with; ``None`` in states of other code, such as fairseq's.
+        """
+        starts = {} if self.mixing is None else self.mixing.state_dict(prefix=f"{prefix}mixing.")
+        if saved == "none" or (saved is None and not starts.keys() & state_dict.keys()):
+            for name, start in starts.items():
+                state_dict.setdefault(name, start)
 
 
 def part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:

@@ -27,8 +27,7 @@ class FairseqAttention(MultiheadAttention):
         need_weights: bool = True,
         static_kv: bool = False,
         attn_mask: Tensor | AttentionMask | str | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
+        **options: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """As the layer does, with fairseq's order of arguments.
 
@@ -42,17 +41,8 @@ class FairseqAttention(MultiheadAttention):
         elif self.encoder_decoder_attention and self.beam_size > 1 and key is not None and key.size(1) == query.size(1):
             key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
-        return super().forward(
-            query,
-            key,
-            value,
-            key_padding_mask,
-            incremental_state,
-            need_weights=need_weights,
-            attn_mask=attn_mask,
-            before_softmax=before_softmax,
-            need_head_weights=need_head_weights,
-        )
+        options |= {"need_weights": need_weights, "attn_mask": attn_mask}
+        return super().forward(query, key, value, key_padding_mask, incremental_state, **options)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""

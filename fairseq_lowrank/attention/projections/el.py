@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.projections.projection import Sizes
 from fairseq_lowrank.attention.projections.shared_kv import SharedKeyValue
-
-if TYPE_CHECKING:
-    from fairseq_lowrank.attention.layer import MultiheadAttention
 
 
 class EL(SharedKeyValue):
@@ -35,9 +31,9 @@ class EL(SharedKeyValue):
             )
         super().__init__(sizes)
 
-    def make(self, layer: MultiheadAttention, linear: Callable[..., nn.Module]) -> None:
+    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
         layer.k_proj = layer.v_proj = None
         layer.q_proj = linear(self.sizes.embed_dim, self.sizes.embed_dim)
 
-    def project_key(self, layer: MultiheadAttention, key: Tensor) -> Tensor:
+    def project_key(self, layer: nn.Module, key: Tensor) -> Tensor:
         return key

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.projections.projection import Entry, Memory, Sizes
 from fairseq_lowrank.attention.projections.shared import Single
 from fairseq_lowrank.ops import AttentionCall
-
-if TYPE_CHECKING:
-    from fairseq_lowrank.attention.layer import MultiheadAttention
 
 
 class HeadEmbeddings(nn.Module):
@@ -49,23 +44,23 @@ class HeadEmbeddingMul(Single):
         super().__init__(sizes)
         self.embedding_sizes = {"query": sizes.head_dim, **self.memory_sizes}
 
-    def make_further(self, layer: MultiheadAttention) -> None:
+    def make_further(self, layer: nn.Module) -> None:
         layer.head_embeddings = HeadEmbeddings(self.sizes.num_heads, **self.embedding_sizes)
 
     def embed(self, shared: Tensor, embedding: Tensor) -> Tensor:
         """Of a shared ``[B, 1, N, D]`` and head embeddings ``[H, D]`` each head's own ``[B, H, N, D]``."""
         return shared * (1 + embedding[:, None, :])
 
-    def project_query(self, layer: MultiheadAttention, query: Tensor) -> Tensor:
+    def project_query(self, layer: nn.Module, query: Tensor) -> Tensor:
         return self.embed(super().project_query(layer, query), layer.head_embeddings.query)
 
-    def attend_to(self, layer: MultiheadAttention, q: Tensor, memory: Memory, **needs: bool) -> Entry:
+    def attend_to(self, layer: nn.Module, q: Tensor, memory: Memory, **needs: bool) -> Entry:
         return Entry(q * (1 + layer.head_embeddings.key[:, None, :]), memory["key"], memory["value"])
 
-    def finish(self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall) -> Tensor:
+    def finish(self, layer: nn.Module, heads: Tensor, call: AttentionCall) -> Tensor:
         return heads * (1 + layer.head_embeddings.value[:, None, :])
 
-    def head_values(self, layer: MultiheadAttention, memory: Memory) -> Tensor:
+    def head_values(self, layer: nn.Module, memory: Memory) -> Tensor:
         values = memory["value"]
         embedded = self.embed(values, layer.head_embeddings.value)
         return torch.where(_embedded_keys(layer, values)[..., None].bool(), embedded, values)
@@ -84,9 +79,7 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
     def embed(self, shared: Tensor, embedding: Tensor) -> Tensor:
         return shared + embedding[:, None, :]
 
-    def attend_to(
-        self, layer: MultiheadAttention, q: Tensor, memory: Memory, *, whole_scores: bool, unit_rows: bool
-    ) -> Entry:
+    def attend_to(self, layer: nn.Module, q: Tensor, memory: Memory, *, whole_scores: bool, unit_rows: bool) -> Entry:
         k, v = memory["key"], memory["value"]
         embedded = _embedded_keys(layer, k)[..., None].expand(k.size(0), 1, -1, -1)
         if whole_scores or layer.add_zero_attn:
@@ -96,7 +89,7 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
             v = torch.cat((v, embedded), dim=-1)
         return Entry(q, k, v)
 
-    def finish(self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall) -> Tensor:
+    def finish(self, layer: nn.Module, heads: Tensor, call: AttentionCall) -> Tensor:
         if heads.size(-1) > self.memory_sizes["value"]:
             heads, row_sums = heads[..., :-1], heads[..., -1:]
         else:
@@ -106,7 +99,7 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
         return heads + (layer.head_embeddings.value + unused)[:, None, :] * row_sums
 
 
-def _embedded_keys(layer: MultiheadAttention, keys: Tensor) -> Tensor:
+def _embedded_keys(layer: nn.Module, keys: Tensor) -> Tensor:
     """1 at keys that have embeddings, 0 at the key of zeros: ``[1, S]`` for keys ``[B, G, S, D]``."""
     embedded = keys.new_ones(1, keys.size(2))
     if layer.add_zero_attn:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
-
-if TYPE_CHECKING:
-    from fairseq_lowrank.attention.layer import MultiheadAttention
 
 Memory = dict[str, Tensor]
 """What keys and values are made of, by name, ``[B, G, S, D]`` each: all that a decoding step keeps."""
@@ -40,7 +37,8 @@ class Entry(NamedTuple):
 class Projection:
     """A value of the projection axis; what is here is standard attention with a number of heads of queries and of memory.
 
-    Its parameters are the layer's, under fairseq's names, so that checkpoints travel; each method is handed the layer.
+    Its parameters are the layer's, under fairseq's names, so that checkpoints travel; each method is handed the layer, a
+    :class:`~fairseq_lowrank.attention.MultiheadAttention`.
 
     Args:
         sizes: of the layer.
@@ -64,7 +62,7 @@ class Projection:
         self.memory_sizes = {"key": sizes.head_dim, "value": sizes.value_dim}
         """What is remembered, by name, and its size for one of the ``memory_heads``."""
 
-    def make(self, layer: MultiheadAttention, linear: Callable[..., nn.Module]) -> None:
+    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
         """Give ``layer`` its projections: k, v, q in fairseq's order, so that the same seed draws the same weights.
 
         Args:
@@ -75,14 +73,14 @@ class Projection:
         layer.v_proj = linear(sizes.vdim, self.memory_heads * sizes.value_dim)
         layer.q_proj = linear(sizes.embed_dim, self.query_heads * sizes.head_dim)
 
-    def make_further(self, layer: MultiheadAttention) -> None:
+    def make_further(self, layer: nn.Module) -> None:
         """Give ``layer`` what it has beside projections, after all that fairseq's own layer draws."""
 
-    def project_query(self, layer: MultiheadAttention, query: Tensor) -> Tensor:
+    def project_query(self, layer: nn.Module, query: Tensor) -> Tensor:
         """The heads' own queries, which mixing reads: ``[T, B, embed_dim]`` to ``[B, H, T, head_dim]``, or one for all heads."""
         return split_heads(layer.q_proj(query), self.sizes.head_dim)
 
-    def project_memory(self, layer: MultiheadAttention, key: Tensor, value: Tensor) -> Memory:
+    def project_memory(self, layer: nn.Module, key: Tensor, value: Tensor) -> Memory:
         """What is remembered of ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
@@ -91,9 +89,7 @@ class Projection:
         projected = {"key": layer.k_proj(key), "value": layer.v_proj(value)}
         return {name: split_heads(tensor, self.memory_sizes[name]) for name, tensor in projected.items()}
 
-    def attend_to(
-        self, layer: MultiheadAttention, q: Tensor, memory: Memory, *, whole_scores: bool, unit_rows: bool
-    ) -> Entry:
+    def attend_to(self, layer: nn.Module, q: Tensor, memory: Memory, *, whole_scores: bool, unit_rows: bool) -> Entry:
         """How queries, as :meth:`project_query` made them, and memory enter the operation.
 
         Args:
@@ -102,11 +98,11 @@ class Projection:
         """
         return Entry(q, memory["key"], memory["value"])
 
-    def finish(self, layer: MultiheadAttention, heads: Tensor, call: AttentionCall) -> Tensor:
+    def finish(self, layer: nn.Module, heads: Tensor, call: AttentionCall) -> Tensor:
         """``[B, H, T, value_dim]`` (or one head for all) of what the operation made of ``call``."""
         return heads
 
-    def head_values(self, layer: MultiheadAttention, memory: Memory) -> Tensor:
+    def head_values(self, layer: nn.Module, memory: Memory) -> Tensor:
         """The values that each head averages, ``[B, H, S, value_dim]``."""
         return memory["value"].repeat_interleave(self.sizes.num_heads // memory["value"].size(1), dim=1)
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.projections.projection import Entry, Memory, Projection, Sizes, split_heads
-
-if TYPE_CHECKING:
-    from fairseq_lowrank.attention.layer import MultiheadAttention
 
 
 class SharedKeyValue(Projection):
@@ -31,24 +27,24 @@ class SharedKeyValue(Projection):
             )
         self.memory_sizes = {"key": sizes.head_dim}
 
-    def make(self, layer: MultiheadAttention, linear: Callable[..., nn.Module]) -> None:
+    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
         layer.k_proj = linear(self.sizes.kdim, self.memory_heads * self.sizes.head_dim)
         layer.v_proj = None
         layer.q_proj = linear(self.sizes.embed_dim, self.query_heads * self.sizes.head_dim)
 
-    def project_memory(self, layer: MultiheadAttention, key: Tensor, value: Tensor) -> Memory:
+    def project_memory(self, layer: nn.Module, key: Tensor, value: Tensor) -> Memory:
         if not _is_same(key, value):
             raise ValueError(f"projection {self.name!r} uses the keys as values: value must be key itself")
         return {"key": split_heads(self.project_key(layer, key), self.sizes.head_dim)}
 
-    def project_key(self, layer: MultiheadAttention, key: Tensor) -> Tensor:
+    def project_key(self, layer: nn.Module, key: Tensor) -> Tensor:
         """``[S, B, kdim]`` to ``[S, B, heads * head_dim]``."""
         return layer.k_proj(key)
 
-    def attend_to(self, layer: MultiheadAttention, q: Tensor, memory: Memory, **needs: bool) -> Entry:
+    def attend_to(self, layer: nn.Module, q: Tensor, memory: Memory, **needs: bool) -> Entry:
         return Entry(q, memory["key"], memory["key"])
 
-    def head_values(self, layer: MultiheadAttention, memory: Memory) -> Tensor:
+    def head_values(self, layer: nn.Module, memory: Memory) -> Tensor:
         return super().head_values(layer, {"value": memory["key"]})
 
 
