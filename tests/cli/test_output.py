@@ -18,6 +18,7 @@ FOLDER_COMMANDS = {
     "spectrum": ["checkpoint.pt"],
     "representation": [],
     "report": ["results"],
+    "variants": [],
 }
 FILE_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
 
