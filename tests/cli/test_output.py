@@ -19,6 +19,8 @@ FOLDER_COMMANDS = {
     "representation": [],
     "report": ["results"],
     "variants": [],
+    "compare": ["results"],
+    "controlled": ["matrices", "--results", "results.jsonl"],
 }
 FILE_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
 
