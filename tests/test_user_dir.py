@@ -102,7 +102,7 @@ def test_hydra_trains_a_model_named_on_its_command_line(translation_data, tmp_pa
         "fairseq-hydra-train",
         *(f"common.user_dir={REPOSITORY / 'fairseq_lowrank'}", "common.cpu=true", "dataset.num_workers=0"),
         *("task=translation", f"task.data={translation_data}", "task.source_lang=de", "task.target_lang=en"),
-        *("+model._name=lowrank_transformer_iwslt_de_en", "+model.attention=mixhead-b", "+model.encoder_layers=1"),
+        *("+model._name=transformer_iwslt_de_en", "+model.attention=mixhead-b", "+model.encoder_layers=1"),
         *("+model.encoder_embed_dim=16", "+model.encoder_ffn_embed_dim=16", "+model.decoder_layers=1"),
         *("criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed", "dataset.max_tokens=500"),
         *("optimization.max_update=2", "optimization.lr=[0.01]", f"checkpoint.save_dir={tmp_path / 'checkpoints'}"),

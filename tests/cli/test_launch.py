@@ -40,7 +40,7 @@ class RecordedCrossEntropy(CrossEntropyCriterion):
         return loss, size, output
 """
 TRAIN = [
-    *("--arch", "lowrank_transformer", "--attention", "mixhead-b", "--criterion", "recorded_cross_entropy", "--cpu"),
+    *("--arch", "transformer", "--attention", "mixhead-b", "--criterion", "recorded_cross_entropy", "--cpu"),
     *("--encoder-layers", "1", "--decoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
     *("--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--dropout", "0", "--optimizer", "adam"),
     *("--mixing-orthogonality", "0.01", "--row-space-penalty", "0.01", "--column-space-penalty", "0.01"),
