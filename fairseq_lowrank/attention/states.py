@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Meaning = dict[str, int | str]
 
+_MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
+
 
 def meaning(layer: MultiheadAttention) -> Meaning:
     """Heads, sizes and choices of a layer."""
@@ -34,11 +36,12 @@ def differences(layer: MultiheadAttention, saved: Meaning) -> list[str]:
     """What a state says that this layer does not mean, as ``name=theirs and is loaded with ours``."""
     found = []
     if saved:  # what the first states do not say
-        saved = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads"), **saved}
+        sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
+        saved = {**sizes, "score_mixing": "none", **saved}
     for name, ours in meaning(layer).items():
         theirs = saved.get(name, ours)
         # mixing that is learned starts as the identity: what had none goes on
-        if theirs != ours and not (name == "mixing" and theirs == "none" and list(layer.mixing.parameters())):
+        if theirs != ours and not (name in _MIXINGS and theirs == "none" and list(getattr(layer, name).parameters())):
             found.append(f"{name}={theirs} and is loaded with {ours}")
     return found
 
@@ -50,11 +53,14 @@ def start_mixing(layer: MultiheadAttention, state_dict: dict[str, Tensor], prefi
     Args:
         saved: empty for states of other code, such as fairseq's.
     """
-    starts = {} if layer.mixing is None else layer.mixing.state_dict(prefix=f"{prefix}mixing.")
-    mixing = saved.get("mixing")
-    if mixing == "none" or (mixing is None and not starts.keys() & state_dict.keys()):
-        for name, start in starts.items():
-            state_dict.setdefault(name, start)
+    for axis in _MIXINGS:
+        module = getattr(layer, axis)
+        starts = {} if module is None else module.state_dict(prefix=f"{prefix}{axis}.")
+        # Our own states of before an axis never had it.
+        mixing = saved.get(axis, "none" if saved else None)
+        if mixing == "none" or (mixing is None and not starts.keys() & state_dict.keys()):
+            for name, start in starts.items():
+                state_dict.setdefault(name, start)
 
 
 def part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:
