@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention.decoding import Decoding, IncrementalState, beams, join_beams, split_beams
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
-from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.projections.projection import Memory
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.attention.states import SavedWithMeaning
 from fairseq_lowrank.attention.torch_module import InPlaceOfTorchs
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, attention
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import check_backend, reference
 from fairseq_lowrank.ops.attention.call import check_rate
@@ -130,10 +130,11 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
         self.bias_k, self.bias_v = [*appended, None, None][:2]
         self.reset_parameters()
         self.projection.make_further(self)
+        self.score_mixing = SCORE_MIXINGS[spec.score_mixing](num_heads, self.head_dim)
         self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
         head = torch.empty(1, num_heads, 1, self.head_dim)
-        mixing = None if self.mixing is None else self.mixing.operation(head)
-        check_backend(backend, AttentionCall(DotProduct(head, head), head, mixing=mixing, activation=spec.activation))
+        call = AttentionCall(DotProduct(head, head), head, activation=spec.activation, **self._mixings(head))
+        check_backend(backend, call)
 
     def reset_parameters(self) -> None:
         """Fairseq's starts of the projections (what else there is starts where it is made)."""
@@ -252,25 +253,31 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
         """What is asked of attention; with ``whole_scores`` the scores have what the activation would cancel too."""
         # One query for all heads attends once, its heads being copies of each other, unless something tells them apart or
         # compares them.
-        if self.mixing is not None or mask.differs_by_head or self.regulariser is not None:
+        mixes = self.score_mixing is not None or self.mixing is not None
+        if mixes or mask.differs_by_head or self.regulariser is not None:
             q = q.expand(-1, self.num_heads, -1, -1)
-        mixing = None if self.mixing is None else self.mixing.operation(q)
+        mixings = self._mixings(q)
         q, k, v = self.projection.attend_to(
             self,
             q,
             memory,
             whole_scores=whole_scores or not ACTIVATIONS[self.spec.activation].shift_invariant,
-            unit_rows=mixing is None and not dropout_p,
+            unit_rows=self.mixing is None and not dropout_p,
         )
         return AttentionCall(
             DotProduct(q, k, self.scaling),
             v,
             mask,
-            mixing=mixing,
             activation=self.spec.activation,
             dropout_p=dropout_p,
             need_weights=need_weights,
+            **mixings,
         )
+
+    def _mixings(self, q: Tensor) -> dict[str, HeadMixing | None]:
+        """What mixes the scores and the probabilities of the heads' own queries."""
+        modules = {"before": self.score_mixing, "mixing": self.mixing}
+        return {name: None if module is None else module.operation(q) for name, module in modules.items()}
 
     def _append_keys(self, memory: Memory, mask: AttentionMask, keys: int) -> tuple[Memory, AttentionMask]:
         """Append the learned key and the key of zeros, which every query sees."""

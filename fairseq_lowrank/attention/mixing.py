@@ -1,4 +1,4 @@
-"""The parameters of head mixing: the mixing axis, P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12)."""
+"""The parameters of head mixing: of probabilities, P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12), and of scores."""
 
 from __future__ import annotations
 
@@ -73,3 +73,6 @@ MIXINGS = {
     "diagonal": lambda num_heads, head_dim: Mixing(torch.ones(num_heads), rule=DiagonalMixing),
 }
 """Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis."""
+
+SCORE_MIXINGS = {name: MIXINGS[name] for name in ("none", "static")}
+"""Those of the axis of mixing before the softmax, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436)."""

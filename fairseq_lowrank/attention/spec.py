@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.projections import PROJECTIONS, Projection, Sizes
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
@@ -50,6 +50,7 @@ AXES = {
         "(default: as many as heads)",
     ),
     "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
+    "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
 }
@@ -63,6 +64,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "mixhead-random": {"mixing": "random"},
     "avghead": {"mixing": "average"},
     "gain": {"mixing": "diagonal"},
+    "talking-heads": {"score_mixing": "static", "mixing": "static"},
     "mhe-add": {"projection": "head-embedding-add"},
     "mhe-mul": {"projection": "head-embedding-mul"},
     "sha": {"projection": "single"},
@@ -94,6 +96,7 @@ class AttentionSpec:
         key_value_heads: g heads of keys and values, of which head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
             own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
+        score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
 
@@ -105,6 +108,7 @@ class AttentionSpec:
     value_dim: int | None = None
     key_value_heads: int | None = None
     projection: str = "independent"
+    score_mixing: str = "none"
     activation: str = "softmax"
     mixing: str = "none"
 

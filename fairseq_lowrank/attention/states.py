@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention.spec import AXES
 
 
+_MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
+
+
 class SavedWithMeaning(nn.Module):
     """A layer whose state has its meaning beside it, and is refused by layers of another one."""
 
@@ -33,27 +36,33 @@ class SavedWithMeaning(nn.Module):
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
         saved = local_metadata.get("attention", {})
         if saved:  # what the first states do not say
-            saved = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads"), **saved}
+            sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
+            saved = {**sizes, "score_mixing": "none", **saved}
         part_projections(state_dict, prefix)
-        self._start_mixing(state_dict, prefix, saved.get("mixing"))
+        self._start_mixing(state_dict, prefix, saved)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
             # mixing that is learned starts as the identity: what had none goes on
-            if theirs != ours and not (name == "mixing" and theirs == "none" and list(self.mixing.parameters())):
+            starts = name in _MIXINGS and theirs == "none" and list(getattr(self, name).parameters())
+            if theirs != ours and not starts:
                 errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
     # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
-    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: str | None) -> None:
+    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: dict[str, int | str]) -> None:
         """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
 
         Args:
-            saved: the mixing that the state says it was saved with; ``None`` in states of other code, such as fairseq's.
+            saved: what the state says it was saved with; empty in states of other code, such as fairseq's, which never had
+                mixing if they have nothing of it.
         """
-        starts = {} if self.mixing is None else self.mixing.state_dict(prefix=f"{prefix}mixing.")
-        if saved == "none" or (saved is None and not starts.keys() & state_dict.keys()):
-            for name, start in starts.items():
-                state_dict.setdefault(name, start)
+        modules = {axis: getattr(self, axis) for axis in _MIXINGS if getattr(self, axis) is not None}
+        starts = {axis: module.state_dict(prefix=f"{prefix}{axis}.") for axis, module in modules.items()}
+        of_other_code = not saved and not any(state_dict.keys() & start.keys() for start in starts.values())
+        for axis, start in starts.items():
+            if of_other_code or saved.get(axis) == "none":
+                for name, tensor in start.items():
+                    state_dict.setdefault(name, tensor)
 
 
 def part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:

@@ -203,7 +203,7 @@ class AttentionOptions:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
         except ValueError as error:
             raise Refused(str(error)) from error
-        if scale != 1 and not learns_mixing(spec.mixing):
+        if scale != 1 and not (learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)):
             raise Refused(
                 f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
                 "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
@@ -272,8 +272,8 @@ class AttentionOptions:
             raise Refused(
                 f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}"
             )
-        if layer.mixing is not None:
-            for parameter in layer.mixing.parameters():
+        for mixing in filter(None, (layer.score_mixing, layer.mixing)):
+            for parameter in mixing.parameters():
                 parameter.optim_overrides["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
 

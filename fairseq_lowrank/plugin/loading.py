@@ -335,14 +335,14 @@ def differences(message: str) -> str | None:
         if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", message):
             names = re.findall(r'"([^"]+)"', listed[1])
             found.append(f"only the {owner} has {count(names)}")
-            lost = names if kind == "Missing" and all(".mixing." in name for name in names) else []
+            lost = names if kind == "Missing" and all(re.search(r"\b(score_)?mixing\.", name) for name in names) else []
     shapes = re.findall(r"size mismatch for (\S+): .*?Size\((.*?)\) from checkpoint.*?Size\((.*?)\)", message)
     if shapes:
         name, theirs, ours = shapes[0]
         more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
         found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
     # a state that never had mixing misses none of it
-    if lost and len(found) == 1 and "was saved with mixing=" not in message:
+    if lost and len(found) == 1 and not re.search("was saved with (score_)?mixing=", message):
         return f"The checkpoint is damaged: it has lost {count(lost)}, which it was saved with"
     # of weights that fit, the layers of attention say what else is different
     if not found and (meanings := re.findall(r"(\S+) was saved with (\S+) and is loaded with (\S+)", message)):

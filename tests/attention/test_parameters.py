@@ -54,6 +54,7 @@ def test_mixing_adds_the_published_number_of_parameters(number, heads, head_dim,
     assert total("mixhead-b") - total("mha") == positionwise
     assert total("mixhead-random") == total("avghead") == total("mha")
     assert total("gain") - total("mha") == number * heads
+    assert total("talking-heads") - total("mha") == 2 * static
 
 
 PROJECTIONS = {f"{name}_proj.{kind}" for name in "qkv" for kind in ("weight", "bias")}
@@ -62,6 +63,7 @@ HEAD_EMBEDDINGS = {f"head_embeddings.{name}" for name in ("query", "key", "value
 EXPECTED_NAMES = {
     **dict.fromkeys(("mha", "fixedhead", "sha", "mqa", "gqa"), PROJECTIONS | OUTPUT),
     **dict.fromkeys(("mixhead-a", "mixhead-random", "avghead", "gain"), PROJECTIONS | OUTPUT | {"mixing.weight"}),
+    "talking-heads": PROJECTIONS | OUTPUT | {"score_mixing.weight", "mixing.weight"},
     "mixhead-b": PROJECTIONS | OUTPUT | {"mixing.weight", "mixing.query_weight"},
     **dict.fromkeys(("mhe-add", "mhe-mul"), PROJECTIONS | OUTPUT | HEAD_EMBEDDINGS),
     "skv": PROJECTIONS - {"v_proj.weight", "v_proj.bias"} | OUTPUT,
@@ -76,7 +78,7 @@ def test_checkpoints_hold_these_names(preset, make):
     weights = {name for name in EXPECTED_NAMES[preset] if not name.endswith("bias")}
     assert set(make(preset, head_dim=4, bias=False).state_dict()) == weights
     learned = dict(layer.named_parameters())
-    assert ("mixing.weight" in learned) == (preset in ("mixhead-a", "mixhead-b", "gain"))
+    assert ("mixing.weight" in learned) == (preset in ("mixhead-a", "mixhead-b", "gain", "talking-heads"))
 
 
 def test_shapes_of_mixing_and_head_embeddings():
@@ -94,14 +96,14 @@ def test_mixing_starts_at_the_identity():
 
 
 @pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "gain"])
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "gain", "talking-heads"])
 def test_at_its_start_a_mixhead_layer_computes_what_the_standard_layer_computes(preset, activation, inputs, device):
     x = inputs(5, 2, 12, dtype=torch.float32)
     options = {"activation": activation, "self_attention": True}
     standard = build_attention("mha", 12, 3, **options, backend="reference").to(device)
     mixhead = build_attention(preset, 12, 3, **options, backend="reference").to(device)
     missing, unexpected = mixhead.load_state_dict(standard.state_dict(), strict=False)
-    assert not unexpected and all(name.startswith("mixing.") for name in missing)
+    assert not unexpected and all("mixing." in name for name in missing)
     expected, expected_weights = standard(x, x, x, attn_mask="causal")
     output, weights = mixhead(x, x, x, attn_mask="causal")
     assert torch.equal(output, expected) and torch.equal(weights, expected_weights)
@@ -167,7 +169,7 @@ def test_every_parameter_gets_a_gradient(preset, activation, make, inputs):
 @pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "mhe-add", "mhe-mul"])
 def test_mixing_and_head_embeddings_are_exempt_from_weight_decay(preset, make):
     for name, parameter in make(preset).named_parameters():
-        extra = name.startswith(("mixing.", "head_embeddings."))
+        extra = name.startswith(("mixing.", "score_mixing.", "head_embeddings."))
         assert hasattr(parameter, "optim_overrides") == extra, name
         if extra:
             assert parameter.optim_overrides["optimizer"]["weight_decay"] == 0

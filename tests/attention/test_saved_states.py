@@ -8,6 +8,7 @@ from fairseq_lowrank.attention import build_attention
 LEARNED = {
     "mixhead-a": ["mixing.weight"],
     "gain": ["mixing.weight"],
+    "talking-heads": ["score_mixing.weight", "mixing.weight"],
     "mixhead-b": ["mixing.weight", "mixing.query_weight"],
 }
 FIXED = {"mixhead-random": ["mixing.weight"], "avghead": ["mixing.weight"]}
@@ -23,7 +24,7 @@ def trained(preset):
 @pytest.mark.parametrize("preset", LEARNED)
 def test_a_state_saved_without_mixing_gets_the_identity(preset):
     layer, state = build_attention(preset, 12, 3), trained("mha")
-    start = {name: tensor.clone() for name, tensor in layer.mixing.state_dict(prefix="mixing.").items()}
+    start = {name: tensor.clone() for name, tensor in layer.state_dict().items() if name not in state}
     layer.load_state_dict(state)
     loaded = layer.state_dict()
     assert not start.keys() & state.keys()
@@ -35,6 +36,7 @@ def test_a_state_saved_without_mixing_gets_the_identity(preset):
     [
         *((preset, names) for preset, names in {**LEARNED, **FIXED}.items()),
         ("mixhead-b", ["mixing.weight"]),
+        ("talking-heads", ["score_mixing.weight"]),
         ("mixhead-b", ["mixing.query_weight"]),
     ],
 )
@@ -62,3 +64,16 @@ def test_a_state_of_other_code_may_not_lack_some_of_the_mixing(lost):
     del state[lost]
     with pytest.raises(RuntimeError, match=f'Missing key.*"{lost}"'):
         build_attention("mixhead-b", 12, 3).load_state_dict(state)
+
+
+def test_a_state_of_before_scores_were_mixed_goes_on_with_the_identity():
+    layer, state = build_attention("talking-heads", 12, 3), trained("mixhead-a")
+    del state._metadata[""]["attention"]["score_mixing"]
+    layer.load_state_dict(state)
+    assert torch.equal(layer.score_mixing.weight, torch.eye(3))
+    assert torch.equal(layer.mixing.weight, state["mixing.weight"])
+
+
+def test_a_state_that_mixes_scores_is_no_mixhead():
+    with pytest.raises(RuntimeError, match="saved with score_mixing=static and is loaded with none"):
+        build_attention("mixhead-a", 12, 3).load_state_dict(trained("talking-heads"))

@@ -29,6 +29,7 @@ def test_the_axes_and_their_values():
         "mixhead-random": AttentionSpec(mixing="random"),
         "avghead": AttentionSpec(mixing="average"),
         "gain": AttentionSpec(mixing="diagonal"),
+        "talking-heads": AttentionSpec(score_mixing="static", mixing="static"),
         "mhe-add": AttentionSpec(projection="head-embedding-add"),
         "mhe-mul": AttentionSpec(projection="head-embedding-mul"),
         "sha": AttentionSpec(projection="single"),
@@ -44,7 +45,7 @@ def test_a_preset_sets_axes(preset, expected):
 
 
 def test_there_is_no_preset_beyond_those_tested():
-    assert len(PRESETS) == 14
+    assert len(PRESETS) == 15
 
 
 def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
@@ -62,7 +63,7 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         (
             "mha",
             {"score": "cosine"},
-            "unknown attention axis score: expected head_dim, value_dim, key_value_heads, projection, activation, mixing",
+            "unknown attention axis score: expected head_dim, value_dim, key_value_heads, projection, score_mixing, activation, mixing",
         ),
         ("mha", {"projection": "lowrank"}, "projection='lowrank': expected one of .*multi-query"),
         ("mha", {"activation": "relu"}, "activation='relu': expected one of softmax, sigsoftmax"),

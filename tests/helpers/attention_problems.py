@@ -3,6 +3,8 @@
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fairseq_lowrank.ops import (
     AttentionCall,
@@ -118,3 +120,18 @@ def hidden(problem):
                 if later or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True
     return result
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the size in bytes of the largest memory behind any tensor that an operation gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if torch.is_tensor(leaf):
+                self.bytes = max(self.bytes, leaf.untyped_storage().nbytes())
+        return result

@@ -2,29 +2,12 @@
 
 import pytest
 import torch
-from attention_problems import attend, leaves, mixing_of
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from attention_problems import LargestTensor, attend, leaves, mixing_of
 
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
-from fairseq_lowrank.ops.attention import blocked, reference, sdpa
+from fairseq_lowrank.ops.attention import blocked
 
 HEADS, DIM = 2, 4
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the size in bytes of the largest memory behind any tensor that an operation gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if torch.is_tensor(leaf):
-                self.bytes = max(self.bytes, leaf.untyped_storage().nbytes())
-        return result
 
 
 def problem(length, device, *, mixing="none", before="none", heads=HEADS, groups=None, **options):
@@ -192,45 +175,6 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
         (kept[0][:, :, : length // 2], kept[0][:, :, length // 2 :]),
     ]:
         assert (first == second).float().mean().item() == pytest.approx(0.5, abs=0.02)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "options"),
-    [
-        (sdpa, {"length": 300}),
-        (blocked, {"length": 300, "mixing": "static"}),
-        (blocked, {"length": 300, "activation": "sigsoftmax"}),
-        (blocked, {"length": 300, "groups": 1}),
-        (sdpa, {"length": 1024, "groups": 1}),
-        (sdpa, {"length": 30, "groups": 1}),
-        (sdpa, {"length": 300, "mask": AttentionMask(False, torch.zeros(1, 300, dtype=torch.bool))}),
-        (blocked, {"length": 300, "mask": AttentionMask(True, torch.zeros(1, 300, dtype=torch.bool))}),
-        (reference, {"length": 300, "need_weights": True}),
-        (reference, {"length": 30, "mixing": "static"}),
-        (blocked, {"length": 30, "mixing": "static", "heads": 32}),
-        (blocked, {"length": 30, "mixing": "static", "groups": 1}),
-    ],
-)
-def test_auto_takes_what_was_measured_fastest(chosen, options, monkeypatch):
-    calls = []
-    for backend in (blocked, reference, sdpa):
-        compute = backend.compute
-        monkeypatch.setattr(
-            backend,
-            "compute",
-            lambda inputs, backend=backend, compute=compute: calls.append(backend) or compute(inputs),
-        )
-    attend(**problem(device="cpu", **options))
-    assert calls == [chosen]
-
-
-def test_auto_does_not_leave_dropout_on_the_cpu_to_sdpa(monkeypatch):
-    def never(inputs):
-        raise AssertionError("SDPA builds T×S weights under dropout")
-
-    monkeypatch.setattr(sdpa, "compute", never)
-    heads, _ = attend(**problem(300, "cpu", dropout_p=0.1))
-    assert heads.isfinite().all()
 
 
 def test_it_says_that_it_returns_no_weights(device):

@@ -1,0 +1,84 @@
+"""What ``auto`` chooses: never a T×T tensor where sequences are long, whatever is asked for, and only backends that run."""
+
+import importlib
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
+
+from fairseq_lowrank.ops import AttentionMask
+
+operation = importlib.import_module("fairseq_lowrank.ops.attention")  # its function has the same name in ops
+HEADS, DIM, LENGTH = 4, 2, 1024
+MASKS = {
+    "none": AttentionMask(),
+    "causal": AttentionMask(True),
+    "padding": AttentionMask(False, torch.arange(LENGTH)[None] < 3),
+    "causal and padding": AttentionMask(True, torch.arange(LENGTH)[None] < 3),
+    "appended": AttentionMask(True, appended=1),
+    "beams": AttentionMask(True, repeats=4),
+}
+RULES = [("none", "none"), ("static", "static"), ("none", "positionwise"), ("none", "diagonal")]
+CASES = list(
+    itertools.product(MASKS, [(4, 4), (2, 2), (1, 1), (1, 4), (2, 1)], ["softmax", "sigsoftmax"], RULES, [0.0, 0.1])
+)
+
+
+def problem(mask, groups, activation, rules, dropout_p, length=LENGTH):
+    generator = torch.Generator().manual_seed(2)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator).requires_grad_()
+
+    scores = (1, HEADS, length, length)
+    return {
+        "q": normal(1, HEADS, length, DIM),
+        "k": normal(1, groups[0], length, DIM),
+        "v": normal(1, groups[1], length, DIM),
+        "mask": MASKS[mask],
+        "activation": activation,
+        "before": mixing_of(rules[0], normal, scores),
+        "mixing": mixing_of(rules[1], normal, scores),
+        "dropout_p": dropout_p,
+    }
+
+
+@pytest.mark.parametrize("case", CASES[::7], ids=str)
+def test_auto_makes_no_tensor_of_all_scores(case):
+    built = problem(*case)
+    with LargestTensor() as largest:
+        heads, _ = attend(**built)
+        torch.autograd.grad(heads.sum(), list(leaves(built).values()))
+    assert largest.bytes < 4 * LENGTH**2  # those of one head
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda", "a device of which nothing was measured"])
+@pytest.mark.parametrize("case", CASES[::11], ids=str)
+def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, device_type):
+    """Asked of a stand-in for the device: the choice reads shapes and the kind of device alone."""
+    call = operation_call(problem(*case), device_type)
+    chosen = next(module for module in operation._preference(call) if module.cannot(call) is None)
+    assert chosen is not operation.reference
+    if chosen is operation.sdpa:
+        assert not operation.sdpa.needs_causal_tensor(call)
+
+
+def operation_call(built, device_type):
+    call = call_of(**built)
+    v = SimpleNamespace(device=SimpleNamespace(type=device_type), size=call.v.size, is_meta=False)
+    object.__setattr__(call, "v", v)
+    return call
+
+
+def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(monkeypatch):
+    built = problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)
+    expected, _ = attend(**built, backend="blocked")
+    monkeypatch.setattr(operation.sdpa, "unavailable", lambda device, dtype: "it wants another")
+    monkeypatch.setattr(operation.sdpa, "compute", lambda call: pytest.fail("it does not run"))
+    torch.testing.assert_close(attend(**built)[0], expected)
+    with pytest.raises(
+        ValueError, match=r"backend='sdpa' does not run on cpu in torch\.float32: it wants another; use"
+    ):
+        attend(**built, backend="sdpa")

@@ -1,0 +1,113 @@
+"""A kind of scores that no file of the package names is computed by every backend that can, and differentiated."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing, attention
+from fairseq_lowrank.ops.attention.blocks import cut
+from fairseq_lowrank.ops.attention.mask import of_head
+from fairseq_lowrank.ops.attention.parts import Part, put_together, taken_apart
+from fairseq_lowrank.ops.penalties import head_overlap
+
+
+@dataclass(frozen=True)
+class Distances(Part):
+    """a_h · (t − s): scores of positions alone."""
+
+    slopes: torch.Tensor  # [H]
+    batch: int
+    queries: int
+    keys: int
+
+    @property
+    def shape(self):
+        return self.batch, self.slopes.numel(), self.queries, self.keys
+
+    def check(self):
+        assert self.slopes.dim() == 1
+
+    def full(self):
+        return (self.slopes[:, None, None] * self.distances()).expand(self.shape)
+
+    def distances(self):
+        return torch.arange(self.queries)[:, None] - torch.arange(self.keys).to(self.slopes)
+
+    def of_head(self, batch, head, column=None):
+        slopes = (
+            of_head(self.slopes[:, None, None], batch, head)
+            if column is None
+            else (self.slopes[:, None, None] * column).sum()
+        )
+        return Distances(slopes.reshape(1), len(range(self.batch)[batch]), self.queries, self.keys)
+
+    def blocks(self, work):
+        return DistanceBlocks(self)
+
+
+class DistanceBlocks:
+    def __init__(self, scores):
+        self.scores, self.gradient = scores, torch.zeros_like(scores.slopes)
+
+    def forward(self, block, out):
+        out.copy_(cut(self.scores.distances(), block) * self.scores.slopes[:, None, None])
+
+    def backward(self, block, grad):
+        self.gradient += (grad * cut(self.scores.distances(), block)).sum(dim=(0, 2, 3))
+
+    def gradients(self):
+        return [self.gradient]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
+def test_scores_from_outside_compute_and_differentiate(activation):
+    slopes, v, weight = normal(4), normal(2, 2, 150, 3, seed=1), normal(4, 4, seed=2)
+    mask = AttentionMask(True, torch.arange(150)[None].repeat(2, 1) > 140)
+    call = AttentionCall(
+        Distances(slopes, 2, 150, 150),
+        v,
+        mask,
+        before=StaticMixing(weight),
+        mixing=StaticMixing(weight),
+        activation=activation,
+    )
+    results = []
+    for backend in ("reference", "blocked", "auto"):
+        heads, _ = attention(call, backend)
+        results.append((heads, *torch.autograd.grad(heads.pow(2).sum(), [slopes, v, weight])))
+    for other in results[1:]:
+        for one, exact in zip(other, results[0], strict=True):
+            torch.testing.assert_close(one, exact)
+    with pytest.raises(ValueError, match="backend='sdpa' cannot compute scores other than dot products"):
+        attention(call, "sdpa")
+
+
+def test_scores_from_outside_are_penalised():
+    slopes = normal(3)
+    weight = normal(3, 3, seed=1)
+
+    def overlap(slopes, weight):
+        scores = Distances(slopes, 2, 4, 5)
+        return head_overlap(AttentionCall(scores, normal(2, 1, 5, 2), before=StaticMixing(weight)), ("row", "column"))
+
+    assert torch.autograd.gradcheck(overlap, (slopes, weight))
+
+
+def test_a_call_is_taken_apart_and_put_together():
+    call = AttentionCall(
+        DotProduct(normal(1, 2, 3, 4), normal(1, 1, 5, 4), 0.3),
+        normal(1, 2, 5, 1),
+        AttentionMask(True, None, normal(3, 5), appended=1),
+        mixing=PositionwiseMixing(normal(1, 3, 2, 2)),
+        dropout_p=0.5,
+    )
+    layout, tensors, numbers = taken_apart(call)
+    again = put_together(layout, tensors, numbers)
+    assert (layout, numbers) == taken_apart(again)[::2]
+    assert all(one is other for one, other in zip(tensors, taken_apart(again)[1], strict=True))
+    assert again.scores.scale == 0.3 and again.mask.appended == 1 and again.dropout_p == 0.5 and again.before is None
