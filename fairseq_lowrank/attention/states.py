@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention.spec import AXES
 
-
 _MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
 
 
@@ -43,10 +42,10 @@ class SavedWithMeaning(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
-            # mixing that is learned starts as the identity: what had none goes on
-            starts = name in _MIXINGS and theirs == "none" and list(getattr(self, name).parameters())
-            if theirs != ours and not starts:
-                errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
+            # Mixing that is learned starts as the identity: what had none goes on.
+            if theirs == ours or (name in _MIXINGS and theirs == "none" and list(getattr(self, name).parameters())):
+                continue
+            errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
     # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
     def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: dict[str, int | str]) -> None:
