@@ -26,6 +26,7 @@ EMBED_DIM, HEADS = 512, 8
 VOCABULARY, EMBED_RANK = 10_000, 64
 
 PAPERS = {
+    "talking-heads": ("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436"),
     "transformer": ("Attention is all you need", "Vaswani et al. 2017", "https://arxiv.org/abs/1706.03762"),
     "gqa": (
         "GQA: training generalized multi-query Transformer models from multi-head checkpoints",
@@ -166,6 +167,17 @@ VARIANTS: dict[str, Variant] = {
         "(w_i P_i V_i W_O,i = P_i V_i (w_i W_O,i)), so it can express no more than `mha`; it only trains otherwise. "
         "Fairseq's `--scale-heads` scales slices of the projected output instead, in decoders only.",
         "gain",
+    ),
+    "talking-heads": Variant(
+        "Talking heads: mixing before and after the softmax",
+        "S_i = Q_i K_iᵀ / √d_k   S'_i = Σ_j L[j, i] S_j   P_i = softmax(S'_i)   P̄_i = Σ_j M[j, i] P_j   O_i = P̄_i V_i,   L and M learned, from I",
+        f"{_PARAMETERS} + 2·h²",
+        _CACHED,
+        ("talking-heads",),
+        "Mixing before the softmax widens what makes patterns: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k), and that is the bilinear form "
+        "whose rank is the bottleneck. Mixing after it widens what is done with them, as in Mixhead A. Masks and biases belong to "
+        "the mixed scores: a −∞ is never mixed.",
+        "talking-heads",
     ),
     "mhe-add": Variant(
         "Multiple head embeddings, added",
