@@ -20,8 +20,6 @@ from fairseq_lowrank.plugin.loading import literal
 def extend_parser(*amendments: Callable[[argparse.Namespace, Callable[[str], bool]], None]) -> None:
     """Mend what fairseq's parser makes of the command line, refuse what cannot work in one line, and complete ``--help``.
 
-    A program that gives the parser its own arguments gets fairseq's exceptions, or :class:`Refused`.
-
     Args:
         amendments: functions of the parsed arguments, which they may change, and of a function that says whether a flag
             stands on the command line.
@@ -44,8 +42,6 @@ def extend_parser(*amendments: Callable[[argparse.Namespace, Callable[[str], boo
             if is_training(namespace) and (reason := unworkable(namespace) or refused_arguments(namespace)):
                 raise Refused(reason)
         except Exception as error:
-            if input_args is not None:
-                raise
             show_traceback()
             parser.error(unparsed(parser, error))
         return parsed

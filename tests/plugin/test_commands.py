@@ -112,12 +112,6 @@ def test_a_job_of_hydras_ends_in_one_line(capsys):
     assert job.return_value == 3
 
 
-def test_a_program_that_parses_arguments_of_its_own_gets_the_exception():
-    parser = options.get_training_parser()
-    with pytest.raises(ValueError, match="--amp needs a GPU"):
-        options.parse_args_and_arch(parser, ["data", "--arch", "transformer", "--cpu", "--amp"])
-
-
 def test_parsing_happens_in_one_wrapper():
     assert not hasattr(options.parse_args_and_arch.__wrapped__, "__wrapped__")
 
