@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -84,17 +85,27 @@ def alternate(
     Returns:
         name → seconds in each round.
     """
-    now = CLOCKS[clock]
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
+    return take_turns({name: partial(seconds, run, clock) for name, run in runs.items()}, rounds, label)
+
+
+def take_turns(measurements: dict[str, Callable[[], float]], rounds: int, label: str = "") -> dict[str, list[float]]:
+    """:func:`alternate` of what returns its seconds itself."""
+    found: dict[str, list[float]] = {name: [] for name in measurements}
+    names = list(measurements)
     for turn in tqdm(range(-1, rounds), desc=label, leave=False, disable=None):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            start = now()
-            runs[name]()
+            taken = measurements[name]()
             if turn >= 0:
-                found[name].append(now() - start)
+                found[name].append(taken)
     return found
+
+
+def seconds(run: Callable[[], object], clock: str) -> float:
+    """What ``run`` takes by one of :data:`CLOCKS`."""
+    start = CLOCKS[clock]()
+    run()
+    return CLOCKS[clock]() - start
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:

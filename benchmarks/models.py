@@ -1,4 +1,4 @@
-"""fairseq models for the benchmarks, built as fairseq's own commands build them."""
+"""fairseq models for the benchmarks, built as fairseq's own commands build them; ours want ``fairseq_lowrank.plugin`` imported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import logging
 import torch
 from fairseq import options as fairseq_options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-import fairseq_lowrank.plugin  # noqa: F401  (registers the models)
 
 STOCK = "stock"
 

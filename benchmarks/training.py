@@ -17,6 +17,8 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
+import fairseq_lowrank.plugin  # noqa: F401  (registers the models)
+
 
 def dictionary(size: int) -> Dictionary:
     words = Dictionary()

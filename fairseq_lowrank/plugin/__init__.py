@@ -35,12 +35,11 @@ arguments.extend_parser(
     arguments.bf16_without_tpu,
     arguments.layers_to_keep_as_text,
     arguments.literal_overrides,
-    evaluation.batches_of_any_size,
+    evaluation.evaluate_every_sentence(),
     evaluation.blocks_of_model,
 )
 arguments.refuse_unworkable_training()
 evaluation.evaluate_in_bfloat16()
-evaluation.evaluate_every_sentence()
 evaluation.evaluate_every_block()
 repairs.align_unknown_words()
 repairs.join_torchrun()

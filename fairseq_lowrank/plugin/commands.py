@@ -9,8 +9,11 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
 
 from fairseq.distributed import utils as distributed_utils
+from hydra.core.utils import JobReturn, JobStatus
 
 from fairseq_lowrank.messages import Refused, explanation, show_traceback
 from fairseq_lowrank.plugin import inputs
@@ -25,6 +28,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], str | None]] | Non
     "fairseq_cli.validate": ("convert_namespace_to_omegaconf", inputs.unusable_for_evaluation),
     "fairseq_cli.preprocess": ("main", inputs.unusable_for_preprocessing),
     "fairseq_cli.score": None,
+    "fairseq_cli.hydra_train": None,
 }
 
 
@@ -42,7 +46,36 @@ def end_commands_in_one_line() -> None:
                 if first is not None:
                     called, check = first
                     setattr(module, called, in_one_line(getattr(module, called), check))
+                if name == "fairseq_cli.generate":
+                    module.open = written_whole
     distributed_utils.call_main = in_one_line(distributed_utils.call_main)
+    JobReturn.return_value = property(result_of_job, HYDRAS_RESULT.fset)
+
+
+HYDRAS_RESULT = JobReturn.return_value
+
+
+# Hydra keeps what fairseq-hydra-train raises, and prints a traceback when it asks for the result.
+def result_of_job(job: JobReturn) -> object:
+    """What a job of hydra's returned; what it raised ends in one line."""
+    with one_line():
+        if job.status == JobStatus.FAILED:
+            raise job._return_value
+    return HYDRAS_RESULT.fget(job)
+
+
+# fairseq-generate --results-path empties the file of an earlier call before it has loaded a model.
+@contextlib.contextmanager
+def written_whole(path: str, *args, **kwargs) -> Iterator[IO[str]]:
+    """``open`` of a file that takes its name when it is whole; until then, and after an interrupt, it is ``path``.tmp."""
+    unfinished = f"{path}.tmp"
+    try:
+        with open(unfinished, *args, **kwargs) as file:
+            yield file
+        os.replace(unfinished, path)
+    except Exception:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
 
 
 def in_one_line(function: Callable, check: Callable | None = None) -> Callable:

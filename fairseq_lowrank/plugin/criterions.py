@@ -62,7 +62,7 @@ class RegulariserConfig(FairseqDataclass):
 
 
 _SPACES = {"row_space_penalty": "row", "column_space_penalty": "column"}
-_NAMES = ("mixing_orthogonality", *_SPACES)
+REGULARISERS = ("mixing_orthogonality", *_SPACES)
 
 
 def _flag(name: str) -> str:
@@ -71,7 +71,7 @@ def _flag(name: str) -> str:
 
 def _weights(config: object) -> dict[str, float]:
     """The weights λ that are not 0, by name, of a configuration or of parsed arguments."""
-    weights = {name: float(getattr(config, name, 0.0)) for name in _NAMES}
+    weights = {name: float(getattr(config, name, 0.0)) for name in REGULARISERS}
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
             raise ValueError(f"{_flag(name)} {weight:g}: expected a number >= 0")
@@ -242,9 +242,9 @@ class RegularisedCriterion:
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
         # Some criterions log whatever they find.
-        super().reduce_metrics([{k: v for k, v in log.items() if k not in _NAMES} for log in logging_outputs])
+        super().reduce_metrics([{k: v for k, v in log.items() if k not in REGULARISERS} for log in logging_outputs])
         sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
-        for name in _NAMES:
+        for name in REGULARISERS:
             if any(name in log for log in logging_outputs):
                 total = sum(log.get(name, 0) for log in logging_outputs)
                 metrics.log_scalar(name, total / sample_size, sample_size, round=6)

@@ -1,18 +1,28 @@
-"""What fairseq's commands evaluate: all of it, in the precision that was asked for."""
+"""What fairseq's commands evaluate: all of it, in the precision that was asked for, and with a word where that changes numbers.
+
+``LOWRANK_STOCK_EVALUATION=1`` in the environment leaves evaluation as fairseq has it.
+"""
 
 import argparse
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 
 from fairseq import checkpoint_utils, models, trainer
+from fairseq.data import data_utils
 from fairseq.tasks import language_modeling
 
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin.arguments import is_training
 
 logger = logging.getLogger(__name__)
+
+
+def as_stock() -> bool:
+    """Whether evaluation is left as fairseq has it."""
+    return os.environ.get("LOWRANK_STOCK_EVALUATION", "0") not in ("", "0")
 
 
 # fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32. They alone are told a
@@ -23,7 +33,8 @@ def evaluate_in_bfloat16() -> None:
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self, cfg):
-        if cfg.common.bf16 and cfg.common_eval.path is not None:
+        if cfg.common.bf16 and cfg.common_eval.path is not None and not as_stock():
+            logger.info("--bf16: the model computes in bfloat16; fairseq by itself would compute in float32")
             self.bfloat16()
         prepare(self, cfg)
 
@@ -32,26 +43,49 @@ def evaluate_in_bfloat16() -> None:
 
 # --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12
 # sentences fairseq-generate translates 8. Training is left as it is, so that it stays comparable with stock fairseq's.
-def evaluate_every_sentence() -> None:
-    """Let validation during training see every sentence of what it evaluates."""
-    get_valid_iterator = trainer.Trainer.get_valid_iterator
+def evaluate_every_sentence() -> Callable[[argparse.Namespace, Callable[[str], bool]], None]:
+    """Let validation during training see every sentence, and say of every evaluation how many fairseq would leave out.
+
+    Returns:
+        an amendment of parsed arguments, with which fairseq's evaluating commands see every sentence.
+    """
+    get_valid_iterator, batch = trainer.Trainer.get_valid_iterator, data_utils.batch_by_size
+    stock_multiple = 1
 
     @functools.wraps(get_valid_iterator)
     def get_whole_valid_iterator(self, *args, **kwargs):
+        nonlocal stock_multiple
+        if as_stock():
+            return get_valid_iterator(self, *args, **kwargs)
         dataset = self.cfg.dataset
         multiple, dataset.required_batch_size_multiple = dataset.required_batch_size_multiple, 1
+        stock_multiple = multiple
         try:
             return get_valid_iterator(self, *args, **kwargs)
         finally:
-            dataset.required_batch_size_multiple = multiple
+            stock_multiple, dataset.required_batch_size_multiple = 1, multiple
+
+    @functools.wraps(batch)
+    def batch_by_size(indices, *args, **kwargs):
+        batches = batch(indices, *args, **kwargs)
+        if stock_multiple > 1:
+            stock = batch(indices, *args, **kwargs | {"required_batch_size_multiple": stock_multiple})
+            if left_out := sum(map(len, batches)) - sum(map(len, stock)):
+                logger.info(
+                    f"All {sum(map(len, batches))} sentences are evaluated; fairseq by itself would leave out {left_out} "
+                    f"(--required-batch-size-multiple {stock_multiple})"
+                )
+        return batches
+
+    def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+        nonlocal stock_multiple
+        stock_multiple = 1
+        if not is_training(args) and not as_stock() and hasattr(args, "required_batch_size_multiple"):
+            stock_multiple, args.required_batch_size_multiple = args.required_batch_size_multiple, 1
 
     trainer.Trainer.get_valid_iterator = get_whole_valid_iterator
-
-
-def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """An amendment of parsed arguments: fairseq's evaluating commands see every sentence of what they evaluate."""
-    if not is_training(args):
-        args.required_batch_size_multiple = 1
+    data_utils.batch_by_size = batch_by_size
+    return batches_of_any_size
 
 
 # fairseq-eval-lm asks for blocks of 1,024 tokens where no length is given. It leaves out the blocks that are too long for
@@ -63,6 +97,8 @@ MODELS_BLOCK = sys.maxsize
 
 def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
     """An amendment of parsed arguments: without ``--tokens-per-sample``, fairseq-eval-lm asks for what the model can take."""
+    if as_stock():
+        return
     if getattr(args, "context_window", None) is not None and hasattr(args, "tokens_per_sample"):
         if args.context_window < 0:
             raise Refused(f"--context-window {args.context_window}: expected a number of tokens >= 0")
@@ -97,7 +133,7 @@ def evaluate_every_block() -> None:
         # the window stands before every block but the first
         window = context_window if len(dataset) > 1 else 0
         longest = max(dataset.sizes, default=0) + window
-        if max_positions is not None and longest > max_positions:
+        if max_positions is not None and longest > max_positions and not as_stock():
             count = sum(size + window > max_positions for size in dataset.sizes)
             raise Refused(
                 f"{count} of {len(dataset)} blocks are longer than the {max_positions} tokens the model accepts (the "

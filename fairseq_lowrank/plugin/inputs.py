@@ -24,7 +24,35 @@ def unusable_for_training(args: argparse.Namespace) -> str | None:
     for every in args.update_freq:
         if every < 1:
             return f"--update-freq {every}: expected a number >= 1"
-    return unusable_portions(args) or missing_data(args)
+    return unusable_portions(args) or missing_data(args) or missing_checkpoint(args) or unknown_metric(args)
+
+
+def missing_checkpoint(args: argparse.Namespace) -> str | None:
+    """Which checkpoint to restore is not there, where fairseq would begin anew with a line in its log; or None."""
+    if args.restore_file == "checkpoint_last.pt" or args.checkpoint_suffix or args.use_sharded_state:
+        return None  # of a first call, or under other names
+    if PathManager.isfile(args.restore_file):
+        return None
+    return f"--restore-file {args.restore_file}: expected a checkpoint, and there is no such file"
+
+
+METRICS = ("loss", "nll_loss", "ppl", "num_updates", "wps", "wpb", "bsz")
+
+
+def unknown_metric(args: argparse.Namespace) -> str | None:
+    """Which metric the first validation would fail to find, of tasks and criterions whose metrics are known; or None."""
+    from fairseq_lowrank.plugin.criterions import REGULARISERS  # registers models, which come after the repairs
+
+    simple = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
+    if args.disable_validation or args.task not in ("translation", "language_modeling") or args.criterion not in simple:
+        return None
+    metrics = [*METRICS, *(name for name in REGULARISERS if getattr(args, name, 0))]
+    metrics += ["bleu"] if getattr(args, "eval_bleu", False) else []
+    metrics += ["accuracy", "n_correct", "total"] if getattr(args, "report_accuracy", False) else []
+    if (metric := args.best_checkpoint_metric) in metrics:
+        return None
+    also = " (bleu needs --eval-bleu)" if metric == "bleu" else ""
+    return f"--best-checkpoint-metric {metric}: expected one of {', '.join(metrics)}{also}"
 
 
 def unusable_for_evaluation(args: argparse.Namespace) -> str | None:

@@ -1,9 +1,10 @@
 """Command lines, each run in a child of a process that has imported fairseq once.
 
-It reads a JSON line ``{"command": "fairseq-train", "args": […], "folder": …, "input": …}`` and answers with one,
+It reads a JSON line ``{"command": "fairseq-train", "args": […], "folder": …, "environment": {…}}`` and answers with one,
 ``{"code": …, "output": …, "errors": …}``.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ import traceback
 
 MODULES = {
     f"fairseq-{name}": f"fairseq_cli.{name.replace('-', '_')}"
-    for name in ("train", "generate", "interactive", "eval-lm", "validate", "preprocess", "score")
+    for name in ("train", "generate", "interactive", "eval-lm", "validate", "preprocess", "score", "hydra-train")
 }
 SECONDS = 120
 
@@ -29,16 +30,15 @@ def call(command: str, args: list[str]) -> int | str | None:
     return importlib.import_module(MODULES[command]).cli_main()
 
 
-def child(command: str, args: list[str], folder: str, text: str, output, errors) -> None:
+def child(command: str, args: list[str], folder: str, environment: dict[str, str], output, errors) -> None:
     """The whole life of a child: it never returns."""
     code = 1
     try:
         signal.alarm(SECONDS)
         os.chdir(folder)
-        with tempfile.TemporaryFile() as given:
-            given.write(text.encode())
-            given.seek(0)
-            for number, file in enumerate((given, output, errors)):
+        os.environ.update(environment)
+        with open(os.devnull) as nothing:
+            for number, file in enumerate((nothing, output, errors)):
                 os.dup2(file.fileno(), number)
         code = call(command, args)
     except SystemExit as exit:
@@ -59,7 +59,7 @@ def serve(questions, answers) -> None:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = os.fork()
             if not process:
-                child(question["command"], question["args"], question["folder"], question["input"], output, errors)
+                child(*(question[of] for of in ("command", "args", "folder", "environment")), output, errors)
             _, status = os.waitpid(process, 0)
             said = []
             for file in (output, errors):
@@ -69,8 +69,21 @@ def serve(questions, answers) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-if __name__ == "__main__":
+def import_all() -> None:
+    """Do once what each child would do by itself otherwise."""
     for module in MODULES.values():
         importlib.import_module(module)
     importlib.import_module("fairseq_lowrank.plugin.commands").end_commands_in_one_line()
+    importlib.import_module("torch._inductor.runtime.triton_heuristics")  # torch does when a model is built
+    importlib.import_module("fairseq_lowrank.cli").commands()
+    importlib.import_module("fairseq_lowrank.analysis.report")
+    options = importlib.import_module("fairseq.options")
+    words = ["nothing", "--path", "nothing"]
+    args = options.parse_args_and_arch(options.get_generation_parser(), words)
+    importlib.import_module("fairseq.dataclass.utils").convert_namespace_to_omegaconf(args)  # the grammar of hydra
+    gc.freeze()  # so that no child copies memory to collect what is kept
+
+
+if __name__ == "__main__":
+    import_all()
     serve(sys.stdin, os.fdopen(os.dup(1), "w"))

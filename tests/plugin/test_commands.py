@@ -12,6 +12,7 @@ pytest.importorskip("fairseq")
 
 from fairseq import options
 from fairseq.distributed import utils as distributed_utils
+from hydra.core.utils import JobReturn, JobStatus
 
 from fairseq_lowrank.messages import Refused, explanation
 
@@ -97,6 +98,18 @@ def test_help_shows_the_attention_flags_and_those_of_the_architecture(command):
     assert "--encoder-layers" in without.stdout
     assert "--embed-rank" in chosen.stdout
     assert "--encoder-layers" not in chosen.stdout
+
+
+def test_a_job_of_hydras_ends_in_one_line(capsys):
+    job = JobReturn(status=JobStatus.FAILED)
+    job.return_value = ValueError("no such\n data")
+    with pytest.raises(SystemExit) as exit:
+        job.return_value  # noqa: B018 (a property)
+    assert exit.value.code == 2
+    assert capsys.readouterr().err.endswith(": error: no such data\n")
+    job = JobReturn(status=JobStatus.COMPLETED)
+    job.return_value = 3
+    assert job.return_value == 3
 
 
 def test_parsing_happens_in_one_wrapper():

@@ -56,7 +56,7 @@ def test_a_copy_that_is_cut_short_leaves_the_checkpoint_before_it(train, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", cut_short)
-        with pytest.raises(type(stop)):
+        with pytest.raises(SystemExit if isinstance(stop, Exception) else type(stop)):
             train(*STOCK, "--max-epoch", 2)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         *("checkpoint1.pt", "checkpoint2.pt", "checkpoint_last.pt")

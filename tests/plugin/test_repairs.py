@@ -1,0 +1,32 @@
+"""What mends fairseq costs nothing where it mends nothing."""
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq import options, utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from tiny_transformer import SIZES, build, make_task, sentences
+
+ARCHITECTURES = ["transformer_iwslt_de_en", "lowrank_transformer_iwslt_de_en"]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("flags", [[], ["--replace-unk"]], ids=["plain", "replace-unk"])
+def test_a_generation_aligns_words_only_where_unknown_ones_are_replaced(arch, flags, monkeypatch):
+    task, aligned = make_task(), []
+    extract = utils.extract_hard_alignment
+    monkeypatch.setattr(utils, "extract_hard_alignment", lambda *args: aligned.append(extract(*args)) or aligned[-1])
+    words = ["data", "--path", "x", "--beam", "2", "--max-len-a", "0", "--max-len-b", "5", *flags]
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_generation_parser(), words))
+    model = build(arch, *SIZES, task=task)
+    model.prepare_for_inference_(cfg)
+    source = sentences(task.source_dictionary, 5, 2, 4, left_pad=True)
+    batch = {"net_input": {"src_tokens": source, "src_lengths": source.ne(task.source_dictionary.pad()).sum(dim=1)}}
+    search = task.build_generator([model], cfg.generation)
+    found = [hypothesis for best in task.inference_step(search, [model], batch) for hypothesis in best]
+    assert len(found) == 3 * 2
+    assert aligned == [hypothesis["alignment"] for hypothesis in found if flags]
+    for hypothesis in found if flags else ():
+        words = [token for token in hypothesis["tokens"] if token != task.target_dictionary.eos()]
+        assert [target for _, target in hypothesis["alignment"]] == list(range(len(words)))
