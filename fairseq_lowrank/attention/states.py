@@ -44,7 +44,7 @@ class SavedWithMeaning(nn.Module):
         for name, ours in self._meaning().items():
             theirs = saved.get(name, ours)
             # mixing that is learned starts as the identity: what had none goes on
-            starts = name in _MIXINGS and theirs == "none" and list(getattr(self, name).parameters())
+            starts = name in _MIXINGS and theirs == "none" != ours and list(getattr(self, name).parameters())
             if theirs != ours and not starts:
                 errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
 
