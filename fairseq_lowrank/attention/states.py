@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention.spec import AXES
 
-
 _MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
 
 
