@@ -236,13 +236,13 @@ def draw(lines: list[dict]):
     names = [name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS) if name in present]
     for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
         sizes = sorted({line["small_head_dim"] for line in chosen})
-        for index, name in enumerate(names):
+        for name, style in zip(names, pictures.styles(names), strict=True):
             values: dict[int, list[float]] = {}
             for line in chosen:
                 if line["method"] == name:
                     values.setdefault(line["small_head_dim"], []).append(line["value"])
             own = sorted(values)
-            style = {"color": f"C{index}", "linestyle": "--" if name in CONTROLS else "-"}
+            style = {**style, "linestyle": "--" if name in CONTROLS else "-"}
             axes.plot(own, [geometric_mean(values[size]) for size in own], marker="o", ms=3, label=name, **style)
             low, high = [min(values[size]) for size in own], [max(values[size]) for size in own]
             axes.fill_between(own, low, high, color=style["color"], alpha=0.2, linewidth=0)
@@ -251,5 +251,5 @@ def draw(lines: list[dict]):
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(sizes, labels=[f"{EMBED_DIM // size}×{size}" for size in sizes])
         axes.set_title(title(*key), fontsize=9)
-    plots[0].legend(fontsize=7)
+    plots[0].legend(fontsize=7, handlelength=3.5)
     return figure

@@ -194,12 +194,15 @@ def draw(lines: list[dict]):
 
     figure, axes = pictures.new_figure()
     values = _by_row(lines)
-    for name in dict.fromkeys(name for name, _ in values):
+    names = list(dict.fromkeys(name for name, _ in values))
+    for name, style in zip(names, pictures.styles(names), strict=True):
         heads = sorted((heads for other, heads in values if other == name), reverse=True)
         means = [_mean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
-        axes.errorbar([1 / count for count in heads], means, (low, high), marker="o", ms=3, capsize=2, label=name)
+        axes.errorbar(
+            [1 / count for count in heads], means, (low, high), marker="o", ms=3, capsize=2, label=name, **style
+        )
     ranks = sorted(PUBLISHED)
     axes.plot([rank / 64 for rank in ranks], [PUBLISHED[rank] for rank in ranks], "k--", lw=1, label="published, d 64")
     axes.set(xscale="log", xlabel="1 / h, the rank of mha's heads over d", ylabel=METRIC, ylim=(0, 1))

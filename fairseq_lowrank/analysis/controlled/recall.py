@@ -192,14 +192,15 @@ def draw(lines: list[dict]):
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure()
-    for index, name in enumerate(dict.fromkeys(line["method"] for line in lines)):
+    names = list(dict.fromkeys(line["method"] for line in lines))
+    for name, style in zip(names, pictures.styles(names), strict=True):
         for reached in (True, False):
             chosen = [line for line in lines if line["method"] == name and (line["value"] <= ENOUGH) == reached]
             axes.plot(
                 [line["head_dim"] for line in chosen],
                 [line["updates"] / EPOCH for line in chosen],
                 "o",
-                color=f"C{index}",
+                color=style["color"],
                 fillstyle="full" if reached else "none",
                 label=name if reached else None,
             )
