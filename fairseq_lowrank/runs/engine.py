@@ -93,6 +93,7 @@ class Engine:
             "paper": self.recipe.paper,
             "table": self.recipe.table,
             "row": run.row,
+            "position": list(self.recipe.rows).index(run.row),  # among the recipe's rows, for reports
             "architecture": last_value(run.flags, "--arch", ""),
             "flags": shlex.join(run.flags),
             "seed": run.seed,

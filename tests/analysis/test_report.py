@@ -326,6 +326,15 @@ def test_rows_stand_as_recipes_declare_them_whichever_run_ended_first():
     assert list(rows) == ["stock", "mha", "mixhead-b", "mqa", "mixhead-a", "mha-h32", "mixhead-b-h32", "mqa-h32"]
 
 
+def test_rows_stand_at_the_positions_that_their_lines_tell():
+    names = ["mixhead-b-h32", "gain", "mha", "fixedhead"]
+    lines = [
+        line(name, 30.0, paper="own", table="any", position=place)
+        for name, place in zip(names, (3, 1, 0, 2), strict=True)
+    ]
+    assert list(only(lines)) == ["mha", "gain", "fixedhead", "mixhead-b-h32"]
+
+
 def test_flags_with_an_open_quotation_are_read_as_words():
     assert comparison.flags_of({"flags": "--arch x --note 'open"}) == [("arch", "x"), ("note", "'open")]
 

@@ -25,6 +25,7 @@ def test_a_translation_row_becomes_one_line_with_its_log_and_is_not_run_again(
     assert commands.calls == [*TRAINED, "fairseq-generate", "fairseq-generate"]
     [line] = read_results(settings.results)
     assert (line["paper"], line["table"], line["row"], line["seed"]) == ("own", "tiny", "mha", 1)
+    assert line["position"] == 0
     assert (line["metric"], line["updates"], line["architecture"]) == ("sacrebleu", 3, "lowrank_transformer")
     assert line["valid_tokenised_bleu"] >= 0 and line["alone"] is False
     head, now = (commit.removesuffix("-dirty") for commit in (line["commit"], provenance.commit(own.root)))

@@ -248,10 +248,14 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
 
 
 def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
-    """Rows as recipes declare them, whichever run ended first: sizes together, methods in the same order at every size.
+    """Rows as recipes declare them, whichever run ended first: by the position that their lines tell.
 
-    Sizes (words such as h32) and methods (the other words) stand in the order in which the lines first name them.
+    Where a line tells none: sizes together, methods in the same order at every size. Sizes (words such as h32) and methods (the
+    other words) stand in the order in which the lines first name them.
     """
+    positions = {row: lines[-1].get("position") for row, lines in by_row.items()}
+    if all(isinstance(position, int) for position in positions.values()):
+        return [by_row[row] for row in sorted(by_row, key=positions.get)]
     parts = {row: size_and_method(row) for row in by_row}
     sizes, methods = (list(dict.fromkeys(part[index] for part in parts.values())) for index in (0, 1))
     order = sorted(by_row, key=lambda row: (sizes.index(parts[row][0]), methods.index(parts[row][1])))
