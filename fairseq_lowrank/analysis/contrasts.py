@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_lowrank.analysis import statistics
-from fairseq_lowrank.runs.results import read_results
+from fairseq_lowrank.runs.results import read_results, results_files
 
 KEY = ("paper", "table", "metric", "split")
 
@@ -31,14 +31,8 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
         ValueError: a path that is not there, holds no such file, or a line that is no result.
     """
     lines = []
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"{path} does not exist")
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not files:
-            raise ValueError(f"{path} holds no .jsonl file")
-        for file in files:
-            lines += read_results(file, measurements=True)
+    for file in results_files(paths):
+        lines += read_results(file, measurements=True)
     lines = [line for line in lines if not line["smoke"]]
     return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
 

@@ -6,7 +6,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fairseq_lowrank.corpora.text import read_lines, say
@@ -30,6 +30,23 @@ MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", 
 MEASURED["commit"] = OPTIONAL["commit"]
 POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
 TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def results_files(paths: Iterable[Path]) -> list[Path]:
+    """Every ``.jsonl`` file given or lying in a folder given.
+
+    Raises:
+        ValueError: a path that is not there, or a folder that holds no such file.
+    """
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{path} holds no .jsonl file")
+        found += files
+    return found
 
 
 def read_results(path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False) -> list[dict]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairseq_lowrank.analysis.report.papers import canonical_paper, canonical_row, canonical_table, split_row
 from fairseq_lowrank.corpora.text import say
-from fairseq_lowrank.runs.results import read_results
+from fairseq_lowrank.runs.results import read_results, results_files
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
@@ -53,14 +53,8 @@ def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -
 def load_results(paths: Iterable[Path]) -> list[dict]:
     """The lines of every `.jsonl` file given or lying in a folder given; broken lines among others are said and left out."""
     lines, broken = [], []
-    for path in paths:
-        if not path.exists():
-            raise ValueError(f"{path} does not exist")
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not files:
-            raise ValueError(f"{path} holds no .jsonl file")
-        for file in files:
-            lines += read_results(file, broken.append)
+    for file in results_files(paths):
+        lines += read_results(file, broken.append)
     if broken and not lines:
         raise ValueError(broken[0])
     for complaint in broken:
