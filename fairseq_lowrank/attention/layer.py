@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.attention.appended import AppendedKeys
 from fairseq_lowrank.attention.decoding import Decoding, IncrementalState, beams, join_beams, split_beams
+from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
@@ -41,19 +43,7 @@ class Attended(NamedTuple):
     query_padding: Tensor | None
 
 
-class AttentionDropout(nn.Module):
-    """The dropout probability of attention weights, and whether it holds at evaluation too, as fairseq's ``FairseqDropout``."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-        self.apply_during_inference = False
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
-
-class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
+class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorchs):
     """Multi-head attention composed from a spec.
 
     ::
@@ -125,16 +115,13 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
         linear: Callable[..., nn.Module] = lambda *sizes: wrap_projection(nn.Linear(*sizes, bias=bias))  # noqa: E731
         self.projection.make(self, linear)
         self.out_proj = linear(num_heads * self.projection.sizes.value_dim, embed_dim)
-        widths = [size * self.projection.memory_heads for size in self.projection.memory_sizes.values()]
-        appended = [nn.Parameter(torch.empty(1, 1, width)) for width in widths if add_bias_kv]
-        self.bias_k, self.bias_v = [*appended, None, None][:2]
+        self.make_appended(add_bias_kv)
         self.reset_parameters()
         self.projection.make_further(self)
         self.score_mixing = SCORE_MIXINGS[spec.score_mixing](num_heads, self.head_dim)
         self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
         head = torch.empty(1, num_heads, 1, self.head_dim)
-        call = AttentionCall(DotProduct(head, head), head, activation=spec.activation, **self._mixings(head))
-        check_backend(backend, call)
+        check_backend(backend, AttentionCall(DotProduct(head, head), head, **self._parts(head)))
 
     def reset_parameters(self) -> None:
         """Fairseq's starts of the projections (what else there is starts where it is made)."""
@@ -204,7 +191,7 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
         query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
         key_batch, _, keys, _ = next(iter(memory.values())).shape
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys))
-        memory, mask = self._append_keys(memory, mask, keys)
+        memory, mask = self.append_keys(memory, mask)
         beam = beams(batch, key_batch, self.beam_size)
         q = join_beams(self.projection.project_query(self, query), beam)
         mask = mask.repeated(beam)
@@ -217,8 +204,7 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
 
         heads, weights = self._attend(q, memory, mask, need_weights, query_padding)
-        heads = split_beams(heads, beam)
-        output = self.out_proj(heads.permute(2, 0, 1, 3).reshape(queries, batch, -1))
+        output = self.out_proj(split_beams(heads, beam).permute(2, 0, 1, 3).reshape(queries, batch, -1))
         output = output.transpose(0, 1) if self.batch_first else output
         if weights is None:
             return output, None
@@ -246,9 +232,9 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
         memory: Memory,
         mask: AttentionMask,
         *,
-        dropout_p: float = 0.0,
-        need_weights: bool = False,
         whole_scores: bool = False,
+        dropout_p: float = 0.0,
+        **asked: bool,
     ) -> AttentionCall:
         """What is asked of attention; with ``whole_scores`` the scores have what the activation would cancel too."""
         # One query for all heads attends once, its heads being copies of each other, unless something tells them apart or
@@ -256,42 +242,14 @@ class MultiheadAttention(Decoding, SavedWithMeaning, InPlaceOfTorchs):
         mixes = self.score_mixing is not None or self.mixing is not None
         if mixes or mask.differs_by_head or self.regulariser is not None:
             q = q.expand(-1, self.num_heads, -1, -1)
-        mixings = self._mixings(q)
-        q, k, v = self.projection.attend_to(
-            self,
-            q,
-            memory,
-            whole_scores=whole_scores or not ACTIVATIONS[self.spec.activation].shift_invariant,
-            unit_rows=self.mixing is None and not dropout_p,
-        )
-        return AttentionCall(
-            DotProduct(q, k, self.scaling),
-            v,
-            mask,
-            activation=self.spec.activation,
-            dropout_p=dropout_p,
-            need_weights=need_weights,
-            **mixings,
-        )
+        parts = self._parts(q)
+        whole_scores = whole_scores or not ACTIVATIONS[self.spec.activation].shift_invariant
+        unit_rows = self.mixing is None and not dropout_p
+        q, k, v = self.projection.attend_to(self, q, memory, whole_scores=whole_scores, unit_rows=unit_rows)
+        return AttentionCall(DotProduct(q, k, self.scaling), v, mask, dropout_p=dropout_p, **parts, **asked)
 
-    def _mixings(self, q: Tensor) -> dict[str, HeadMixing | None]:
-        """What mixes the scores and the probabilities of the heads' own queries."""
+    def _parts(self, q: Tensor) -> dict[str, str | HeadMixing | None]:
+        """The activation, and what mixes the scores and the probabilities of the heads' own queries."""
         modules = {"before": self.score_mixing, "mixing": self.mixing}
-        return {name: None if module is None else module.operation(q) for name, module in modules.items()}
-
-    def _append_keys(self, memory: Memory, mask: AttentionMask, keys: int) -> tuple[Memory, AttentionMask]:
-        """Append the learned key and the key of zeros, which every query sees."""
-        appended = (self.bias_k is not None) + self.add_zero_attn
-        if not appended:
-            return memory, mask
-        longer, biases = {}, dict(zip(memory, (self.bias_k, self.bias_v), strict=False))
-        for name, remembered in memory.items():
-            bias = biases.get(name)
-            batch, groups, _, size = remembered.shape
-            parts = [remembered]
-            if bias is not None:
-                parts.append(bias.view(1, groups, 1, size).expand(batch, -1, -1, -1).to(remembered.dtype))
-            if self.add_zero_attn:
-                parts.append(remembered.new_zeros(batch, groups, 1, size))
-            longer[name] = torch.cat(parts, dim=2)
-        return longer, mask.with_keys(keys, appended)
+        mixings = {name: None if module is None else module.operation(q) for name, module in modules.items()}
+        return {"activation": self.spec.activation, **mixings}

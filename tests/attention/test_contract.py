@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
-from fairseq_lowrank.attention.layer import AttentionDropout
+from fairseq_lowrank.attention.dropout import AttentionDropout
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
