@@ -300,3 +300,14 @@ def test_smoke_runs_take_the_first_and_the_last_row_and_change_sizes_alone(recip
         assert small[1:3] == real[1:3] and small[5 : len(real)] == real[5:]  # but for where data and checkpoints are
         added = {word for word in small[len(real) :] if word.startswith("--")}
         assert added <= SIZES, added - SIZES
+
+
+@pytest.mark.parametrize("paper", ["brown", "multi30k"])
+def test_recorded_lines_stand_where_the_recipe_declares_their_rows(recipe, paper):
+    trained = commands(recipe(f"{paper}/compare.sh").stdout, "fairseq-train")
+    folders = [Path(command[command.index("--save-dir") + 1]).parent.name for command in trained]
+    declared = [folder.split("-seed")[0] for folder in folders]
+    recorded = read_results(ROOT / "results" / f"{paper}.jsonl")
+    assert recorded
+    for line in recorded:
+        assert line["position"] == declared.index(line["row"])
