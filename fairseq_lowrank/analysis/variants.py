@@ -26,6 +26,11 @@ EMBED_DIM, HEADS = 512, 8
 VOCABULARY, EMBED_RANK = 10_000, 64
 
 PAPERS = {
+    "transformer-xl": (
+        "Transformer-XL: attentive language models beyond a fixed-length context",
+        "Dai et al. 2019",
+        "https://arxiv.org/abs/1901.02860",
+    ),
     "talking-heads": ("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436"),
     "transformer": ("Attention is all you need", "Vaswani et al. 2017", "https://arxiv.org/abs/1706.03762"),
     "gqa": (
@@ -248,6 +253,18 @@ VARIANTS: dict[str, Variant] = {
         "mha",
         {"activation": "sigsoftmax"},
     ),
+    "relative": Variant(
+        "Transformer-XL's scores: content and relative position",
+        "S_i[t, s] = ((q_t + u_i)·k_s + (q_t + v_i)·r_{t−s}) / √d_k,   r_δ = W_R,i R_δ with R_δ sinusoidal, u_i and v_i learned",
+        f"{_PARAMETERS} + d·h·d_k + 2·h·d_k",
+        _CACHED,
+        ("transformer-xl",),
+        "Positions are distances, so memory of earlier segments goes before the keys; nothing of size n × n is made. W_R has as many "
+        "heads as keys have; a key embedding (MHE) acts on k_s alone, and Mixhead B reads q_t. The term of positions is not bound by the rank "
+        "of the keys: the scores of a head can exceed rank d_k. Not for cross attention, EL or appended keys.",
+        "mha",
+        {"score": "relative"},
+    ),
     "low-rank-embeddings": Variant(
         "Low-rank input embeddings",
         "E = A C,   A: V × r, C: r × d (rank r at most; the output matrix stays full and untied)",
@@ -371,6 +388,8 @@ def code(variant: Variant) -> list[Path]:
     if layer.mixing is not None:
         queries = torch.empty(1, layer.num_heads, 1, layer.head_dim, device="meta")
         parts += [layer.mixing, layer.mixing.operation(queries)]
+    if spec.score != plain.score:
+        parts.append(layer.score)
     if spec.activation != plain.activation:
         parts.append(ACTIVATIONS[spec.activation])
     if spec.projection != plain.projection or not parts:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fairseq_lowrank.attention.projections.projection import Memory, Projection
+from fairseq_lowrank.attention.scores import Score
 from fairseq_lowrank.ops import AttentionMask
 
 
@@ -17,11 +18,12 @@ class AppendedKeys(nn.Module):
     """
 
     projection: Projection
+    score: Score
     add_zero_attn: bool
 
     def make_appended(self, add_bias_kv: bool) -> None:
         """Give the layer its learned key and value, not started."""
-        widths = [size * self.projection.memory_heads for size in self.projection.memory_sizes.values()]
+        widths = [size * self.projection.memory_heads for size in self.score.memory_sizes.values()]
         learned = [nn.Parameter(torch.empty(1, 1, width)) for width in widths if add_bias_kv]
         self.bias_k, self.bias_v = [*learned, None, None][:2]
 

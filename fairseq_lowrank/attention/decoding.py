@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import Memory, Projection
+from fairseq_lowrank.attention.projections.projection import Memory
+from fairseq_lowrank.attention.scores import Score
 
 _LEAST_ROOM = 8
 
@@ -122,7 +123,7 @@ class Decoding(nn.Module):
     """
 
     encoder_decoder_attention: bool
-    projection: Projection
+    score: Score
     beam_size = 1
 
     @property
@@ -146,7 +147,7 @@ class Decoding(nn.Module):
             if saved is None:
                 raise ValueError("key and value may be None only where incremental_state holds saved ones")
             return saved.tensors, saved.padding
-        memory = self.projection.project_memory(self, key, value)
+        memory = self.score.project_memory(self, key, value)
         if state is None:
             return memory, padding
         saved = Saved(memory, padding) if saved is None else saved.extended(memory, padding)

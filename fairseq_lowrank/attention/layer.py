@@ -20,7 +20,7 @@ from fairseq_lowrank.attention.projections.projection import Memory
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.attention.states import SavedWithMeaning
 from fairseq_lowrank.attention.torch_module import InPlaceOfTorchs
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, HeadMixing, attention
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import check_backend, reference
 from fairseq_lowrank.ops.attention.call import check_rate
@@ -100,6 +100,8 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.projection = spec.projection_of(embed_dim, num_heads, self.kdim, self.vdim)
+        appends = add_bias_kv or add_zero_attn
+        self.score = spec.score_of(self.projection, cross=encoder_decoder_attention, appended=appends)
         self.head_dim = self.projection.sizes.head_dim
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
@@ -112,16 +114,18 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         check_rate("dropout", self.dropout_module.p)
 
         # Made, and started below, in fairseq's order: the same seed gives the same weights as fairseq's own module.
-        linear: Callable[..., nn.Module] = lambda *sizes: wrap_projection(nn.Linear(*sizes, bias=bias))  # noqa: E731
-        self.projection.make(self, linear)
+        def linear(inputs: int, outputs: int, bias: bool = bias) -> nn.Module:
+            return wrap_projection(nn.Linear(inputs, outputs, bias=bias))
+
+        self.score.make(self, linear)
         self.out_proj = linear(num_heads * self.projection.sizes.value_dim, embed_dim)
         self.make_appended(add_bias_kv)
         self.reset_parameters()
         self.projection.make_further(self)
+        self.score.make_further(self, linear)
         self.score_mixing = SCORE_MIXINGS[spec.score_mixing](num_heads, self.head_dim)
         self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
-        head = torch.empty(1, num_heads, 1, self.head_dim)
-        check_backend(backend, AttentionCall(DotProduct(head, head), head, **self._parts(head)))
+        check_backend(backend, self._smallest_call())
 
     def reset_parameters(self) -> None:
         """Fairseq's starts of the projections (what else there is starts where it is made)."""
@@ -193,7 +197,7 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys))
         memory, mask = self.append_keys(memory, mask)
         beam = beams(batch, key_batch, self.beam_size)
-        q = join_beams(self.projection.project_query(self, query), beam)
+        q = join_beams(self.score.project_query(self, query), beam)
         mask = mask.repeated(beam)
         if before_softmax:
             call = self._call(q, memory, mask, whole_scores=True)
@@ -245,8 +249,19 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         parts = self._parts(q)
         whole_scores = whole_scores or not ACTIVATIONS[self.spec.activation].shift_invariant
         unit_rows = self.mixing is None and not dropout_p
-        q, k, v = self.projection.attend_to(self, q, memory, whole_scores=whole_scores, unit_rows=unit_rows)
-        return AttentionCall(DotProduct(q, k, self.scaling), v, mask, dropout_p=dropout_p, **parts, **asked)
+        scores, v = self.score.attend_to(self, q, memory, mask, whole_scores=whole_scores, unit_rows=unit_rows)
+        return AttentionCall(scores, v, mask, dropout_p=dropout_p, **parts, **asked)
+
+    @torch.no_grad()
+    def _smallest_call(self) -> AttentionCall:
+        """What is asked of attention for one query and one key."""
+        q = torch.empty(1, self.num_heads, 1, self.head_dim)
+        groups = self.projection.memory_heads
+        memory = {name: torch.empty(1, groups, 1, size) for name, size in self.score.memory_sizes.items()}
+        self.eval()  # a projection wrapped in quantisation noise would draw some
+        call = self._call(q, memory, AttentionMask())
+        self.train()
+        return call
 
     def _parts(self, q: Tensor) -> dict[str, str | HeadMixing | None]:
         """The activation, and what mixes the scores and the probabilities of the heads' own queries."""

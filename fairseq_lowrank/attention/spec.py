@@ -8,6 +8,7 @@ from numbers import Integral
 
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.projections import PROJECTIONS, Projection, Sizes
+from fairseq_lowrank.attention.scores import SCORES, Score
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 
@@ -50,6 +51,7 @@ AXES = {
         "(default: as many as heads)",
     ),
     "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
+    "score": Axis("attention_score", "what queries and keys make of each other", SCORES),
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
@@ -96,6 +98,7 @@ class AttentionSpec:
         key_value_heads: g heads of keys and values, of which head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
             own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
+        score: what queries and keys make of each other, see :data:`~.scores.SCORES`.
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
@@ -108,6 +111,7 @@ class AttentionSpec:
     value_dim: int | None = None
     key_value_heads: int | None = None
     projection: str = "independent"
+    score: str = "dot-product"
     score_mixing: str = "none"
     activation: str = "softmax"
     mixing: str = "none"
@@ -168,6 +172,18 @@ class AttentionSpec:
             )
         sizes = Sizes(embed_dim, num_heads, head_dim, value_dim, kdim, vdim, self.key_value_heads)
         return PROJECTIONS[self.projection](sizes)
+
+    def score_of(self, projection: Projection, *, cross: bool, appended: bool) -> Score:
+        """The scores of a layer with this projection.
+
+        Args:
+            cross: keys and values come from an encoder.
+            appended: the layer appends keys that stand at no position.
+
+        Raises:
+            ValueError: these scores cannot work in such a layer.
+        """
+        return SCORES[self.score](projection, cross=cross, appended=appended)
 
 
 def _check_size(name: str, size: int) -> None:

@@ -36,7 +36,7 @@ class SavedWithMeaning(nn.Module):
         saved = local_metadata.get("attention", {})
         if saved:  # what the first states do not say
             sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
-            saved = {**sizes, "score_mixing": "none", **saved}
+            saved = {**sizes, "score": "dot-product", "score_mixing": "none", **saved}
         part_projections(state_dict, prefix)
         self._start_mixing(state_dict, prefix, saved)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)

@@ -57,7 +57,7 @@ class FairseqAttention(MultiheadAttention):
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
-        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.projection.memory_sizes}
+        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.score.memory_sizes}
         self.save(incremental_state, Saved(tensors, buffer.get(_PADDING)))
         return incremental_state
 

@@ -85,6 +85,7 @@ def test_rows_are_means_over_seeds_beside_mha(tmp_path):
         ("mha", "`--attention mha`"),
         ("mixhead-a", "`--attention mixhead-a`, which is `--attention mha --head-mixing static`"),
         ("gqa", "`--attention gqa --key-value-heads N`"),
+        ("relative", "`--attention-score relative`, beside any `--attention`"),
         ("sigsoftmax", "`--attention-activation sigsoftmax`, beside any `--attention`"),
     ],
 )
@@ -100,6 +101,7 @@ def test_code_and_papers_are_there(name):
 
 def test_code_is_the_part_that_differs():
     assert [str(file) for file in variants.code(VARIANTS["el"])] == ["attention/projections/el.py"]
+    assert [str(file) for file in variants.code(VARIANTS["relative"])] == ["attention/scores/relative.py"]
     assert [str(file) for file in variants.code(VARIANTS["sigsoftmax"])] == ["ops/activation.py"]
     assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["attention/mixing.py", "ops/attention/mixing.py"]
 

@@ -12,10 +12,10 @@ import torch
 INFINITY = float("inf")
 
 
-def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, before=None):
+def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, before=None, further=None):
     """Heads ``[B, H, T, Dv]``, weights and scores ``[B, H, T, S]`` (float64) of ``q, k, v [B, H, N, D]``.
 
-    ``score_bias`` and ``hidden`` are ``[B, H, T, S]``; ``mixing`` and ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``.
+    ``score_bias``, ``hidden`` and ``further`` (added before heads are mixed) are ``[B, H, T, S]``; ``mixing`` and ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``.
     """
     batch, heads, queries, _ = q.shape
     keys, size = k.size(2), v.size(3)
@@ -26,6 +26,7 @@ def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None
             for t in range(queries):
                 for s in range(keys):
                     scores[b, h, t, s] = scale * sum(x * y for x, y in zip(q_[b][h][t], k_[b][h][s], strict=True))
+    scores = scores if further is None else scores + further
     scores = scores if before is None else mix(scores, before)
     scores = scores if score_bias is None else scores + score_bias
     scores = scores if hidden is None else scores.masked_fill(hidden, -INFINITY)
@@ -75,6 +76,26 @@ def matrices(query, query_weight, base):
     for b, t, j, i in itertools.product(range(batch), range(queries), range(heads), range(heads)):
         result[b, t, j, i] = (query[b, j, t].double() * query_weight[:, i].double()).sum() + base[j, i]
     return result
+
+
+def relative_terms(q, k, u, v, weight, scale):
+    """What Transformer-XL (Dai et al. 2019, section 3.3) adds to q·k·scale: (u·k_s + (q_t + v)·W_r R_{t−s})·scale, ``[B, H, T, S]``.
+
+    ``q [B, H, T, D]``, ``k [B, H, S, D]``, ``u, v [H, D]``; ``weight [H, D, C]`` is W_r of each head. The last query and the last
+    key stand at one position.
+    """
+    batch, heads, queries, _ = q.shape
+    keys, width = k.size(2), weight.size(2)
+    terms = torch.zeros(batch, heads, queries, keys, dtype=torch.float64)
+    for t, s in itertools.product(range(queries), range(keys)):
+        distance = t + keys - queries - s
+        angles = [distance / 10000 ** (2 * i / width) for i in range((width + 1) // 2)]
+        encoding = [math.sin(angle) for angle in angles] + [math.cos(angle) for angle in angles]
+        encoding = torch.tensor(encoding[:width], dtype=torch.float64)
+        for b, h in itertools.product(range(batch), range(heads)):
+            position = weight[h] @ encoding
+            terms[b, h, t, s] = scale * (u[h] @ k[b, h, s] + (q[b, h, t] + v[h]) @ position)
+    return terms
 
 
 def layer(module, query, key, value, *, hidden=None, bias=None):
@@ -137,6 +158,11 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     mixing = state.get("mixing.weight")
     if "mixing.query_weight" in state:
         mixing = matrices(q, state["mixing.query_weight"], mixing)
+    further = None
+    if spec.score == "relative":
+        own = [of_head(state["pos_proj.weight"].T, i // group_size, shares_key_value).T for i in range(heads)]
+        biases = state["pos_bias_u"], state["pos_bias_v"]
+        further = relative_terms(q, k, *biases, torch.stack(own), size**-0.5)
     output, weights, scores = attend(
         q,
         k,
@@ -147,6 +173,7 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
         hidden=hidden,
         mixing=mixing,
         before=state.get("score_mixing.weight"),
+        further=further,
     )
     joined = torch.cat([output[:, i] for i in range(heads)], dim=-1).transpose(0, 1)
     return project("out_proj", joined).transpose(0, 1), weights, scores, v

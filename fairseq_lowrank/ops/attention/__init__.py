@@ -12,6 +12,7 @@ from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.parts import is_traced
+from fairseq_lowrank.ops.attention.relative import Relative
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "DotProduct",
     "HeadMixing",
     "PositionwiseMixing",
+    "Relative",
     "Scores",
     "StaticMixing",
     "attention",

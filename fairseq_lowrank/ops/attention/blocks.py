@@ -25,7 +25,7 @@ class Workspace:
 
     Args:
         like: its dtype is that of the products, its device that of all.
-        elements: the most numbers of a buffer.
+        elements: as many numbers as a buffer holds; one of which a block asks for more grows.
     """
 
     def __init__(self, like: Tensor, elements: int) -> None:
@@ -39,8 +39,9 @@ class Workspace:
         size = 1
         for length in shape:
             size *= length
-        if name not in self._buffers:
-            self._buffers[name] = torch.empty(self.elements, dtype=dtype or self.dtype, device=self.like.device)
+        if name not in self._buffers or self._buffers[name].numel() < size:
+            elements = max(self.elements, size)
+            self._buffers[name] = torch.empty(elements, dtype=dtype or self.dtype, device=self.like.device)
         return self._buffers[name][:size].view(shape)
 
     def release(self) -> None:

@@ -93,16 +93,7 @@ class DotProduct(Part):
         return at_least_float32(products)
 
     def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> DotProduct:
-        q, k = self.q[batch], self.k[batch]
-        heads, groups = q.size(1), k.size(1)
-        if column is None:
-            return DotProduct(
-                of_head(q, slice(None), head), of_head(k, slice(None), head * groups // heads), self.factor
-            )
-        # Σ_j c_j q_j k_gᵀ is one product: of queries added up within groups, groups side by side.
-        q = (q * column).unflatten(1, (groups, -1)).sum(dim=2)
-        q, k = (tensor.transpose(1, 2).flatten(2)[:, None] for tensor in (q, k))
-        return DotProduct(q, k, self.factor)
+        return DotProduct(*of_one_head(self.q[batch], self.k[batch], head, column), self.factor)
 
     def blocks(self, work: Workspace) -> _DotProductBlocks:
         return _DotProductBlocks(self, work)
@@ -136,6 +127,17 @@ class _DotProductBlocks:
 
     def _queries(self, block: Block) -> Tensor:
         return folded(self.q[block.batch, :, block.rows], self.groups)
+
+
+def of_one_head(q: Tensor, k: Tensor, head: int, column: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries ``[b, H, T, D]`` and keys ``[b, G, S, D]`` of one head, or such as make Σ_j column[j] q_j k_gᵀ."""
+    heads, groups = q.size(1), k.size(1)
+    if column is None:
+        return of_head(q, slice(None), head), of_head(k, slice(None), head * groups // heads)
+    # Σ_j c_j q_j k_gᵀ is one product: of queries added up within groups, groups side by side.
+    q = (q * column).unflatten(1, (groups, -1)).sum(dim=2)
+    q, k = (tensor.transpose(1, 2).flatten(2)[:, None] for tensor in (q, k))
+    return q, k
 
 
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:
