@@ -2,12 +2,14 @@
 
     python benchmarks/attention.py                               the presets and peers at n 512 to 4096, on the CPU
     python benchmarks/attention.py --layers fairseq mixhead-a mixhead-a@reference --lengths 2048 --dropout 0.1
+    python benchmarks/attention.py --layers mqa gqa:key_value_heads=4 fixedhead:head_dim=128 mha:value_dim=32+sigsoftmax
     python benchmarks/attention.py --device cuda --dtype bfloat16 --baseline sdpa --lengths 512 2048 8192 16384
 
-A layer is PRESET[+sigsoftmax][@BACKEND], or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
+A layer is PRESET[:AXIS=VALUE,…][+sigsoftmax][@BACKEND], such as gqa:key_value_heads=2 (AXIS is a keyword of
+build_attention), or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
 (PyTorch's fused attention between four projections), flex-sigsoftmax (the same with FlexAttention, compiled on a GPU; on
-the CPU only --direction forward), talking-heads (x-transformers' post-softmax talking heads).
-talking-heads needs requirements/bench.txt. All layers take turns in every round; ratios are medians of the
+the CPU only --direction forward), x-transformers (its attention with post-softmax talking heads).
+x-transformers needs requirements/bench.txt. All layers take turns in every round; ratios are medians of the
 ratios within a round. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it.
 """
 
@@ -24,12 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
-from fairseq_lowrank.attention.spec import NEEDED
+from fairseq_lowrank.analysis.variants import VARIANTS
+from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, MultiheadAttention, build_attention
 
-OURS = (*(name for name in PRESETS if name not in NEEDED), "mha+sigsoftmax", "mixhead-a+sigsoftmax")
 FLEX = "flex-sigsoftmax"
-PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "talking-heads": "x_transformers"}
+PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "x-transformers": "x_transformers"}
 
 
 class FusedAttention(nn.Module):
@@ -79,28 +80,58 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
     elif name == FLEX:
         module = FlexSigsoftmax(width, heads, length, options.device)
         call = lambda module, x: module(x)  # noqa: E731
-    elif name == "talking-heads":
+    elif name == "x-transformers":
         from x_transformers.x_transformers import Attention
 
         size = options.head_dim or width // heads
         module = Attention(width, size, heads=heads, causal=True, dropout=dropout, post_talking_heads=True)
         call = lambda module, x: module(x.transpose(0, 1)).transpose(0, 1)  # noqa: E731
     else:
-        preset, _, backend = name.partition("@")
-        preset, _, activation = preset.partition("+")
-        module = build_attention(
-            preset,
-            width,
-            heads,
-            self_attention=True,
-            dropout=dropout,
-            backend=backend or "auto",
-            head_dim=options.head_dim,
-            activation=activation or None,
-        )
+        module = ours(name, options)
         call = lambda module, x: module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]  # noqa: E731
     module.to(options.device, options.torch_dtype).train(options.direction == "training")
     return Layer(module, call, held)
+
+
+def ours(name: str, options: argparse.Namespace, device: str | None = None) -> MultiheadAttention:
+    """The layer of this package that is called ``PRESET[:AXIS=VALUE,…][+ACTIVATION][@BACKEND]``.
+
+    Raises:
+        ValueError: there is none of this name, or of these sizes.
+    """
+    rest, _, backend = name.partition("@")
+    rest, _, activation = rest.partition("+")
+    preset, _, given = rest.partition(":")
+    axes = {"head_dim": options.head_dim, "activation": activation or None}
+    for axis, _, value in (word.partition("=") for word in given.split(",") if word):
+        number = axis in AXES and AXES[axis].type is int and value.isdecimal()
+        axes[axis] = int(value) if number else value
+    return build_attention(
+        preset,
+        options.embed_dim,
+        options.heads,
+        self_attention=True,
+        dropout=options.dropout,
+        backend=backend or "auto",
+        device=device,
+        **axes,
+    )
+
+
+def default_layers(options: argparse.Namespace) -> list[str]:
+    """Every preset that can have these sizes, with the number that it needs, and sigsoftmax beside two of them."""
+    axes = {preset: ",".join(f"{axis}={value}" for axis, value in VARIANTS[preset].axes.items()) for preset in PRESETS}
+    names = [preset + (axes[preset] and f":{axes[preset]}") for preset in PRESETS]
+    return [name for name in (*names, "mha+sigsoftmax", "mixhead-a+sigsoftmax") if not refusal(name, options)]
+
+
+def refusal(name: str, options: argparse.Namespace) -> str:
+    """Why there is no layer of this package of this name and these sizes; empty where there is."""
+    try:
+        ours(name, options, device="meta")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class Layer:
@@ -214,7 +245,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     flexible = not options.dropout and (options.device.startswith("cuda") or options.direction == "forward")
     installed = {name for name, module in PEERS.items() if importlib.util.find_spec(module)}
     possible = installed if flexible else installed - {FLEX}
-    options.layers = options.layers or [name for name in PEERS if name in possible] + list(OURS)
+    options.layers = options.layers or [name for name in PEERS if name in possible] + default_layers(options)
     options.layers = list(dict.fromkeys((options.baseline, *options.layers)))
     for name in options.layers:
         if name in PEERS and name not in installed:
@@ -223,8 +254,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             )
         if name == FLEX and not flexible:
             parser.error(f"{FLEX} has no dropout, and on the CPU no backward pass: --dropout 0 --direction forward")
-        if name not in PEERS and name.partition("@")[0].partition("+")[0] not in PRESETS:
-            parser.error(f"unknown layer {name!r}: expected one of {', '.join((*PEERS, *PRESETS))}")
+        if name not in PEERS and (reason := refusal(name, options)):
+            parser.error(f"layer {name!r}: {reason} (or a peer: {', '.join(PEERS)})")
     return options
 
 

@@ -10,7 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+import attention
 import measure
+
+from fairseq_lowrank.attention import PRESETS
 
 BENCHMARKS = Path(measure.__file__).parent
 
@@ -27,6 +30,45 @@ def test_an_output_that_cannot_be_written_is_refused_when_arguments_are_read(tmp
     wanted = tmp_path / "new" / "a.json"
     assert parser.parse_args(["--output", str(wanted)]).output == wanted
     assert not wanted.parent.exists()
+
+
+def test_a_layer_is_named_by_its_preset_and_axes(capsys):
+    names = [
+        "gqa:key_value_heads=4",
+        "mha:value_dim=32,score_mixing=static+sigsoftmax@reference",
+        "fixedhead:head_dim=96",
+    ]
+    options = attention.parse(["--layers", *names, "--baseline", "mha"])
+    assert options.layers == ["mha", *names]
+    grouped, composed, fixed = (attention.build(name, options, 8).module for name in names)
+    assert (grouped.projection.memory_heads, fixed.head_dim) == (4, 96)
+    spec = composed.spec
+    assert (spec.value_dim, spec.score_mixing, spec.activation, composed.backend) == (
+        32,
+        "static",
+        "sigsoftmax",
+        "reference",
+    )
+    for name, message in (
+        ("gqa", "needs a number of key and value heads"),
+        ("gqa:key_value_heads=3", "expected a divisor of num_heads=8"),
+        ("mha:value_dim=many", "value_dim='many': expected a positive integer"),
+        ("mha:size=3", "unknown attention axis size"),
+        ("nope", "attention preset 'nope': expected one of mha"),
+        ("mha@nope", "nope"),
+    ):
+        with pytest.raises(SystemExit):
+            attention.parse(["--layers", name, "--baseline", "mha"])
+        assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_preset_is_measured_unless_it_cannot_have_the_sizes():
+    def presets(*arguments):
+        return [name.partition(":")[0] for name in attention.parse(["--baseline", "mha", *arguments]).layers]
+
+    assert set(PRESETS) <= set(presets()) and not set(PRESETS) & set(attention.PEERS)
+    assert set(PRESETS) - set(presets("--heads", "3", "--embed-dim", "12")) == {"gqa"}
+    assert set(PRESETS) - set(presets("--head-dim", "16")) == {"el"}
 
 
 def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(

@@ -27,7 +27,7 @@ from omegaconf.errors import InterpolationKeyError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.plugin import architectures
 from fairseq_lowrank.plugin.attention import chosen_options
 from fairseq_lowrank.plugin.flags import as_namespace
@@ -52,6 +52,19 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
         for name, module in model.named_modules()
         if isinstance(module, ATTENTION)
     ]
+
+
+def spec_of(module: nn.Module) -> AttentionSpec:
+    """What an attention layer computes; fairseq's own is plain."""
+    return getattr(module, "spec", None) or AttentionSpec()
+
+
+def axes_of(module: nn.Module) -> dict[str, int | str]:
+    """What an attention layer is on every axis: a choice, or the size that comes of it."""
+    spec = spec_of(module)
+    projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
+    sizes = projection.sizes._asdict() | {"key_value_heads": projection.memory_heads}
+    return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}
 
 
 def _place(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What a trained layer learned beside its projections: head mixing and head embeddings."""
+"""What a trained layer is made of, and what it learned beside its projections: mixing, head embeddings, what else there is."""
 
 from __future__ import annotations
 
@@ -23,40 +23,66 @@ def mixing_measures(matrix: Tensor) -> dict[str, float]:
     }
 
 
+# Layers of fairseq's models, and what a layer has of fairseq's own: what else it learned belongs to a part.
+_LAYER = re.compile(r"(.+\.(?:self|encoder)_attn)\.(.+)")
+_OF_ANY_LAYER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
+
+
 def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = None) -> list[dict]:
-    """A dict for each attention layer that mixes heads or embeds them, in the model's order.
+    """A dict for each attention layer that says what it is made of or learned something of its own, in the model's order.
 
     Args:
         parameters: a model's state dict.
         means: mean M_t of layers with position-wise mixing, by module name; without it their base B stands for M.
 
     Returns:
-        `name`, `site`, `layer`; for mixing `kind` (M, mean M_t or B), `matrix`, the measures of
-        :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; for head embeddings
-        `query`, `key`, `value`: each head's ℓ2 norm.
+        `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing; for
+        mixing `kind` (M, mean M_t or B), `matrix`, the measures of :func:`mixing_measures` and, for position-wise mixing,
+        `query_weight_norm` ‖W^M‖_F; the same for mixing of scores (kind L) under `score_mixing`; for head embeddings
+        `query`, `key`, `value`: each head's ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
     """
-    layers: dict[str, dict] = {}
+    means = means or {}
+    saved = getattr(parameters, "_metadata", {})
+    meanings = {name: about["attention"] for name, about in saved.items() if "attention" in about}
+    learned: dict[str, dict[str, Tensor]] = {}
     for key, tensor in parameters.items():
-        name, _, rest = key.partition(".mixing.") if ".mixing." in key else key.partition(".head_embeddings.")
-        if not rest:
-            continue
-        site, layer = place(name)
-        entry = layers.setdefault(name, {"name": name, "site": site, "layer": layer})
-        if ".head_embeddings." in key:
-            entry |= {rest: tensor.double().norm(dim=-1).tolist(), "head_dim": tensor.size(-1)}
-        elif rest == "query_weight":
-            entry["query_weight_norm"] = tensor.double().norm().item()
-        elif rest == "weight":
-            entry["matrix"] = torch.diag(tensor) if tensor.dim() == 1 else tensor
-    for name, entry in layers.items():
-        if "matrix" in entry:
-            mean = (means or {}).get(name)
-            entry["kind"] = "mean M_t" if mean is not None else "B" if "query_weight_norm" in entry else "M"
-            matrix = entry["matrix"] if mean is None else mean
-            entry |= {"matrix": matrix.tolist(), **mixing_measures(matrix)}
-            if (output := parameters.get(f"{name}.out_proj.weight")) is not None:
-                entry["head_dim"] = output.size(1) // len(matrix)
-    return list(layers.values())
+        if match := _LAYER.fullmatch(key):
+            of_layer = learned.setdefault(match[1], {})
+            if not _OF_ANY_LAYER.fullmatch(match[2]):
+                of_layer[match[2]] = tensor.double()
+    layers = []
+    for name, of_layer in learned.items():
+        if of_layer or name in meanings:
+            site, layer = place(name)
+            entry = {"name": name, "site": site, "layer": layer, "axes": meanings.get(name, {})}
+            output = parameters.get(f"{name}.out_proj.weight")
+            layers.append(entry | _learned(of_layer, means.get(name), 0 if output is None else output.size(1)))
+    return layers
+
+
+def _learned(tensors: dict[str, Tensor], mean: Tensor | None, output: int) -> dict:
+    """What is said of a layer's tensors beside its projections; `output` numbers enter its output projection."""
+    found, tensors = {}, dict(tensors)
+    if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
+        found["query_weight_norm"] = query_weight.norm().item()
+    if (matrix := tensors.pop("mixing.weight", None)) is not None:
+        kind = "mean M_t" if mean is not None else "B" if query_weight is not None else "M"
+        found |= _matrix(matrix if mean is None else mean, kind, output)
+    if (matrix := tensors.pop("score_mixing.weight", None)) is not None:
+        found["score_mixing"] = _matrix(matrix, "L", output)
+    for part in ("query", "key", "value"):
+        if (embedding := tensors.pop(f"head_embeddings.{part}", None)) is not None:
+            found[part] = embedding.norm(dim=-1).tolist()
+            found.setdefault("head_dim", embedding.size(-1))
+    if tensors:
+        found["norms"] = {name: tensor.norm().item() for name, tensor in tensors.items()}
+    return found
+
+
+def _matrix(matrix: Tensor, kind: str, output: int) -> dict:
+    matrix = torch.diag(matrix) if matrix.dim() == 1 else matrix
+    size = {"head_dim": output // len(matrix)} if output else {}
+    return {"kind": kind, "matrix": matrix.tolist(), **mixing_measures(matrix), **size}
 
 
 def place(name: str) -> tuple[str, int]:
@@ -68,19 +94,22 @@ def place(name: str) -> tuple[str, int]:
 
 
 def draw_mixing(layers: list[dict]):
-    """A heat map of M for each layer, as a matplotlib figure: row j is how much of head j enters each mixed head i."""
+    """A heat map of M, or of L, for each layer, as a matplotlib figure: row j is how much of head j enters each mixed head i."""
     from matplotlib.ticker import MaxNLocator
 
     from fairseq_lowrank.analysis import pictures
 
     layers = [layer for layer in layers if "matrix" in layer]
+    of_scores = layers[0]["kind"] == "L"
+    letter = "L" if of_scores else "M"
     figure, plots = pictures.grid(len(layers), width=2.5, height=2.6)
     limit = max(abs(value) for layer in layers for row in layer["matrix"] for value in row)
     for layer, axes in zip(layers, plots, strict=True):
         image = axes.imshow(layer["matrix"], cmap="RdBu_r", vmin=-limit, vmax=limit)
         axes.grid(False)
         axes.set_title(
-            f"{layer['site']} {layer['layer']}: {layer['kind']}\n‖M − I‖ = {layer['from_identity']:.2f}", fontsize=8
+            f"{layer['site']} {layer['layer']}: {layer['kind']}\n‖{letter} − I‖ = {layer['from_identity']:.2f}",
+            fontsize=8,
         )
         axes.tick_params(labelsize=7)
         for axis in (axes.xaxis, axes.yaxis):
@@ -94,10 +123,10 @@ def draw_mixing(layers: list[dict]):
         f"{len(layer['matrix'])} heads" + (f" of size d_k = {layer['head_dim']}" if "head_dim" in layer else "")
         for layer in layers
     )
-    figure.suptitle(f"Mixing of {' or '.join(sizes)}", fontsize=10)
+    figure.suptitle(f"Mixing of {'scores of ' if of_scores else ''}{' or '.join(sizes)}", fontsize=10)
     figure.supxlabel("mixed head i", fontsize=9)
     figure.supylabel("head j", fontsize=9)
-    figure.colorbar(image, ax=plots, shrink=0.6).set_label("M[j, i]", fontsize=8)
+    figure.colorbar(image, ax=plots, shrink=0.6).set_label(f"{letter}[j, i]", fontsize=8)
     return figure
 
 

@@ -11,7 +11,7 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_lowrank.analysis.architecture import attention_layers, build, chooses_attention, parse, stacks
+from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
 from fairseq_lowrank.attention import AXES, PRESETS, build_attention
 from fairseq_lowrank.attention.spec import NEEDED
 
@@ -84,12 +84,17 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
 
 
 def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
-    """The counts of an architecture, and `extra`, the difference of its total to the same model with plain attention.
+    """The counts of an architecture, and `axes`, what the first attention layer of each site is made of.
 
-    `extra` is 0 for fairseq's own attention, and None where plain attention does not fit the sizes.
+    `extra` is the difference of its total to the same model with plain attention: 0 for fairseq's own attention, and None where
+    plain attention does not fit the sizes.
     """
     args = parse(architecture, flags, task=task)
-    counts = count(build(args, vocab_size))
+    model = build(args, vocab_size)
+    counts = count(model)
+    axes: dict[str, dict] = {}
+    for layer in attention_layers(model):
+        axes.setdefault(layer.site, axes_of(layer.module))
     extra = 0
     if chooses_attention(args):
         try:
@@ -102,6 +107,7 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
         "flags": list(flags),
         "attention_kind": getattr(args, "attention", None) or "mha",
         **counts,
+        "axes": axes,
         "extra": extra,
     }
 

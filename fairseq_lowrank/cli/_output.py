@@ -128,3 +128,9 @@ def table(header: list[str], rows: list[list]) -> str:
         )
         lines.append("  ".join([first, *rest]).rstrip())
     return "\n".join(lines)
+
+
+def axes_table(columns: dict[str, dict]) -> str:
+    """What attention is made of, a row an axis: ``columns`` holds the axes of each site, or other place, by its name."""
+    names = dict.fromkeys(name for axes in columns.values() for name in axes)
+    return table(["", *columns], [[name, *(axes.get(name, "") for axes in columns.values())] for name in names])

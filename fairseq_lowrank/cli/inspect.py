@@ -1,11 +1,15 @@
-"""Show what a checkpoint's attention learned beside its projections.
+"""Show what a checkpoint's attention is made of, and what it learned beside its projections.
+
+The choice on every axis, at each site. Then, where there is such:
 
 Mixhead: the mixing matrix M of each layer as a heat map (row j, column i: how much of head j enters mixed head i), how
 far it went from its start, the identity, how far it is from orthogonal (the square root of the paper's regulariser
 R_orth, equation 16), and the share of M that comes from other heads. With position-wise mixing M changes with every
 query: the base B is shown, or, when data is given, the mean M_t over real queries.
 
-MHE: the norm of each head's query, key and value embedding.
+Talking heads: the same of L, which mixes the scores before the softmax.
+
+MHE: the norm of each head's query, key and value embedding. Of whatever else parts of a layer learned: its norm.
 
   fairseq-lowrank inspect mixhead-a/checkpoint_best.pt --output pictures/
   fairseq-lowrank inspect mixhead-b/checkpoint_best.pt --data data-bin/multi30k --sequences 100
@@ -16,7 +20,7 @@ from pathlib import Path
 from fairseq_lowrank.cli import _output, spectrum
 
 NAME = "inspect"
-HELP = "show the learned head mixing and head embeddings of a checkpoint"
+HELP = "show a checkpoint's attention: its axes, learned head mixing and head embeddings"
 
 
 def add_arguments(parser) -> None:
@@ -33,12 +37,14 @@ def run(args) -> None:
     means = mean_mixing(args) if args.data else None
     layers = inspection.inspect(state["model"], means)
     if not layers:
-        raise ValueError(f"{args.checkpoint} has neither head mixing nor head embeddings (mixhead-*, avghead, mhe-*)")
+        raise ValueError(f"{args.checkpoint} holds fairseq's own attention: neither head mixing nor head embeddings")
     data = {"checkpoint": str(args.checkpoint), "layers": layers}
     _output.show(args, data, as_text(layers))
     figures = {}
     if args.output and any("matrix" in layer for layer in layers):
         figures["mixing"] = inspection.draw_mixing(layers)
+    if args.output and (scores := of_scores(layers)):
+        figures["score-mixing"] = inspection.draw_mixing(scores)
     if args.output and any("query" in layer for layer in layers):
         figures["head-embeddings"] = inspection.draw_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)
@@ -66,38 +72,71 @@ def mean_mixing(args) -> dict:
     return means
 
 
+def of_scores(layers: list[dict]) -> list[dict]:
+    """The layers that mix scores, with what is said of that in the place of what is said of mixing."""
+    place = ("name", "site", "layer")
+    return [{key: layer[key] for key in place} | layer["score_mixing"] for layer in layers if "score_mixing" in layer]
+
+
 def flat(layer: dict) -> dict:
-    row = {key: value for key, value in layer.items() if not isinstance(value, list)}
+    row = {key: value for key, value in layer.items() if not isinstance(value, (list, dict))}
     norms = {
         f"{part}_{head}": norm for part in ("query", "key", "value") for head, norm in enumerate(layer.get(part, []))
     }
-    return row | norms
+    scores = layer.get("score_mixing", {})
+    measured = {f"score_mixing_{key}": value for key, value in scores.items() if isinstance(value, float)}
+    return row | layer["axes"] | measured | norms | layer.get("norms", {})
 
 
 def as_text(layers: list[dict]) -> str:
     parts = []
-    if mixed := [layer for layer in layers if "matrix" in layer]:
-        header = ["layer", "shown", "‖M − I‖", "‖MᵀM − I‖", "from other heads", "‖W^M‖"]
-        rows = [
-            [
-                f"{layer['site']} {layer['layer']}",
-                layer["kind"],
-                f"{layer['from_identity']:.3f}",
-                f"{layer['from_orthogonal']:.3f}",
-                f"{100 * layer['off_diagonal']:.1f} %",
-                f"{layer['query_weight_norm']:.3f}" if "query_weight_norm" in layer else "",
-            ]
-            for layer in mixed
-        ]
-        parts.append("head mixing\n" + _output.table(header, rows))
+    if axes := by_axes(layers):
+        parts.append("composition\n" + _output.axes_table(axes))
+    for title, letter, mixed in (("head mixing", "M", layers), ("score mixing", "L", of_scores(layers))):
+        if mixed := [layer for layer in mixed if "matrix" in layer]:
+            parts.append(f"{title}\n{mixing_table(mixed, letter)}")
     if embedded := [layer for layer in layers if "query" in layer]:
-        rows = [
-            [f"{layer['site']} {layer['layer']}", *(spread(layer[part]) for part in ("query", "key", "value"))]
-            for layer in embedded
-        ]
+        rows = [[where(layer), *(spread(layer[part]) for part in ("query", "key", "value"))] for layer in embedded]
         header = ["layer", "query", "key", "value"]
         parts.append("norms of head embeddings: mean (smallest to largest head)\n" + _output.table(header, rows))
+    if rows := [
+        [where(layer), name, f"{norm:.3f}"] for layer in layers for name, norm in layer.get("norms", {}).items()
+    ]:
+        parts.append("norms of what else was learned\n" + _output.table(["layer", "parameter", "norm"], rows))
     return "\n\n".join(parts)
+
+
+def where(layer: dict) -> str:
+    return f"{layer['site']} {layer['layer']}"
+
+
+def by_axes(layers: list[dict]) -> dict[str, dict]:
+    """The axes by the layers of a site that have the same, such as ``decoder 0 to 5``."""
+    groups: dict[tuple, list[dict]] = {}
+    for layer in layers:
+        if layer["axes"]:
+            groups.setdefault((layer["site"], *layer["axes"].items()), []).append(layer)
+    names = (where(group[0]) + (f" to {group[-1]['layer']}" if len(group) > 1 else "") for group in groups.values())
+    return {name: group[0]["axes"] for name, group in zip(names, groups.values(), strict=True)}
+
+
+def mixing_table(layers: list[dict], letter: str) -> str:
+    header = ["layer", "shown", f"‖{letter} − I‖", f"‖{letter}ᵀ{letter} − I‖", "from other heads"]
+    rows = [
+        [
+            where(layer),
+            layer["kind"],
+            f"{layer['from_identity']:.3f}",
+            f"{layer['from_orthogonal']:.3f}",
+            f"{100 * layer['off_diagonal']:.1f} %",
+        ]
+        for layer in layers
+    ]
+    if any("query_weight_norm" in layer for layer in layers):
+        header.append("‖W^M‖")
+        for row, layer in zip(rows, layers, strict=True):
+            row.append(f"{layer['query_weight_norm']:.3f}" if "query_weight_norm" in layer else "")
+    return _output.table(header, rows)
 
 
 def spread(norms: list[float]) -> str:

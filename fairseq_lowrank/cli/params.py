@@ -1,7 +1,7 @@
 """Count the parameters of a fairseq text architecture, without allocating it.
 
-Prints the total and its parts, attention at each site, and what the chosen attention costs over `--attention mha`. Any
-flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
+Prints the total and its parts, attention at each site, what the chosen attention costs over `--attention mha`, and what
+it is made of, an axis a row. Any flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
 
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
@@ -64,9 +64,10 @@ def as_text(data: dict) -> str:
             rows += [[f"    {site}", f"{number:,}", ""] for site, number in data["sites"].items()]
     rows.append(["attention without biases", f"{data['attention_without_biases']:,}", ""])
     extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
-    rows.append([f"extra: {data['attention_kind']} over mha", extra, ""])
-    title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
-    return "\n".join([" ".join([title, *data["flags"]]), _output.table(["", "parameters", "share"], rows)])
+    rows.append(["extra over plain mha", extra, ""])
+    title = " ".join([f"{data['architecture']}, vocabulary {data['vocab_size']:,}", *data["flags"]])
+    text = f"{title}\n{_output.table(['', 'parameters', 'share'], rows)}"
+    return text + ("\n\nattention\n" + _output.axes_table(data["axes"]) if data["axes"] else "")
 
 
 def sweep_text(rows: list[dict], quantity: str) -> str:

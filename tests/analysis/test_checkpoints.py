@@ -1,5 +1,6 @@
 """Checkpoints on real data: the commands spectrum and inspect, and what they read."""
 
+import collections
 import csv
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import checkpoints, inspection
 from fairseq_lowrank.analysis.architecture import attention_layers
+from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.ops import HeadMixing
 
 
@@ -151,6 +153,39 @@ def test_inspect_shows_the_norms_of_head_embeddings(trained, tmp_path, capsys):
     layer = next(layer for layer in layers if (layer["site"], layer["layer"]) == ("encoder", 1))
     assert layer["value"] == pytest.approx(saved.norm(dim=1).tolist(), rel=1e-5)
     assert (tmp_path / "head-embeddings.png").exists()
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def test_inspect_shows_what_mixes_scores(tmp_path, capsys):
+    path = FIXTURES / "talking-heads-translation.pt"
+    assert cli.main(["inspect", str(path), "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "‖LᵀL − I‖" in printed and "‖MᵀM − I‖" in printed
+    saved = checkpoints.load_state(path)["model"]
+    for layer in json.loads((tmp_path / "inspect.json").read_text())["layers"]:
+        for name, shown in (("score_mixing", layer["score_mixing"]), ("mixing", layer)):
+            weight = saved[f"{layer['name']}.{name}.weight"]
+            torch.testing.assert_close(torch.tensor(shown["matrix"]), weight)
+            assert shown["from_identity"] == pytest.approx((weight - torch.eye(4)).norm().item())
+    with open(tmp_path / "inspect.csv", newline="") as file:
+        assert {"mixing", "score_mixing", "score_mixing_from_identity"} < set(next(csv.DictReader(file)))
+    assert (tmp_path / "mixing.png").exists() and (tmp_path / "score-mixing.png").exists()
+
+
+def test_inspect_shows_the_axes_that_a_state_names(capsys):
+    assert cli.main(["inspect", str(FIXTURES / "gqa-translation.pt"), "--json"]) == 0
+    for layer in json.loads(capsys.readouterr().out)["layers"]:
+        assert layer["axes"]["key_value_heads"] == 2 and layer["axes"]["projection"] == "independent"
+    # those of layers and axes to come, too
+    name = "encoder.layers.3.self_attn"
+    state = collections.OrderedDict({f"{name}.score.weight": torch.ones(4), f"{name}.k_proj.weight": torch.ones(4)})
+    state._metadata = {name: {"attention": {"score": "relative"}}}
+    (layer,) = inspection.inspect(state)
+    assert (layer["axes"], layer["norms"]) == ({"score": "relative"}, {"score.weight": 2})
+    (printed, norms) = as_text([layer]).split("\n\n")
+    assert "score  " in printed and "relative" in printed and norms.split()[-2:] == ["score.weight", "2.000"]
 
 
 def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):

@@ -6,6 +6,7 @@ from torch import nn
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import parameters
 from fairseq_lowrank.analysis.architecture import attention_layers, build, parse
+from fairseq_lowrank.attention import AXES
 
 TRANSLATION = "lowrank_transformer_wmt_en_de"
 
@@ -114,6 +115,15 @@ def test_fixedhead_is_compared_with_heads_of_width_over_heads():
 def test_extra_is_unknown_where_heads_do_not_divide_the_width():
     flags = ["--attention", "fixedhead", "--head-dim", "64", "--decoder-attention-heads", "7"]
     assert parameters.describe("lowrank_transformer_lm_wiki103", 267744, flags)["extra"] is None
+
+
+def test_every_axis_is_shown_at_every_site():
+    flags = ["--attention", "mqa", "--score-mixing", "static", "--value-dim", "32", "--attention-sites", "decoder"]
+    axes = parameters.describe(TRANSLATION, 1000, flags)["axes"]
+    assert list(axes) == ["encoder", "decoder", "cross"] and all(set(AXES) < set(of_site) for of_site in axes.values())
+    sizes = {"value_dim": 32, "key_value_heads": 1, "score_mixing": "static"}
+    assert axes["decoder"] == axes["encoder"] | sizes | {"projection": "multi-query"}
+    assert axes["encoder"] == axes["cross"] == parameters.describe("transformer_wmt_en_de", 1000)["axes"]["encoder"]
 
 
 def test_nothing_is_allocated():

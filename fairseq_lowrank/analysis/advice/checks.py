@@ -13,8 +13,8 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.analysis.advice.lengths import describe_lengths, lengths_by_site
-from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, spec_of, wider_heads
-from fairseq_lowrank.analysis.architecture import attention_layers, build, stacks
+from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, wider_heads
+from fairseq_lowrank.analysis.architecture import attention_layers, build, spec_of, stacks
 from fairseq_lowrank.analysis.report.papers import load_papers
 
 BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"

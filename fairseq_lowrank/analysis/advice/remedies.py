@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from fairseq_lowrank.analysis.architecture import build, our_arguments
+from fairseq_lowrank.analysis.architecture import build, our_arguments, spec_of
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
@@ -115,8 +115,3 @@ def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -
 def _fewer_heads(width: int, head_dim: int) -> int:
     """The most heads that divide the width into heads of at least this size; 1 if there is no such number."""
     return max((heads for heads in range(1, width // head_dim + 1) if width % heads == 0), default=1)
-
-
-def spec_of(module: nn.Module) -> AttentionSpec:
-    """What an attention layer computes; fairseq's own is plain."""
-    return getattr(module, "spec", None) or AttentionSpec()
