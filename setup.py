@@ -30,6 +30,7 @@ setup(
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece", "subword-nmt"],
         "analysis": ["jinja2", "matplotlib", "scipy", "tqdm"],
+        "bert": ["safetensors", "tokenizers"],
         "tensorboard": ["tensorboard"],
     },
     entry_points={"console_scripts": ["fairseq-lowrank = fairseq_lowrank.cli:main"]},

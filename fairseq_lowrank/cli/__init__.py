@@ -21,6 +21,7 @@ EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
     "analysis": ("jinja2", "matplotlib", "scipy", "tqdm"),
+    "bert": ("safetensors", "tokenizers"),
 }
 
 

@@ -170,6 +170,60 @@ class SubwordNMT:
         return self.bpe.process_line(line)
 
 
+class WordPieces:
+    """BERT's word pieces: punctuation apart, then the longest piece of the vocabulary again and again; `##` goes on a word.
+
+    Devlin et al. (2019), by the package tokenizers. Names such as `[MASK]` in a text are text; what is unknown is `<unk>`.
+    """
+
+    unknown = "[UNK]"
+
+    @classmethod
+    def train(cls, inputs: Iterable[Path], model: Path, size: int, **normalisation) -> None:
+        """Learn a vocabulary of `size` pieces over `inputs`; options as of :meth:`save`."""
+        from tokenizers.trainers import WordPieceTrainer
+
+        pieces = cls._tokenizer({cls.unknown: 0}, **normalisation)
+        trainer = WordPieceTrainer(vocab_size=size, special_tokens=[cls.unknown], show_progress=False)
+        pieces.train_from_iterator((line for path in inputs for line in read_lines(path)), trainer)
+        if pieces.get_vocab_size() > size:
+            raise ValueError(f"cannot learn {size} pieces from this text: it has {pieces.get_vocab_size()} characters")
+        with whole_file(model) as file:
+            file.write(pieces.to_str())
+
+    @classmethod
+    def save(cls, words: Iterable[str], model: Path, **normalisation) -> None:
+        """Write the file that cuts by a vocabulary as published, a word for each line of vocab.txt.
+
+        Args:
+            lowercase, strip_accents, handle_chinese_chars: as transformers' tokenizer has them.
+        """
+        pieces = cls._tokenizer({word: index for index, word in enumerate(words)}, **normalisation)
+        with whole_file(model) as file:
+            file.write(pieces.to_str())
+
+    @classmethod
+    def _tokenizer(cls, vocabulary: dict[str, int], **normalisation):
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordPiece
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.pre_tokenizers import BertPreTokenizer
+
+        pieces = Tokenizer(WordPiece(vocabulary, unk_token=cls.unknown, max_input_chars_per_word=100))
+        pieces.normalizer = BertNormalizer(clean_text=True, **normalisation)
+        pieces.pre_tokenizer = BertPreTokenizer()
+        return pieces
+
+    def __init__(self, model: Path):
+        from tokenizers import Tokenizer
+
+        self.pieces = Tokenizer.from_file(str(model))
+
+    def __call__(self, line: str) -> str:
+        tokens = self.pieces.encode(line, add_special_tokens=False).tokens
+        return " ".join("<unk>" if token == self.unknown else token for token in tokens)
+
+
 def clean_pairs(pairs: Iterable[tuple[str, str]], longest: int, ratio: float) -> Iterator[tuple[str, str]]:
     """The pairs with 1 to `longest` tokens a side, their lengths at most `ratio` apart (clean-corpus-n.perl)."""
     for pair in pairs:

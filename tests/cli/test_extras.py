@@ -40,6 +40,6 @@ def test_the_extras_are_those_of_setup_py():
         extra: set(re.findall(r'"([a-z0-9-]+)', packages))
         for extra, packages in re.findall(r'^        "(\w+)": \[(.+)\],$', SETUP.read_text(), re.M)
     }
-    for extra in ("translation", "analysis"):
+    for extra in ("translation", "analysis", "bert"):
         assert declared[extra] == {module.replace("_", "-") for module in cli.EXTRAS[extra]}
     assert "fairseq" in declared

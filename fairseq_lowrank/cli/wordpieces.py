@@ -1,0 +1,30 @@
+"""Cut text into the word pieces of a BERT, as fairseq-preprocess takes them: pieces apart, a sentence a line.
+
+  fairseq-lowrank wordpieces bert-base/wordpieces.json train.txt --output train.pieces
+  fairseq-preprocess --only-source --srcdict bert-base/dict.txt --trainpref train.pieces …
+
+The file of word pieces is written by import-bert, and by the preparation of corpora with --wordpieces.
+"""
+
+from pathlib import Path
+
+NAME = "wordpieces"
+HELP = "cut text into the word pieces of a BERT"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("pieces", type=Path, metavar="PIECES", help="wordpieces.json")
+    parser.add_argument("text", type=Path, metavar="TEXT", help="a text, a sentence a line, plain or .gz")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write the pieces")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+
+
+def run(args) -> None:
+    from fairseq_lowrank.corpora.text import WordPieces, map_lines
+
+    if args.workers < 1:
+        raise ValueError(f"--workers {args.workers}: expected a whole number, at least 1")
+    for path in (args.pieces, args.text):
+        if not path.is_file():
+            raise ValueError(f"{path} is not there")
+    map_lines(WordPieces(args.pieces), args.text, args.output, args.workers)
