@@ -95,10 +95,17 @@ translation_rows() {
     engine rows
 }
 
-# language_model_rows: run the rows and score them with fairseq-eval-lm.
+# language_model_rows: run the rows and score them with fairseq-eval-lm (EVALUATE: more flags of it, which win over the
+# context window of 25/32 of a block that is the default; METRIC=loss: the loss in nats instead of the perplexity).
 language_model_rows() {
     KIND=language-model
     engine rows
+}
+
+# language_model_sizes: print how large the models of the rows are.
+language_model_sizes() {
+    KIND=language-model
+    engine sizes
 }
 
 # report OPTIONS…: the results of this paper beside the published values.
@@ -120,7 +127,8 @@ results_file() { engine results; }
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
     local name
-    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE VALID RESULTS ALONE THREADS SEQUENCES OUTPUT
+    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE THREADS SEQUENCES
+    export OUTPUT
     {
         printf 'paper\t%s\ntable\t%s\nsplit\t%s\n' "$PAPER" "$TABLE" "${SPLIT:-test}"
         printf 'common\t%s\n' "${COMMON[*]}"

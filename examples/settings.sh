@@ -46,14 +46,33 @@ BAEVSKI=(
 # (§4.1.3) says that the original takes 64 GPUs, of 2,048 tokens each (§4.3), and halves the effective batch: 65,536.
 BAEVSKI_LM1B=("${BAEVSKI[@]}" --min-lr 1e-05 --lr-period-updates 137000 --lr-shrink 0.6 --max-update 975000)
 
-# The fixed multi-head attention paper's language model (§4.1): n 256, Adam, tensor2tensor. The rest is fairseq's recipe
-# for a vanilla Transformer and 300,000 updates: the text at hand gives no more.
-LM1B_SMALL=("${VANILLA_LM[@]}" --tokens-per-sample 256 --max-update 300000)
+# The fixed multi-head attention paper's language model (§4.1): Adam, tensor2tensor, and an input of one example, capped at
+# 256 sub-words, so a sentence of LM1B and no block of running text. The rest is fairseq's recipe for a vanilla Transformer
+# and 300,000 updates: the text at hand gives no more.
+LM1B_EXAMPLES=(--sample-break-mode eos --tokens-per-sample 256 --shorten-method truncate)
+LM1B_SMALL=("${VANILLA_LM[@]}" "${LM1B_EXAMPLES[@]}" --max-update 300000)
 
 # The vocabulary bottleneck paper's language models (§5): 1M updates, untied. Its training text, Wikipedia, BookCorpus and
-# OpenWebText, is not published as one: raw WikiText-103 takes its place. The rest is fairseq's recipe for a vanilla
-# Transformer, since the text at hand has no appendix: with layer norms before sublayers, and sinusoidal positions where
-# the paper's equation 1 has learned ones.
+# OpenWebText, is not published as one: raw WikiText-103 takes its place. Positions are learned, as in equation 1;
+# POSITIONS=sinusoidal from outside takes fairseq's others, in tables of their own. The rest is fairseq's recipe for a vanilla
+# Transformer with layer norms before sublayers, since the text at hand has no appendix. What is scored is what the paper
+# plots (§5): the loss, in nats a token, on blocks of the test set with no window of further context before them.
+POSITIONS="${POSITIONS:-learned}"
+case "$POSITIONS" in
+    learned) POSITION_FLAGS=(--decoder-learned-pos) OTHER_POSITIONS="" ;;
+    sinusoidal) POSITION_FLAGS=() OTHER_POSITIONS=-sinusoidal ;;
+    *)
+        echo "POSITIONS=$POSITIONS: expected learned or sinusoidal" >&2
+        exit 2
+        ;;
+esac
 VOCABULARY_LM=(
-    --arch lowrank_transformer_lm --decoder-normalize-before "${VANILLA_LM[@]}" --tokens-per-sample 512 --max-update 1000000
+    --arch lowrank_transformer_lm --decoder-normalize-before "${POSITION_FLAGS[@]}" "${VANILLA_LM[@]}"
+    --tokens-per-sample 512 --max-update 1000000
 )
+
+# loss_on_blocks: score rows as above.
+loss_on_blocks() {
+    METRIC=loss EVALUATE="--context-window 0 ${EVALUATE:-}"
+    language_model_rows
+}

@@ -209,6 +209,57 @@ def test_deep_models_have_layer_norms_before_sublayers(recipe, name):
         assert "--decoder-normalize-before" in command
 
 
+def last_flags(output: str, name: str) -> list[dict[str, str]]:
+    """Of each printed command called `name`, the value that counts of each flag."""
+    return [
+        {flag: value for flag, value in pairwise(command) if flag.startswith("--")}
+        for command in commands(output, name)
+    ]
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig3"])
+def test_fixed_heads_are_trained_and_tested_on_single_sentences_of_256_pieces_at_most(recipe, name):
+    said = recipe(f"fixedhead/{name}.sh").stdout
+    for command in last_flags(said, "fairseq-train") + last_flags(said, "fairseq-eval-lm"):
+        assert (command["--sample-break-mode"], command["--shorten-method"]) == ("eos", "truncate")
+        assert command["--tokens-per-sample"] == "256" and command.get("--context-window", "0") == "0"
+    assert "lm1b-all-heldout-bpe32000" in said
+
+
+def test_the_sizes_of_both_curves_of_figure_1_are_printed(recipe):
+    said = recipe("fixedhead/fig1.sh", ROWS="d256-h8-mha d512-h8-mha h70-fixedhead").stdout
+    sizes = {line.split()[0]: line.split()[1:] for line in said.splitlines() if re.match(r"(d\d+-)?h\d+-", line)}
+    # 32,008 · d tied embeddings; 6 layers of 4·d·h·d_k + 8·d² weights with their biases and norms
+    assert sizes["d256-h8-mha"] == ["12,933,120", "4,739,072", "1,579,008"]
+    assert sizes["d512-h8-mha"][:2] == ["35,304,448", "18,916,352"]
+    assert sizes["h70-fixedhead"][:2] == ["25,129,664", "16,935,616"]
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4"])
+def test_the_vocabulary_bottleneck_is_the_loss_on_blocks_with_learned_positions(recipe, name):
+    def run(**variables):
+        return recipe(f"vocabulary_bottleneck/{name}.sh", SMOKE=1, **variables)
+
+    said = run().stdout
+    assert {command["--context-window"] for command in last_flags(said, "fairseq-eval-lm")} == {"0"}
+    assert all("--decoder-learned-pos" in command for command in commands(said, "fairseq-train"))
+    said = run(POSITIONS="sinusoidal").stdout
+    assert f"{name}-sinusoidal/" in said and "--decoder-learned-pos" not in said
+    assert run(POSITIONS="none", fails=True).stdout == "POSITIONS=none: expected learned or sinusoidal\n"
+
+
+def test_table_9_has_one_window_of_context_at_every_length(recipe):
+    def windows(**variables):
+        said = recipe("mixhead/table9.sh", **variables).stdout
+        return {command["--context-window"] for command in last_flags(said, "fairseq-eval-lm")}
+
+    assert windows() == {"20"} and windows(WINDOW=0) == {"0"}
+    assert windows(EVALUATE="--context-window 5") == {"5"}
+    for window in ("32", "-1", "some"):
+        refused = recipe("mixhead/table9.sh", WINDOW=window, fails=True)
+        assert refused.stdout.startswith(f"WINDOW={window}: expected a number of tokens from 0 to 31")
+
+
 def test_gpus_train_in_half_precision_unless_told_otherwise(recipe):
     def precision(**settings):
         (command,) = commands(recipe("mixhead/table4.sh", ROWS="h4-mha", **settings).stdout, "fairseq-train")
@@ -281,6 +332,8 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
         ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),
         ({"RESULTS": "/"}, "RESULTS=/: expected a file, this is a folder"),
+        ({"METRIC": "bleu"}, "METRIC=bleu: expected perplexity or loss"),
+        ({"EVALUATE": "--context-window '1"}, "EVALUATE=--context-window '1: no closing quotation"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_in_one_line(recipe, variables, message):

@@ -4,7 +4,7 @@
 # vocabulary only.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
-PAPER=vocabulary_bottleneck TABLE=fig1
+PAPER=vocabulary_bottleneck TABLE="fig1$OTHER_POSITIONS"
 for vocabulary in 257 500 2000; do
     CORPUS=wikitext-103-bpe$vocabulary
     # Widths at equal size: 12·L·d² is 5M, 12M, 24M, 48M, 73M and 107M.
@@ -16,4 +16,4 @@ for vocabulary in 257 500 2000; do
     done
 done
 COMMON=("${VOCABULARY_LM[@]}" --decoder-attention-heads 8)
-language_model_rows
+loss_on_blocks

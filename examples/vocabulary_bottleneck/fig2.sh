@@ -3,7 +3,7 @@
 # parameters), or the width does (50M to 75M).
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
-PAPER=vocabulary_bottleneck TABLE=fig2 CORPUS=wikitext-103-bpe2000
+PAPER=vocabulary_bottleneck TABLE="fig2$OTHER_POSITIONS" CORPUS=wikitext-103-bpe2000
 for rank in 16 32 64 128 256 512; do
     row r$rank-d680 $(lm_width 680) --decoder-ffn-embed-dim 2720 --embed-rank $rank
 done
@@ -11,4 +11,4 @@ for d in 576 608 640 680 704; do
     row full-d$d $(lm_width $d) --decoder-ffn-embed-dim $((4 * d))
 done
 COMMON=("${VOCABULARY_LM[@]}" --decoder-layers 12 --decoder-attention-heads 8)
-language_model_rows
+loss_on_blocks

@@ -3,7 +3,7 @@
 # Models no wider than that are figure 1's own.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
-PAPER=vocabulary_bottleneck TABLE=fig3 CORPUS=wikitext-103-bpe2000
+PAPER=vocabulary_bottleneck TABLE="fig3$OTHER_POSITIONS" CORPUS=wikitext-103-bpe2000
 
 # size DEPTH WIDTH
 size() {
@@ -13,4 +13,4 @@ size() {
 for d in 288 408 504 608; do size 24 $d; done
 for d in 200 288 360 432; do size 48 $d; done
 COMMON=("${VOCABULARY_LM[@]}" --decoder-attention-heads 8)
-language_model_rows
+loss_on_blocks

@@ -4,7 +4,7 @@
 # which the best counts.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
-PAPER=vocabulary_bottleneck TABLE=fig4 CORPUS=wikitext-103-bpe2000
+PAPER=vocabulary_bottleneck TABLE="fig4$OTHER_POSITIONS" CORPUS=wikitext-103-bpe2000
 for ratio in 1 2 4 8 16; do
     for depth in 12 18 24; do
         for millions in 30 40 50 60 70; do
@@ -18,4 +18,4 @@ for ratio in 1 2 4 8 16; do
     done
 done
 COMMON=("${VOCABULARY_LM[@]}")
-language_model_rows
+loss_on_blocks

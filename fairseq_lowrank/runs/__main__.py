@@ -1,4 +1,4 @@
-"""`python -m fairseq_lowrank.runs --kind KIND --root FOLDER rows|report|spectra|folder|data|results …`, called by `examples/common.sh`.
+"""`python -m fairseq_lowrank.runs --kind KIND --root FOLDER rows|sizes|report|spectra|folder|data|results …`, called by `examples/common.sh`.
 
 Rows are declared on standard input (see :meth:`fairseq_lowrank.runs.recipe.Recipe.read`), settings in the environment.
 """
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     parser = argparse.ArgumentParser(prog="runs", description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=SMOKE, required=True)
     parser.add_argument("--root", type=Path, required=True, help="the repository")
-    parser.add_argument("command", choices=("rows", "report", "spectra", "folder", "data", "results"))
+    parser.add_argument("command", choices=("rows", "sizes", "report", "spectra", "folder", "data", "results"))
     parser.add_argument(
         "words", nargs=argparse.REMAINDER, help="options of report; NAME ROW… of spectra; ROW of folder and data"
     )
@@ -32,6 +32,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
         engine = Engine(recipe, settings)
         if args.command == "rows":
             engine.run_rows()
+        elif args.command == "sizes":
+            engine.sizes()
         elif args.command == "report":
             return engine.report(args.words)
         elif args.command == "spectra":

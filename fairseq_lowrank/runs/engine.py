@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fairseq_lowrank.corpora.text import read_lines, say, whole_file
+from fairseq_lowrank.runs import sizes
 from fairseq_lowrank.runs.commands import Commands
 from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value
 from fairseq_lowrank.runs.results import append_result, check, read_results
@@ -86,7 +87,7 @@ class Engine:
         """Keep a run's log and append its line."""
         trained = read_training_log(run.log)
         curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
-        if found["metric"] == "perplexity":
+        if found["metric"] in ("perplexity", "loss"):
             found["valid_perplexity"] = valid_perplexity
         starts = read_note(run.folder)["starts"]
         line = {
@@ -139,6 +140,12 @@ class Engine:
         """The results of this paper beside the published values."""
         self.refuse_busy(self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings))
         return self.tool("report", str(self.results), "--paper", self.recipe.paper, *options)
+
+    def sizes(self) -> None:
+        """Print how large the models of the rows asked for are."""
+        runs = [self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings)]
+        for line in sizes.lines(runs):
+            print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
         """Spectra of the attention of rows on the test set, in the folder `name` beside the lines of results.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -46,14 +47,17 @@ def score_translation(run: Run, settings: Settings, root: Path, execute: Execute
 
 
 def score_language_model(run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
-    """Perplexity on the test set, with a context window in proportion to fairseq's 400 of 512."""
+    """Perplexity or loss on the test set, with a context window in proportion to fairseq's 400 of 512.
+
+    EVALUATE holds further flags of fairseq-eval-lm: another window, sentences instead of blocks.
+    """
     length = int(last_value(run.flags, "--tokens-per-sample", "512"))
     output = run.folder / "evaluate-test.out"
     words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
     words += ["--gen-subset", "test", "--tokens-per-sample", str(length), "--context-window", str(length * 25 // 32)]
-    words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best)]
+    words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best), *settings.evaluate]
     execute_anew(execute, words, output, settings)
-    return {} if settings.dry_run else read_perplexity(output)
+    return {} if settings.dry_run else read_perplexity(output, settings.metric)
 
 
 SCORES = {"translation": score_translation, "language-model": score_language_model}
@@ -143,14 +147,20 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
     }
 
 
-def read_perplexity(path: Path) -> dict:
-    """Perplexity and number of scored tokens in a fairseq-eval-lm log."""
+def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
+    """The score in a fairseq-eval-lm log, and the number of scored tokens.
+
+    Args:
+        metric: `perplexity`, or `loss`, its natural logarithm: nats a token, which fairseq logs in base 2.
+    """
     text = "\n".join(read_lines(path))
-    perplexity = re.findall(r"Perplexity: ([\d.]+|nan|inf)", text)
+    scores = re.findall(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)", text)
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
-    if not perplexity or not tokens:
+    if not scores or not tokens:
         raise ValueError(f"{path} holds no perplexity of fairseq-eval-lm")
-    return {"metric": "perplexity", "value": float(perplexity[-1]), "tokens": int(tokens[-1].replace(",", ""))}
+    loss, perplexity = map(float, scores[-1])
+    value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
+    return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
 
 
 def attention_parameters(checkpoint: Path, data: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,8 @@ class Settings:
     precision: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ("--workers", "1")
     generate: tuple[str, ...] = ("--beam", "5")
+    evaluate: tuple[str, ...] = ()
+    metric: str = "perplexity"
     results: Path | None = None
     output: Path | None = None
 
@@ -45,7 +47,9 @@ class Settings:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = environ.get("OMP_NUM_THREADS", "")
         given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT")}
-        lists = {name: words(environ, name.upper()) for name in ("extra", "precision", "prepare", "generate")}
+        lists = {
+            name: words(environ, name.upper()) for name in ("extra", "precision", "prepare", "generate", "evaluate")
+        }
         settings = cls(
             work=Path(environ["LOWRANK_WORK"]),
             rows=words(environ, "ROWS"),
@@ -53,6 +57,7 @@ class Settings:
             **{name: switch(environ, name.upper()) for name in ("smoke", "dry_run", "alone", "valid")},
             threads=whole_number(environ, "THREADS", int(threads) if threads.isdigit() else cores),
             sequences=whole_number(environ, "SEQUENCES", 16),
+            metric=choice(environ, "METRIC", ("perplexity", "loss")),
             **{name: value for name, value in lists.items() if value},
             **{name: Path(value) for name, value in given.items() if value},
         )
@@ -69,6 +74,15 @@ def switch(environ: Mapping[str, str], name: str) -> bool:
     if value not in ("", "0", "1"):
         raise ValueError(f"{name}={value}: expected 1, or 0 for off")
     return value == "1"
+
+
+def choice(environ: Mapping[str, str], name: str, choices: Iterable[str]) -> str:
+    """One of the choices; the first where none is given."""
+    first, *others = choices
+    value = environ.get(name) or first
+    if value not in (first, *others):
+        raise ValueError(f"{name}={value}: expected {' or '.join((first, *others))}")
+    return value
 
 
 def whole_number(

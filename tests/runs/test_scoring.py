@@ -82,6 +82,8 @@ def test_perplexity_is_read_with_the_tokens_it_was_measured_on(tmp_path):
         ["… | Evaluated 58,034 tokens in 9.1s (6377.36 tokens/s)", "… | Loss (base 2): 8.1000, Perplexity: 274.37"],
     )
     assert scoring.read_perplexity(tmp_path / "out") == {"metric": "perplexity", "value": 274.37, "tokens": 58034}
+    loss = scoring.read_perplexity(tmp_path / "out", "loss")
+    assert loss == {"metric": "loss", "value": 5.6145, "tokens": 58034}  # ln 274.37 = 8.1 ln 2, nats a token
     write_lines(tmp_path / "out", ["nothing"])
     with pytest.raises(ValueError, match="no perplexity"):
         scoring.read_perplexity(tmp_path / "out")

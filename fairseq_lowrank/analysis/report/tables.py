@@ -10,7 +10,12 @@ from importlib import resources
 
 from fairseq_lowrank.analysis.report.comparison import family, short_count
 
-NAMES = {"bleu": "BLEU", "sacrebleu": "BLEU (sacrebleu)", "tokenised_bleu": "BLEU (tokenised)"}
+NAMES = {
+    "loss": "loss (nats a token)",
+    "bleu": "BLEU",
+    "sacrebleu": "BLEU (sacrebleu)",
+    "tokenised_bleu": "BLEU (tokenised)",
+}
 
 
 def columns(table: dict) -> tuple[list[str], list[list[str]]]:
