@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from fairseq_lowrank.corpora.catalogue import CORPORA, parse
-from fairseq_lowrank.corpora.corpus import Corpus, positive
+from fairseq_lowrank.corpora.corpus import Corpus, positive, published_folder, work_folder
 from fairseq_lowrank.corpora.fetch import locked
 from fairseq_lowrank.corpora.steps import JOIN, check_settings, join_sentences
 
@@ -61,10 +60,9 @@ def expand(argv: list[str]) -> list[str]:
 def locate(args: argparse.Namespace) -> None:
     """Fill in the default folders of `args`, whose names tell apart the forms of a corpus."""
     corpus: Corpus = args.corpus
-    data = Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
-    work = Path(os.environ.get("LOWRANK_WORK") or Path.home() / ".cache" / "fairseq_lowrank")
+    data = published_folder()
     args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)
-    args.output = args.output or work / "data" / corpus.form(vars(args) | {JOIN.name: None})
+    args.output = args.output or work_folder() / "data" / corpus.form(vars(args) | {JOIN.name: None})
 
 
 def prepare(args: argparse.Namespace) -> Path:

@@ -7,10 +7,21 @@ A form's name is that of its corpus with a part for each of those arguments that
 from __future__ import annotations
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def work_folder() -> Path:
+    """Where everything is made that is not given another place: $LOWRANK_WORK."""
+    return Path(os.environ.get("LOWRANK_WORK") or Path.home() / ".cache" / "fairseq_lowrank")
+
+
+def published_folder() -> Path:
+    """Where published files are looked for: $LOWRANK_DATA."""
+    return Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
 
 
 def positive(text: str) -> int:
@@ -27,10 +38,11 @@ class Argument:
         flag, options: as argparse takes them; a switch (`action="store_true"`), one of `choices`, or a number.
         part: how it shows in a form's name, such as `-head{}`; empty where it does not.
         kept: whether it shapes the files of a folder, and so is noted beside them.
+        value: the regular expression of what shows in a name where that is neither a switch nor a choice.
     """
 
-    def __init__(self, flag: str, *, part: str = "", kept: bool = True, **options):
-        self.flag, self.part, self.kept, self.options = flag, part, kept, options
+    def __init__(self, flag: str, *, part: str = "", kept: bool = True, value: str = "[1-9][0-9]*", **options):
+        self.flag, self.part, self.kept, self.value, self.options = flag, part, kept, value, options
         self.name = flag.removeprefix("--").replace("-", "_")
         self.is_switch = options.get("action") == "store_true"
         self.default = options.get("default", False if self.is_switch else None)
@@ -42,7 +54,7 @@ class Argument:
             return self.part.format(rf"(?P<{self.name}>{'|'.join(map(re.escape, self.options['choices']))})")
         if self.is_switch:
             return f"(?P<{self.name}>{self.part})?"
-        return rf"(?:{self.part.format(rf'(?P<{self.name}>[1-9][0-9]*)')})?"
+        return rf"(?:{self.part.format(rf'(?P<{self.name}>{self.value})')})?"
 
     @property
     def usage(self) -> str:
@@ -81,6 +93,8 @@ class Corpus:
         published: the folder of published files under $LOWRANK_DATA, for the parsed arguments and that path; and how
             the help says it.
         trial: for the form that trials of recipes take instead of a large one, values of arguments; None: another corpus.
+        stand_in: that other corpus, where it is not the usual one of the kind of recipe.
+        training: given a form's values of arguments, the flags of fairseq-train that its task asks for.
     """
 
     name: str
@@ -91,6 +105,8 @@ class Corpus:
     published: Callable[[argparse.Namespace, Path], str] | None = None
     published_help: str = ""
     trial: Mapping[str, object] | None = None
+    stand_in: Callable[[Mapping[str, object]], str] | None = None
+    training: Callable[[Mapping[str, object]], Sequence[str]] | None = None
 
     @property
     def parts(self) -> list[Argument]:

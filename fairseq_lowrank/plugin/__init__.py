@@ -50,7 +50,7 @@ attention.choose_attention()
 inputs.name_empty_subsets()
 commands.end_commands_in_one_line()
 
-from fairseq_lowrank import models  # noqa: E402, F401
+from fairseq_lowrank import models, tasks  # noqa: E402, F401
 from fairseq_lowrank.plugin import criterions  # noqa: E402
 
 criterions.extend_criterions(criterions.RegularisedCriterion, criterions.RegulariserConfig)

@@ -1,0 +1,64 @@
+"""Exact match and F1 of SQuAD 1.1 and 2.0, as the data set's own evaluation scripts compute them."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def normalise(answer: str) -> str:
+    """An answer in lower case, without punctuation (ASCII's), the articles a, an, the, and needless blanks."""
+    answer = "".join(character for character in answer.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
+
+
+def exact_match(prediction: str, answer: str) -> float:
+    """1.0 where both say the same when normalised, else 0.0."""
+    return float(normalise(prediction) == normalise(answer))
+
+
+def f1(prediction: str, answer: str) -> float:
+    """2·P·R / (P + R) over the words of both, normalised; where one has no words, 1.0 if both have none, else 0.0."""
+    ours, theirs = normalise(prediction).split(), normalise(answer).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs))
+
+
+def evaluate(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Scores over all questions, in percent: each prediction against the answer that it fits best.
+
+    Args:
+        predictions: a text for each question's name; an empty one says that there is no answer.
+        answers: the texts that count as right; none where the paragraph holds no answer.
+
+    Returns:
+        `em` and `f1`; where some questions have no answer also the same over those that have one and those that have none
+        (`em_answered`, `f1_answered`, `unanswered`, of which both are the same).
+
+    Raises:
+        ValueError: a question without a prediction.
+    """
+    if missing := [name for name in answers if name not in predictions]:
+        raise ValueError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
+    single = {name: best(predictions[name], right) for name, right in answers.items()}
+    answered = [score for name, score in single.items() if answers[name]]
+    scores = {"em": mean(em for em, _ in single.values()), "f1": mean(f for _, f in single.values())}
+    if answered and len(answered) < len(single):
+        scores |= {"em_answered": mean(em for em, _ in answered), "f1_answered": mean(f for _, f in answered)}
+        scores["unanswered"] = mean(em for name, (em, _) in single.items() if not answers[name])
+    return scores
+
+
+def best(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 against the answer that each fits best; answers of nothing but articles count only among others."""
+    right = [answer for answer in answers if normalise(answer)] or [""]
+    return max(exact_match(prediction, one) for one in right), max(f1(prediction, one) for one in right)
+
+
+def mean(scores: Iterable[float]) -> float:
+    scores = list(scores)
+    return 100 * sum(scores) / len(scores) if scores else 0.0

@@ -1,0 +1,48 @@
+"""Film reviews in sentences, favourable or not."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+from pathlib import Path
+
+from fairseq_lowrank.corpora.corpus import Corpus
+from fairseq_lowrank.corpora.fetch import gather
+from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY
+from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
+
+URLS = {"https://www.cs.cornell.edu/people/pabo/movie-review-data/rt-polaritydata.tar.gz": None}
+TASK = SentenceTask("sentence-polarity", labels=("negative", "positive"))
+
+
+def sentences(path: Path) -> list[str]:
+    """The lines of a file in UTF-8 or, as it was published, in Latin-1."""
+    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def sentence_polarity(args: argparse.Namespace) -> Path:
+    """Sentence polarity (Pang and Lee, 2005): 5,331 favourable and 5,331 unfavourable sentences of film reviews.
+
+    Nobody published a split: of each ten of a kind the eighth is for the test, the fourth for validation.
+    """
+    files = gather(args, ["rt-polarity.neg", "rt-polarity.pos"], URLS)
+    splits = {"train": [], "valid": [], "test": []}
+    for label, file in zip(TASK.labels, files, strict=True):
+        for number, sentence in enumerate(sentences(file)):
+            split = {3: "valid", 7: "test"}.get(number % 10, "train")
+            splits[split].append(Example((sentence,), label))
+    return lay_out(args, TASK, splits)
+
+
+CORPUS = Corpus(
+    name="sentence-polarity",
+    prepare=sentence_polarity,
+    arguments=(PIECES_OF, VOCABULARY),
+    trial={},
+    training=lambda values: TASK.training,
+)

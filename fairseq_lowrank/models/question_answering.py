@@ -1,0 +1,38 @@
+"""The head that answers questions by spans, over any of fairseq's encoders that give features of each token."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class SpanHead(nn.Module):
+    """Scores of each token to begin and to end an answer, x W + b with W [d, 2] (Devlin et al., 2019, §4.2)."""
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.out_proj = nn.Linear(embed_dim, 2)
+        nn.init.normal_(self.out_proj.weight, std=0.02)
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features [B, T, d] to scores [B, T, 2]."""
+        return self.out_proj(features)
+
+    def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
+        """A state of pre-training lacks this head: it keeps the values that it has."""
+        for key, value in self.state_dict().items():
+            state_dict.setdefault(f"{name}.{key}", value)
+
+
+def add_span_head(model: nn.Module, embed_dim: int) -> nn.Module:
+    """Let ``model(…, features_only=True)`` give the scores of a :class:`SpanHead`, [B, T, 2], in the place of features.
+
+    All else that the model does stays, so that its spectra and checkpoints are those of the model itself.
+    """
+    model.span_head = SpanHead(embed_dim)
+
+    def score(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple | None:
+        return (module.span_head(output[0]), *output[1:]) if kwargs.get("features_only") else None
+
+    model.register_forward_hook(score, with_kwargs=True)
+    return model
