@@ -6,6 +6,9 @@
 #   row h4-mha --arch lowrank_transformer_iwslt_de_en --attention mha
 #   translation_rows                                           or language_model_rows
 #
+# Two things that a recipe may set beside: PLUGIN, a folder of the repository that fairseq gets as --user-dir in place of the
+# package; FIT=2000, for losses a sentence on that many training pairs without dropout, on the validation and on the test set.
+#
 # From outside:
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
 #   DRY_RUN=1                    print the commands only         THREADS=2
@@ -131,6 +134,7 @@ engine() {
     export OUTPUT
     {
         printf 'paper\t%s\ntable\t%s\nsplit\t%s\n' "$PAPER" "$TABLE" "${SPLIT:-test}"
+        printf 'plugin\t%s\nfit\t%s\n' "${PLUGIN:-fairseq_lowrank}" "${FIT:-0}"
         printf 'common\t%s\n' "${COMMON[*]}"
         for name in "${ROW_NAMES[@]}"; do printf 'row\t%s\t%s\t%s\n' "$name" "${ROW_CORPUS[$name]}" "${ROW_FLAGS[$name]}"; done
     } | python -m fairseq_lowrank.runs --kind "$KIND" --root "$ROOT" "$@"

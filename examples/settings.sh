@@ -76,3 +76,16 @@ loss_on_blocks() {
     METRIC=loss EVALUATE="--context-window 0 ${EVALUATE:-}"
     language_model_rows
 }
+
+# Evidence: Multi30k, joined or not, in a model small enough for several seeds of each row. 3+3 layers, d 128, feed-forward
+# 4·d; 4,096 target tokens an update. Rows or tables give the rate, its schedule and the end.
+EVIDENCE=(
+    --source-lang de --target-lang en --share-all-embeddings $(layers 3) $(width 128) --dropout 0.2
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas 0.9,0.98 $(batch 4096 4096) --no-epoch-checkpoints
+)
+
+# decayed RATE UPDATES: up to the rate over the first tenth of the updates, then in a straight line down to 0 at their end.
+decayed() {
+    echo "--lr $1 --lr-scheduler polynomial_decay --warmup-updates $(($2 / 10)) --total-num-update $2 --max-update $2"
+}

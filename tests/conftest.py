@@ -92,6 +92,31 @@ def fairseq_command(monkeypatch, capsys, caplog):
 
 
 @pytest.fixture
+def plugins_leave():
+    """What plugins register with fairseq, and with this package, during a test is forgotten after it."""
+    import sys
+
+    from fairseq import models, utils
+
+    import fairseq_lowrank.plugin  # noqa: F401  which stays
+    from fairseq_lowrank.attention.mixing import MIXINGS
+
+    names = [name for name in vars(models) if name.isupper() and name.endswith("REGISTRY")]
+    tables = [MIXINGS, *(getattr(models, name) for name in names)]
+    memo = getattr(utils.import_user_module, "memo", set())
+    before, imported, folders, path = [dict(table) for table in tables], set(sys.modules), set(memo), list(sys.path)
+    yield
+    for table, kept in zip(tables, before, strict=True):
+        table.clear()
+        table.update(kept)
+    for folder in getattr(utils.import_user_module, "memo", set()) - folders:
+        utils.import_user_module.memo.discard(folder)
+        if (name := Path(folder).name) not in imported:
+            del sys.modules[name]
+    sys.path[:] = path
+
+
+@pytest.fixture
 def refusal(fairseq_command, capsys):
     """``refusal("train", DATA, …)``: the one line with which ``fairseq-train DATA …`` ends, with code 2."""
 

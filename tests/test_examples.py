@@ -91,7 +91,7 @@ def outermost(found: list[list[str]]) -> list[list[str]]:
 
 @pytest.mark.parametrize("smoke", ["", "1"], ids=["full", "smoke"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smoke):
+def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smoke, plugins_leave):
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.models import ARCH_MODEL_REGISTRY

@@ -34,7 +34,16 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
     for file in results_files(paths):
         lines += read_results(file, measurements=True)
     lines = [line for line in lines if not line["smoke"]]
+    lines = [one for line in lines for one in (line, *_losses(line))]
     return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+
+
+def _losses(line: dict) -> list[dict]:
+    """A training's losses a sentence, on training pairs (`fit`), the validation and the test set, as lines of metric `loss`."""
+    return [
+        {**line, "metric": "loss", "split": split, "value": found["loss"], "sentence_values": found["sentence_values"]}
+        for split, found in line.get("losses", {}).items()
+    ]
 
 
 def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int, np.ndarray]:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field, make_dataclass
 from typing import Optional
 
@@ -30,14 +31,15 @@ LARGEST_HEAD = 65536
 """The largest ``--head-dim`` and ``--value-dim``: a slip of the keyboard ends in a line, not in an allocation."""
 
 
-def _choices(values: tuple[str, ...] | dict) -> dict:
-    return {"choices": tuple(values), "metavar": "NAME"}
+# The table of values itself, so that what a plugin adds to it later is a choice too.
+def _choices(values: Collection[str]) -> dict:
+    return {"choices": values, "metavar": "NAME"}
 
 
 def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
     if axis.choices is None:
         return axis.type, {"metavar": "N"}, axis.help
-    return axis.type, _choices(axis), f"over the preset: {axis.help}: {', '.join(axis)}"
+    return axis.type, _choices(axis.choices), f"over the preset: {axis.help}: {', '.join(axis)}"
 
 
 # One entry a flag: its name in the configuration, its type, what argparse needs, and its help.

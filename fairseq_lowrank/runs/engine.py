@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import shlex
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fairseq_lowrank.runs import sizes
 from fairseq_lowrank.runs.commands import Commands
 from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value
 from fairseq_lowrank.runs.results import append_result, check, read_results
-from fairseq_lowrank.runs.scoring import attention_parameters, read_training_log, score
+from fairseq_lowrank.runs.scoring import SMOKE_FIT, attention_parameters, losses, read_training_log, score
 from fairseq_lowrank.runs.settings import Settings
 from fairseq_lowrank.runs.training import has_ended, is_locked, lock, read_note, train
 
@@ -74,9 +75,18 @@ class Engine:
     def train_and_score(self, run: Run, scored: bool, handle: int | None = None) -> None:
         train(run, self.settings, self.root, self.commands, handle)
         if scored:
-            found = score(self.recipe.kind, run, self.settings, self.root, self.commands)
+            found = score(self.recipe.kind, run, self.settings, self.commands)
             if not self.settings.dry_run:
+                self.import_plugin()
                 self.record(run, found)
+
+    def import_plugin(self) -> None:
+        """Bring what this recipe's models are made of into this process."""
+        from fairseq.utils import import_user_module
+
+        import fairseq_lowrank.plugin  # noqa: F401
+
+        import_user_module(Namespace(user_dir=str(self.root / self.recipe.plugin)))
 
     def prepare(self, corpus: str) -> None:
         if self.settings.dry_run or corpus not in self.prepared:
@@ -101,6 +111,7 @@ class Engine:
             **trained,
             "attention_parameters": attention_parameters(run.best, run.data / "bin"),
             **found,
+            **self.losses_of(run),
             "split": self.recipe.split,
             **{key: starts[-1][key] for key in ("commit", "machine", "versions")},
             "alone": all(start["alone"] for start in starts),
@@ -116,6 +127,12 @@ class Engine:
         line["log"] = self.keep_log(run)
         append_result(self.results, line)
         print(f"{run.row}: {line['metric']} {line['value']} ({line['parameters']:,} parameters)", flush=True)
+
+    def losses_of(self, run: Run) -> dict:
+        """The field of a line for losses a sentence, where the recipe asks for it."""
+        if not self.recipe.fit:
+            return {}
+        return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
 
     def keep_log(self, run: Run) -> str:
         """Pack a run's log beside the results, without this machine's paths; its path from the results' folder.
@@ -178,4 +195,5 @@ class Engine:
             return 0
         from fairseq_lowrank import cli
 
+        self.import_plugin()
         return cli.main(words)

@@ -31,21 +31,42 @@ class Row:
     flags: tuple[str, ...]
 
 
+def _pairs(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"FIT={text}: expected how many training pairs")
+    return int(text)
+
+
+# How the fields of a recipe that are no plain text are read.
+READ = {"common": lambda text: tuple(text.split()), "fit": _pairs}
+
+
 @dataclass
 class Recipe:
-    """The rows of `table` of `paper`; `common` are flags that all rows share, `split` says what the test set is."""
+    """The rows of `table` of `paper`; `common` are flags that all rows share, `split` says what the test set is.
+
+    `plugin` is the folder of the repository that fairseq gets as its user directory, ours or one that imports it. With `fit`
+    rows also get their losses a sentence, on that many training pairs and on the validation and test sets.
+    """
 
     kind: str
     root: Path
     paper: str = ""
     table: str = ""
     split: str = "test"
+    plugin: str = "fairseq_lowrank"
+    fit: int = 0
     common: tuple[str, ...] = ()
     rows: dict[str, Row] = field(default_factory=dict)
 
     @classmethod
     def read(cls, kind: str, root: Path, lines: Iterable[str]) -> Recipe:
-        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `common FLAGS`, `row NAME CORPUS FLAGS`."""
+        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `plugin`, `fit`, `common FLAGS`, and for
+        each row `row NAME CORPUS FLAGS`.
+
+        Raises:
+            ValueError: a row declared twice or with an unknown corpus, or `fit` that is no number.
+        """
         recipe = cls(kind, root)
         for line in lines:
             key, *values = line.rstrip("\n").split("\t")
@@ -59,7 +80,7 @@ class Recipe:
                     raise ValueError(f"row '{name}': {error}") from error
                 recipe.rows[name] = Row(name, corpus, tuple(flags.split()))
             else:
-                setattr(recipe, key, tuple(values[0].split()) if key == "common" else values[0])
+                setattr(recipe, key, READ.get(key, str)(values[0]))
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
             raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
@@ -84,7 +105,8 @@ class Recipe:
             flags += SMOKE[self.kind](flags)
             work = work / "smoke"
         where = work / "runs" / f"{self.paper}-{self.table}"
-        return Run(row.name, settings.seed, corpus, tuple(flags), settings.work / "data" / corpus, where)
+        data, plugin = settings.work / "data" / corpus, self.root / self.plugin
+        return Run(row.name, settings.seed, corpus, tuple(flags), data, where, plugin)
 
     def results(self, settings: Settings) -> Path:
         """The file that lines are appended to."""
@@ -102,6 +124,7 @@ class Run:
     flags: tuple[str, ...]
     data: Path
     where: Path
+    plugin: Path
 
     @cached_property
     def fingerprint(self) -> str:

@@ -13,18 +13,18 @@ from fairseq_lowrank.runs.settings import Settings
 from fairseq_lowrank.runs.training import Execute
 
 
-def score(kind: str, run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
+def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
     """Run what scores a run: the fields of its line that say how good it is; none in a dry run."""
-    return SCORES[kind](run, settings, root, execute)
+    return SCORES[kind](run, settings, execute)
 
 
-def score_translation(run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
+def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     """BLEU on the test set, and with VALID on the validation set too."""
     target = last_value(run.flags, "--target-lang", "en")
     splits = ("valid", "test") if settings.valid else ("test",)
     pieces = parse(run.corpus)[0].remove_bpe
     for split in splits:
-        words = ["fairseq-generate", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
+        words = ["fairseq-generate", str(run.data / "bin"), "--user-dir", str(run.plugin)]
         words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that has hardly begun does not know when to stop
@@ -46,14 +46,14 @@ def score_translation(run: Run, settings: Settings, root: Path, execute: Execute
     return found["test"] | valid
 
 
-def score_language_model(run: Run, settings: Settings, root: Path, execute: Execute) -> dict:
+def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict:
     """Perplexity or loss on the test set, with a context window in proportion to fairseq's 400 of 512.
 
     EVALUATE holds further flags of fairseq-eval-lm: another window, sentences instead of blocks.
     """
     length = int(last_value(run.flags, "--tokens-per-sample", "512"))
     output = run.folder / "evaluate-test.out"
-    words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
+    words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(run.plugin)]
     words += ["--gen-subset", "test", "--tokens-per-sample", str(length), "--context-window", str(length * 25 // 32)]
     words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best), *settings.evaluate]
     execute_anew(execute, words, output, settings)
@@ -161,6 +161,31 @@ def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
     loss, perplexity = map(float, scores[-1])
     value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
     return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
+
+
+FIT_SEED = 1  # of the training pairs on which fit is told: the same ones for all runs
+SMOKE_FIT = 100
+
+
+def losses(run: Run, fit: int) -> dict[str, dict]:
+    """By subset, `fit` being that many training pairs: the `loss`, in bits a token, and each sentence's part in it.
+
+    A sentence's value is its bits over the mean tokens of a sentence, so that the mean of the values is the loss. This is the
+    best checkpoint at evaluation, without label smoothing.
+    """
+    from fairseq_lowrank.analysis.checkpoints import load_model
+    from fairseq_lowrank.analysis.losses import sentence_losses
+
+    model, task = load_model(run.best, data=run.data / "bin")
+    found = {}
+    for name, subset, count in (("fit", "train", fit), ("valid", "valid", None), ("test", "test", None)):
+        bits, tokens = sentence_losses(model, task, subset, count=count, seed=FIT_SEED)
+        values = bits / tokens.double().mean()
+        found[name] = {
+            "loss": round(values.mean().item(), 5),
+            "sentence_values": [round(value, 3) for value in values.tolist()],
+        }
+    return found
 
 
 def attention_parameters(checkpoint: Path, data: Path) -> int:

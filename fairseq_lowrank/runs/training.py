@@ -49,7 +49,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
         ValueError: the folder holds a training with other flags, or one that kept no best checkpoint.
     """
     checkpoints = run.folder / "checkpoints"
-    words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(root / "fairseq_lowrank")]
+    words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(run.plugin)]
     words += ["--save-dir", str(checkpoints), *run.flags]
     if not settings.dry_run:
         if has_ended(run):

@@ -91,7 +91,7 @@ def quick(commands, monkeypatch):
                 (checkpoints / f"checkpoint_{name}.pt").touch()
             log.write_text(f"{commands.log}x | INFO | fairseq_cli.train | done training in 1.0 seconds\n")
 
-    def score(kind, run, settings, root, execute):
+    def score(kind, run, settings, execute):
         execute(["score"], run.folder / "score.out")
         return {"metric": "sacrebleu", "value": commands.value}
 

@@ -1,0 +1,45 @@
+"""Controls that the package has no flag for, as a plugin over it: for `--user-dir`.
+
+- `--head-mixing column-sums`: static mixing that cannot damp. Each mixed head is a sum of heads with weights that sum to 1,
+  P̄_i = Σ_j M[j, i] P_j with Σ_j M[j, i] = 1, so that its rows sum to 1 as they do before mixing.
+- `--arch transformer_small_start_iwslt_de_en`: `lowrank_transformer_iwslt_de_en` whose attention starts with half its output
+  weights. Nothing else differs, to the bit: all that is random was drawn before.
+"""
+
+import torch
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import transformer_iwslt_de_en
+
+import fairseq_lowrank.plugin  # noqa: F401
+from fairseq_lowrank.analysis.architecture import attention_layers
+from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.models.transformer import LowrankTransformerModel
+from fairseq_lowrank.ops import StaticMixing
+
+START = 0.5
+
+
+class ColumnSums(Mixing):
+    """M = W − (column sums of W − 1) / h, of all matrices whose columns sum to 1 the nearest to W; it starts at I."""
+
+    def operation(self, query):
+        return StaticMixing(self.weight - (self.weight.sum(0) - 1) / len(self.weight))
+
+
+MIXINGS["column-sums"] = lambda num_heads, head_dim: ColumnSums(torch.eye(num_heads))
+
+
+@register_model("transformer_small_start")
+class SmallStart(LowrankTransformerModel):
+    """fairseq's ``transformer`` with attention of the package, whose output weights start at half their size."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        model = super().build_model(args, task)
+        with torch.no_grad():
+            for layer in attention_layers(model):
+                layer.module.out_proj.weight *= START
+        return model
+
+
+register_model_architecture("transformer_small_start", "transformer_small_start_iwslt_de_en")(transformer_iwslt_de_en)

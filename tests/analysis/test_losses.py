@@ -1,0 +1,50 @@
+"""Losses a sentence are what fairseq itself says of a model."""
+
+import re
+
+import pytest
+import torch
+
+from fairseq_lowrank.analysis.checkpoints import load_model
+from fairseq_lowrank.analysis.losses import sentence_losses
+
+
+def test_losses_are_those_of_fairseq_generate_on_the_references(trained, translation_data, fairseq_command):
+    path = trained("mhe")
+    said = fairseq_command("generate", translation_data, "--path", path, "--gen-subset", "test", "--score-reference")
+    # natural logarithms over log 2, of each token
+    expected = {
+        int(number): [-float(score) for score in scores.split()]
+        for number, scores in re.findall(r"^P-(\d+)\t(.*)$", said, re.M)
+    }
+    bits, tokens = sentence_losses(*load_model(path), "test")
+    assert len(bits) == len(expected) == 12
+    for number, scores in expected.items():
+        assert tokens[number] == len(scores)
+        assert bits[number] == pytest.approx(sum(scores), abs=1e-3)
+
+
+def test_losses_of_a_language_model_are_those_of_fairseq_validate(trained, language_model_data, fairseq_command):
+    path = trained("mixhead-b")
+    flags = ("--task", "language_modeling", "--valid-subset", "valid", "--max-tokens", "256", "--cpu")
+    said = fairseq_command("validate", language_model_data, "--path", path, *flags)
+    bits, tokens = sentence_losses(*load_model(path), "valid", max_tokens=64)
+    expected = float(re.findall(r"\| loss ([\d.]+)", said)[-1])
+    assert (bits.sum() / tokens.sum()).item() == pytest.approx(expected, abs=2e-3)
+
+
+def test_some_sentences_are_the_same_ones_each_time_whatever_their_batches(trained):
+    model, task = load_model(trained("mhe"))
+    bits, tokens = sentence_losses(model, task, "train", count=50)
+    again, _ = sentence_losses(model, task, "train", count=50, max_tokens=30)
+    torch.testing.assert_close(again, bits, rtol=1e-4, atol=1e-4)
+    every, counts = sentence_losses(model, task, "train")
+    assert len(bits) == 50 and len(every) == 240
+    chosen = torch.randperm(240, generator=torch.Generator().manual_seed(1))[:50].sort().values
+    assert torch.equal(tokens, counts[chosen])
+    torch.testing.assert_close(bits, every[chosen], rtol=1e-4, atol=1e-4)
+
+
+def test_a_subset_that_is_not_there_is_named(trained):
+    with pytest.raises(ValueError, match="no subset 'fit' in the data"):
+        sentence_losses(*load_model(trained("mhe")), "fit")
