@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +22,7 @@ class Contrast:
     """A named contrast, what it is worth, and what to know before believing it."""
 
     name: str
-    comparison: statistics.Comparison
+    comparison: statistics.Comparison | None
     notes: tuple[str, ...]
 
 
@@ -97,6 +99,65 @@ def between(
     return result
 
 
+@dataclass(frozen=True)
+class Named:
+    """A contrast that was named, and its outcome foretold, before the runs: A − B, or (A − B) − (C − D)."""
+
+    name: str
+    rows: tuple[str, ...]
+    metric: str
+    split: str
+    prediction: str
+
+
+def read_named(path: Path, table: str) -> list[Named]:
+    """The contrasts that a JSON file names for a table: ``{TABLE: [{"name", "rows", "metric", "split", "prediction"}, …]}``.
+
+    Raises:
+        ValueError: no such file or table, or an entry that is no contrast.
+    """
+    try:
+        tables = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--contrasts {path}: {error}; expected a JSON file") from error
+    if not isinstance(tables, dict) or not isinstance(tables.get(table), list):
+        known = ", ".join(tables) if isinstance(tables, dict) else "none"
+        raise ValueError(f"--contrasts {path}: no contrasts for table {table!r}; expected one of {known}")
+    found = []
+    for entry in tables[table]:
+        try:
+            one = Named(**entry)
+            complete = all(isinstance(value, str) for value in (one.name, one.metric, one.split, one.prediction))
+            if not complete or len(one.rows) not in (2, 4):
+                raise ValueError("rows are 2 or 4 names")
+        except (TypeError, ValueError) as error:
+            fields = ", ".join(field.name for field in dataclasses.fields(Named))
+            text = json.dumps(entry, ensure_ascii=False)[:60]
+            raise ValueError(f"--contrasts {path}: {text} is no contrast ({error}); expected {fields}") from error
+        found.append(one)
+    return found
+
+
+def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statistics.DRAWS) -> list[Contrast]:
+    """The named contrasts, in their order; one whose rows were not all run stands there without a comparison.
+
+    Raises:
+        ValueError: see :func:`~fairseq_lowrank.analysis.statistics.differences`.
+    """
+    result = []
+    for one in named:
+        chosen = [line for line in lines if (line["metric"], line["split"]) == (one.metric, one.split)]
+        name = f"{one.name}, {one.split} ({one.prediction})"
+        there = {line["row"] for line in chosen}
+        if missing := [row for row in one.rows if row not in there]:
+            result.append(Contrast(name, None, (f"not run yet: {', '.join(missing)}",)))
+            continue
+        rows = [[one.rows], []] if len(one.rows) == 2 else [[], [one.rows]]
+        [contrast] = between(chosen, *rows, draws=draws)
+        result.append(dataclasses.replace(contrast, name=name))
+    return result
+
+
 def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     chosen = [line for line in lines if line["row"] in rows]
     notes = []
@@ -117,17 +178,23 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
 def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
     """A flat row a contrast, with Holm's correction over all of them."""
     comparisons = [contrast.comparison for contrast in contrasts]
-    bootstrap = statistics.holm([comparison.bootstrap_p for comparison in comparisons])
-    student = statistics.holm([comparison.t_p for comparison in comparisons])
+    bootstrap = statistics.holm([comparison and comparison.bootstrap_p for comparison in comparisons])
+    student = statistics.holm([comparison and comparison.t_p for comparison in comparisons])
     return [
         {
             "contrast": contrast.name,
-            **asdict(contrast.comparison),
-            # JSON has no infinity: the differences of all seeds are one number
-            "t": None if contrast.comparison.t is None or math.isinf(contrast.comparison.t) else contrast.comparison.t,
+            **_values(contrast.comparison),
             "bootstrap_holm": holm_bootstrap,
             "t_holm": holm_student,
             "notes": contrast.notes,
         }
         for contrast, holm_bootstrap, holm_student in zip(contrasts, bootstrap, student, strict=True)
     ]
+
+
+def _values(comparison: statistics.Comparison | None) -> dict:
+    if comparison is None:
+        return dict.fromkeys(field.name for field in dataclasses.fields(statistics.Comparison))
+    # JSON has no infinity: the differences of all seeds are one number
+    infinite = comparison.t is not None and math.isinf(comparison.t)
+    return asdict(comparison) | ({"t": None} if infinite else {})

@@ -9,6 +9,7 @@ line's value is one.
   fairseq-lowrank compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
   fairseq-lowrank compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
   fairseq-lowrank compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
+  fairseq-lowrank compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
 
 With 3 to 5 seeds the bootstrap is too sure of itself: read it beside t. BLEU is no mean over sentences, so its lines
 compare by seed alone; for sentences take `sacrebleu REFERENCES -i A B --paired-bs`.
@@ -38,20 +39,33 @@ def add_arguments(parser) -> None:
     for name in ("paper", "table", "metric", "split"):
         parser.add_argument(f"--{name}", help=f"only lines of this {name}, where rows have several")
     parser.add_argument(
+        "--contrasts",
+        type=Path,
+        metavar="FILE",
+        help="a JSON file of contrasts by table, named before the runs; takes --table",
+    )
+    parser.add_argument(
         "--logarithm", action="store_true", help="compare natural logarithms: differences are then of ratios"
     )
     _output.add_output_arguments(parser, "compare.csv and .json")
 
 
 def run(args) -> None:
-    if not args.pair and not args.interaction:
-        raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D")
+    if not args.pair and not args.interaction and not args.contrasts:
+        raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
+    if args.contrasts and (args.pair or args.interaction or args.logarithm or not args.table):
+        raise ValueError(
+            f"--contrasts {args.contrasts}: expected --table beside it, and no --pair, --interaction or --logarithm"
+        )
 
     from fairseq_lowrank.analysis import contrasts
 
     wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
     lines = contrasts.load(args.results, wanted)
-    found = contrasts.between(lines, args.pair, args.interaction, logarithm=args.logarithm)
+    if args.contrasts:
+        found = contrasts.of_named(lines, contrasts.read_named(args.contrasts, args.table))
+    else:
+        found = contrasts.between(lines, args.pair, args.interaction, logarithm=args.logarithm)
     data = contrasts.as_rows(found)
     _output.show(args, data, as_text(data))
     _output.write(args, NAME, data, data, {})
@@ -62,11 +76,11 @@ def as_text(data: list[dict]) -> str:
     rows = [
         [
             row["contrast"],
-            f"{row['mean']:.4g}",
+            "–" if row["mean"] is None else f"{row['mean']:.4g}",
             "–" if row["low"] is None else f"{row['low']:.4g} … {row['high']:.4g}",
             _p(row["bootstrap_p"]),
             _p(row["bootstrap_holm"]),
-            f"{row['positive']} of {row['seeds']}",
+            "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}",
             _p(row["signs_p"]),
             "–" if row["t"] is None else f"{row['t']:.2f}",
             _p(row["t_p"]),

@@ -135,3 +135,58 @@ def test_a_broken_line_is_named_and_left_out(tmp_path, capsys):
     write(path, {"a": {2: 1.0}})
     assert cli.main(["compare", str(path), "--pair", "a", "a"]) == 0
     assert f'{path}, line 1: value is "high", expected a number' in capsys.readouterr().err
+
+
+def named(path, *contrasts):
+    entries = [{"metric": "loss", "split": "test", "prediction": "> 0"} | entry for entry in contrasts]
+    path.write_text(json.dumps({"t": entries}))
+    return ["--table", "t", "--contrasts", str(path)]
+
+
+def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path, capsys):
+    lines = write(tmp_path / "a.jsonl", SCORES | {"sha": {1: 1.0, 2: 0.0, 3: 3.0}})
+    write(tmp_path / "a.jsonl", {"mha": {1: 99.0}}, metric="bleu")
+    pair, interaction = ["mixhead-a", "mha"], ["mixhead-a", "mha", "sha", "mha"]
+    asked = named(
+        tmp_path / "named.json",
+        {"name": "mixing helps", "rows": pair},
+        {"name": "not run", "rows": ["mha", "mhe-mul"]},
+        {"name": "more than sha", "rows": interaction},
+    )
+    first, absent, last = compared(capsys, lines, *asked)
+    expected = compared(capsys, lines, "--metric", "loss", "--pair", *pair, "--interaction", *interaction)
+    assert (first["contrast"], last["contrast"]) == ("mixing helps, test (> 0)", "more than sha, test (> 0)")
+    for ours, theirs in zip((first, last), expected, strict=True):
+        assert {**ours, "contrast": ""} == {**theirs, "contrast": ""}
+    assert (absent["mean"], absent["t_holm"], absent["notes"]) == (None, None, ["not run yet: mhe-mul"])
+    assert cli.main(["compare", lines, *asked]) == 0
+    assert "not run, test (> 0): not run yet: mhe-mul" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ('{"t": []}', ["--table", "other"], "no contrasts for table 'other'; expected one of t"),
+        ('{"t": [{"name": "x"}]}', ["--table", "t"], '{"name": "x"} is no contrast'),
+        ('{"t": [', ["--table", "t"], "expected a JSON file"),
+        ('{"t": []}', [], "expected --table beside it"),
+        ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "no --pair"),
+    ],
+)
+def test_a_file_that_names_no_contrasts_is_refused_in_one_line(tmp_path, capsys, content, arguments, message):
+    (tmp_path / "named.json").write_text(content)
+    asked = [write(tmp_path / "a.jsonl"), "--contrasts", str(tmp_path / "named.json"), *arguments]
+    assert cli.main(["compare", *asked]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    for row, values in {"a": [1, 2, 3], "b": [1, 1, 1]}.items():
+        losses = {"fit": {"loss": sum(values) / 3, "sentence_values": values}}
+        write(path, {row: {1: 30.0}}, metric="sacrebleu", losses=losses)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "loss", "--split", "fit")
+    assert (row["mean"], row["sentences"]) == (1, 3)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "sacrebleu")
+    assert (row["mean"], row["sentences"]) == (0, 1)
