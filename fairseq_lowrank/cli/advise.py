@@ -7,6 +7,8 @@ compares
   embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen where the width exceeds them)
   depth with log₃ of the width             (Wies et al. 2021, after Levine et al. 2020)
   heads · head size with width             (Wies et al. 2021: about 25 % of parameters redundant at 4, 45 % at 16)
+  what values hold of a position with width
+  what decoding keeps of a token with what it would with grouped keys  (Ainslie et al. 2023)
 
 and every sentence gives its numbers and its source.
 

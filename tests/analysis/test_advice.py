@@ -329,3 +329,43 @@ def test_the_command_names_what_its_remedies_need_and_no_bleu_for_language_model
     assert cli.main(["advise", "--arch", "roberta_base", *flags]) == 0
     text = capsys.readouterr().out
     assert "--attention" in text and "BLEU" not in text
+
+
+@pytest.mark.parametrize(
+    "flags, grouped, one_key",
+    [
+        ([], "--attention gqa --key-value-heads 2", "--attention mqa"),
+        (["--attention", "mixhead-a"], "--key-value-heads 2", "--key-value-heads 1"),
+        (["--attention", "gqa", "--key-value-heads", "4"], "--key-value-heads 2", "--key-value-heads 1"),
+    ],
+)
+def test_fewer_keys_are_offered_with_what_they_keep_of_a_token(flags, grouped, one_key):
+    finding = one(findings(f"{LM}_wiki103_vanilla", flags, lengths={}), "cache")
+    layers, size = 6, 64
+    heads = 4 if "gqa" in flags else 8
+    assert finding.numbers["cached"] == layers * 2 * heads * size
+    assert finding.numbers["after"] == {grouped: layers * 2 * 2 * size, one_key: layers * 2 * size}
+    # W_K and W_V, and their biases
+    saved = {flags: cost for flags, cost in (("2", (heads - 2)), ("1", (heads - 1)))}
+    costs = [-layers * 2 * saved[number] * size * (512 + 1) for number in ("2", "1")]
+    assert list(changes(finding).values()) == costs
+
+
+def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
+    for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
+        assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
+
+
+def test_values_narrower_than_the_model_are_pointed_out_with_the_cost_of_wider_ones():
+    architecture = f"{LM}_wiki103_vanilla"
+    finding = one(findings(architecture, ["--attention", "mqa"], lengths={}), "value width")
+    assert "64 numbers of a position, of d = 512" in finding.text
+    assert list(changes(finding)) == ["--value-dim 128", "--value-dim 512"]
+    before = total(architecture, ["--attention", "mqa"], 1000)
+    for change, cost in finding.changes:
+        assert cost == total(architecture, ["--attention", "mqa", *change.split()], 1000) - before
+    for flags in ([], ["--attention", "skv"], ["--attention", "mqa", "--value-dim", "512"]):
+        assert "value width" not in [found.topic for found in findings(architecture, flags, lengths={})]
+    wide = one(findings(architecture, ["--attention", "fixedhead", "--head-dim", "256"], lengths={}), "attention width")
+    narrower = changes(wide)["--value-dim 64 (scores keep their rank)"]
+    assert changes(wide)["--head-dim 64"] < narrower < 0

@@ -13,8 +13,9 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.analysis.advice.lengths import describe_lengths, lengths_by_site
-from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, wider_heads
-from fairseq_lowrank.analysis.architecture import attention_layers, build, spec_of, stacks
+from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, as_flags, cached, wider_heads
+from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, build, spec_of, stacks
+from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.analysis.report.papers import load_papers
 
 BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
@@ -268,7 +269,33 @@ def _attention_width_at(site: str, module: nn.Module, found: dict, variants: Var
     changes = [(f"width {heads * head_dim} with the same heads (T5.1.1 did so)", None)]
     if width % heads == 0:
         changes.append((f"--head-dim {width // heads}", variants.cost(head_dim=width // heads)))
+        if (narrower := variants.cost(value_dim=width // heads)) is not None:
+            changes.append((f"--value-dim {width // heads} (scores keep their rank)", narrower))
     return Finding("attention width", BOTTLENECK, text, source, numbers, changes)
+
+
+def value_width(facts: Facts) -> Iterator[Finding]:
+    """What the values of all heads hold of a position, against width, where that is less."""
+    for site, module in facts.sites.items():
+        axes = axes_of(module)
+        heads, value_dim, width = axes["key_value_heads"], axes["value_dim"], module.embed_dim
+        if heads * value_dim >= width:
+            continue
+        numbers = {"site": site, "key_value_heads": heads, "value_dim": value_dim, "width": width}
+        text = (
+            f"{site} attention: {_count(heads, 'value')} of size d_v = {value_dim} hold{'s' if heads == 1 else ''} "
+            f"{heads * value_dim} numbers of a position, of d = {width}; the rest passes no head, whatever its weights. "
+            "Wider values leave queries and keys, and so the scores, as they are."
+        )
+        full = math.ceil(width / heads)
+        wider = [size for size in dict.fromkeys((min(2 * value_dim, full), full))]
+        costs = [(f"--value-dim {size}", facts.variants.cost(value_dim=size)) for size in wider]
+        changes = [(change, cost) for change, cost in costs if cost is not None]
+        yield Finding("value width", NOTE, text, "the formulas: O_i = P_i (y W_V); docs/evidence.md", numbers, changes)
+
+
+def _count(number: int, what: str) -> str:
+    return f"one {what}" if number == 1 else f"{number} {what}s"
 
 
 def composition(facts: Facts) -> Iterator[Finding]:
@@ -321,11 +348,35 @@ def _score_kept(facts: Facts) -> tuple[str, str]:
     return f"on {task} such models kept {min(kept)} to {max(kept)} % of {metrics}", f"MHE poster, {table}"
 
 
+def cache(facts: Facts) -> Iterator[Finding]:
+    """What fewer heads of keys and values would save while decoding, and in parameters."""
+    variants = facts.variants
+    if "decoder" not in facts.sites or not variants.possible:
+        return
+    now, kept, changes = cached(variants.changed()), {}, []
+    for change in variants.fewer_keys(facts.sites):
+        if (model := variants.changed(**change)) is not None:
+            flags, kept_then = as_flags(change), cached(model)
+            kept[flags] = kept_then
+            saved = count(model)["total"] - variants.total
+            changes.append((f"{flags} (keeps {kept_then:,} numbers of a token)", saved))
+    if not changes:
+        return
+    text = (
+        f"Decoding keeps {now:,} numbers of each token. Heads of queries may share heads of keys and values: the rank of a head's "
+        "scores stays d_k, while fewer values are averaged. In the paper grouped keys kept a quality close to that of a key for "
+        "each head, nearly as fast as one key for all."
+    )
+    yield Finding("cache", NOTE, text, "Ainslie et al. 2023, abstract", {"cached": now, "after": kept}, changes)
+
+
 CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     head_size,
     vocabulary_bottleneck,
     attention_width,
+    value_width,
     composition,
     cost,
+    cache,
 )
 """Every check, in the order in which findings are told."""

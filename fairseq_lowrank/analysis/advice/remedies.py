@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from copy import copy
 from dataclasses import replace
 
 from torch import nn
 
-from fairseq_lowrank.analysis.architecture import build, our_arguments, spec_of
+from fairseq_lowrank.analysis.architecture import attention_layers, build, our_arguments, spec_of
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
@@ -27,17 +28,42 @@ class Variants:
         self.args = ours or args
         self.total = count(build(self.args, vocab_size))["total"]
 
-    def cost(self, *, vocab_size: int | None = None, **changes: object) -> int | None:
-        """Parameters that the changes add; None where the model refuses them."""
+    def changed(self, *, vocab_size: int | None = None, **changes: object) -> nn.Module | None:
+        """The model with these changes; None where it refuses them."""
         if changes and not self.possible:
             return None
         args = copy(self.args)
         for name, value in changes.items():
             setattr(args, name, value)
         try:
-            return count(build(args, vocab_size or self.vocab_size))["total"] - self.total
+            return build(args, vocab_size or self.vocab_size)
         except ValueError:
             return None
+
+    def cost(self, **changes: object) -> int | None:
+        """Parameters that the changes add, see :meth:`changed`."""
+        model = self.changed(**changes)
+        return None if model is None else count(model)["total"] - self.total
+
+    def fewer_keys(self, sites: dict[str, nn.Module]) -> list[dict[str, object]]:
+        """Changes that let heads of queries share heads of keys and values: about √h of these for h heads, and one."""
+        if not self.possible:
+            return []
+        options = AttentionOptions.from_args(self.args)
+        chosen = [module.num_heads for site, module in sites.items() if site in options.sites]
+        if options.spec.projection != "independent" or not chosen:
+            return []
+        heads = math.gcd(*chosen)
+        now = options.spec.key_value_heads or heads
+        plain = (getattr(self.args, "attention", None) or "mha") == "mha"
+        between = [number for number in range(2, now) if heads % number == 0]
+        grouped = [min(between, key=lambda number: abs(number - math.sqrt(heads)))] if between else []
+        changes = [{"key_value_heads": number} for number in (*grouped, *([1] if now > 1 else []))]
+        if plain:
+            changes = [
+                {"attention": "mqa"} if 1 in change.values() else {"attention": "gqa"} | change for change in changes
+            ]
+        return changes
 
     def attention_remedies(
         self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
@@ -76,8 +102,7 @@ class Variants:
                 continue
             changes = self._flags(options, goal, [each for each in after if after[each] == goal], list(sites))
             if (cost := self.cost(**changes)) is not None:
-                words = (f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
-                found.append((" ".join(words), cost))
+                found.append((as_flags(changes), cost))
         return found
 
     def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
@@ -96,6 +121,16 @@ class Variants:
         if set(chosen) != {site for site in present if site in options.sites}:
             changes["attention_sites"] = ",".join(chosen)
         return changes
+
+
+def as_flags(changes: dict[str, object]) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+
+
+def cached(model: nn.Module) -> int:
+    """The numbers that a model keeps of each token while it decodes."""
+    projections = [layer.module.projection for layer in attention_layers(model) if layer.site == "decoder"]
+    return sum(each.memory_heads * sum(each.memory_sizes.values()) for each in projections)
 
 
 def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
