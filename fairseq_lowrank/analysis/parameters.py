@@ -12,6 +12,7 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
+from fairseq_lowrank.analysis.report.papers import load_papers
 from fairseq_lowrank.attention import AXES, PRESETS, build_attention
 from fairseq_lowrank.attention.spec import NEEDED
 
@@ -92,8 +93,11 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     args = parse(architecture, flags, task=task)
     model = build(args, vocab_size)
     counts = count(model)
+    notes = []
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
+        if not axes and (note := primer_differs(architecture, layer.module)):
+            notes.append(note)
         axes.setdefault(layer.site, axes_of(layer.module))
     extra = 0
     if chooses_attention(args):
@@ -109,7 +113,23 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
         **counts,
         "axes": axes,
         "extra": extra,
+        "notes": notes,
     }
+
+
+def primer_differs(architecture: str, attention: nn.Module) -> str | None:
+    """What the primer prints of an architecture's heads where it has others; None where it has these, or another width."""
+    rows = load_papers()["primer"]["tables"]["variations"]["rows"]
+    printed = next((row["settings"] for row in rows if row["architecture"] == architecture), None)
+    if printed is None or printed["embed-dim"] != attention.embed_dim:
+        return None
+    width, heads, head_dim = (printed[name] for name in ("embed-dim", "attention-heads", "head-dim"))
+    if (heads, head_dim) == (attention.num_heads, attention.head_dim):
+        return None
+    return (
+        f"the primer prints {heads} heads of size {head_dim} for width {width}, but by its own rule, width / heads, they have "
+        f"{width // heads}; {architecture} has {attention.num_heads} heads of size {attention.head_dim}"
+    )
 
 
 def head_sizes(args: Namespace) -> tuple[int, int]:

@@ -66,7 +66,8 @@ def as_text(data: dict) -> str:
     extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
     title = " ".join([f"{data['architecture']}, vocabulary {data['vocab_size']:,}", *data["flags"]])
-    text = f"{title}\n{_output.table(['', 'parameters', 'share'], rows)}"
+    notes = [f"Note: {note}." for note in data["notes"]]
+    text = "\n".join([title, _output.table(["", "parameters", "share"], rows), *notes])
     return text + ("\n\nattention\n" + _output.axes_table(data["axes"]) if data["axes"] else "")
 
 

@@ -276,6 +276,27 @@ def test_scores_of_the_validation_set_in_the_same_line_are_shown_beside_the_pape
     assert (shown["valid perplexity"], shown["valid perplexity, paper"]) == ("22.00", "21.82")
 
 
+def test_perplexities_of_training_stand_beside_those_of_the_papers_text():
+    curve = [
+        {"updates": 9, "train_loss": 5.0, "valid_loss": 4.5},
+        {"updates": 18, "train_loss": 4.25, "valid_loss": 4.4},
+    ]
+    lines = [line(row, 21.0, table="table8", metric="perplexity", curve=curve) for row in ("h8-mha", "h2-mha")]
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    shown = {cell[0]: dict(zip(header, cell, strict=True)) for cell in cells}
+    first, last = shown["Baseline, h 8"], shown["Baseline, h 2"]
+    assert (first["train perplexity"], first["train perplexity, paper"]) == ("19.03", "19.9")  # 2^4.25
+    assert (last["train perplexity"], last["train perplexity, paper"]) == ("", "")
+    # section 4.4.3: smaller with 10 heads than with 8, for each of the three
+    train = {
+        row["row"]: row["values"]["perplexity"]["train"]
+        for row in PAPERS["mixhead"]["tables"]["table8"]["rows"]
+        if "train" in row["values"]["perplexity"]
+    }
+    assert len(train) == 6
+    assert all(train[f"h10-{kind}"] < train[f"h8-{kind}"] for kind in ("mha", "mixhead-a", "mixhead-b"))
+
+
 def test_a_speed_is_shown_only_where_it_was_taken_alone():
     lines = [
         line("mha", 22.0, table="table7", alone=True),

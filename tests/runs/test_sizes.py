@@ -32,7 +32,9 @@ def test_a_vocabulary_of_words_is_not(run):
 def test_a_model_is_counted_with_and_without_its_embeddings(run):
     flags = "--arch lowrank_transformer_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32"
     tied = "--share-decoder-input-output-embed --lr 0.1"
-    model = run("lm1b-bpe101", f"{flags} --decoder-input-dim 16 --decoder-output-dim 16 --decoder-attention-heads 4 {tied}")
+    model = run(
+        "lm1b-bpe101", f"{flags} --decoder-input-dim 16 --decoder-output-dim 16 --decoder-attention-heads 4 {tied}"
+    )
     header, line = sizes.lines([model])
     attention, other = 4 * 16 * 16 + 4 * 16, 2 * 16 * 32 + 32 + 16 + 2 * 2 * 16  # projections; feed-forward and norms
     numbers = (104 * 16 + 2 * (attention + other), 2 * (attention + other), 2 * attention)

@@ -126,9 +126,13 @@ def short_count(count: float) -> str:
     return f"{count / 1e6:.2f}M" if count < 1e8 else f"{count / 1e6:.1f}M"
 
 
-def scores_of(line: dict) -> dict[tuple[str, str], float]:
-    """Every score a line carries, by metric and split."""
+def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str], float]:
+    """Every score a line carries, by metric and split; its training perplexity only where the paper prints one."""
     scores = {(line["metric"], line["split"]): line["value"]}
+    printed = (published or {}).get("values", {}).get("perplexity", {})
+    if "train" in printed and line.get("curve"):
+        # the loss is in base 2, of the updates of the last epoch
+        scores["perplexity", "train"] = 2 ** line["curve"][-1]["train_loss"]
     for name, where in ADDED_SCORES.items():
         if line.get(name) is not None:
             scores[where or ("tokenised_bleu", line["split"])] = line[name]
@@ -152,7 +156,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     values: dict[tuple[str, str], list[float]] = {}
     for line in latest.values():
-        for where, value in scores_of(line).items():
+        for where, value in scores_of(line, published).items():
             values.setdefault(where, []).append(value)
     # A speed says something only of a training that had the machine to itself.
     speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
