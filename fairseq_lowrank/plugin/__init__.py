@@ -1,4 +1,4 @@
-"""What ``--user-dir`` has to bring about in fairseq: repairs first, then our models and criterions.
+"""What ``--user-dir`` has to bring about in fairseq: repairs first, then our models, tasks and criterions.
 
 fairseq itself imports only the ``models`` and ``tasks`` folders of a user directory, and not even those when
 the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.

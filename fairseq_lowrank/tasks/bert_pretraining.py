@@ -1,0 +1,212 @@
+"""BERT's pre-training: masked words and next sentences at once (Devlin et al. 2019, sections 3.1 and A.2).
+
+fairseq's ``masked_lm`` has no next sentences, and its ``legacy_masked_lm`` no dictionary that its own commands make.
+"""
+
+import math
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.data import (
+    Dictionary,
+    IdDataset,
+    MaskTokensDataset,
+    NestedDictionaryDataset,
+    NumelDataset,
+    NumSamplesDataset,
+    RawLabelDataset,
+    RightPadDataset,
+    SortDataset,
+    data_utils,
+)
+from fairseq.dataclass import FairseqDataclass
+from fairseq.logging import metrics
+from fairseq.tasks import FairseqTask, register_task
+from omegaconf import II, MISSING
+
+from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.tasks.sentence_pairs import Framed, RunningText, SegmentLabels, SentencePairs, draw_pairs
+
+
+@dataclass
+class BertPretrainingConfig(FairseqDataclass):
+    data: str = field(
+        default=MISSING,
+        metadata={"help": "folder of the data, a sentence a line and an empty line behind each document; several, parted by "
+                          "colons, are taken in turn, one an epoch"},
+    )  # fmt: skip
+    tokens_per_sample: int = field(
+        default=512, metadata={"help": "longest pair, with the three symbols that frame its segments"}
+    )
+    short_pair_prob: float = field(default=0.1, metadata={"help": "probability of a pair of a shorter, random length"})
+    mask_prob: float = field(default=0.15, metadata={"help": "probability that a word is to be predicted"})
+    leave_unmasked_prob: float = field(default=0.1, metadata={"help": "probability that such a word stays"})
+    random_token_prob: float = field(
+        default=0.1, metadata={"help": "probability that such a word is replaced by another"}
+    )
+    seed: int = II("common.seed")
+
+
+@register_task("bert_pretraining", dataclass=BertPretrainingConfig)
+class BertPretrainingTask(FairseqTask):
+    """Pairs of segments, ``<s> a </s> b </s>``, in which words are masked; half of them follow one another in the text.
+
+    Pairs are those of the seed, masks of the seed and the epoch. Special symbols are never masked.
+    """
+
+    def __init__(self, cfg: BertPretrainingConfig, dictionary: Dictionary) -> None:
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        self.mask_index = dictionary.add_symbol("<mask>")
+
+    @classmethod
+    def setup_task(cls, cfg: BertPretrainingConfig, **kwargs) -> "BertPretrainingTask":
+        check_settings(cfg)
+        return cls(cfg, Dictionary.load(os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")))
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Make the pairs of a split.
+
+        Raises:
+            ValueError: it has fewer than two documents.
+            FileNotFoundError: it is not there.
+        """
+        paths = utils.split_paths(self.cfg.data)
+        path = os.path.join(paths[(epoch - 1) % len(paths)], split)
+        lines = data_utils.load_indexed_dataset(path, self.dictionary, combine=combine)
+        if lines is None:
+            raise FileNotFoundError(f"Dataset not found: {split} ({path})")
+        text = RunningText(lines, lines.sizes)
+        documents = text.documents()
+        if len(documents) < 2:
+            raise Refused(
+                f"{path} has {len(documents)} document{'s' * (len(documents) != 1)}: expected several, an empty line behind "
+                "each, for sentences that do not follow one another"
+            )
+        random = np.random.default_rng(self.cfg.seed)
+        pairs = list(draw_pairs(documents, self.cfg.tokens_per_sample - 3, self.cfg.short_pair_prob, random))
+        dataset = SentencePairs(text, pairs)
+        self.datasets[split] = SortDataset(
+            self._samples(dataset), sort_order=[random.permutation(len(dataset)), dataset.sizes]
+        )
+
+    def _samples(self, pairs: SentencePairs) -> NestedDictionaryDataset:
+        dictionary, cfg = self.dictionary, self.cfg
+        masked, hidden = MaskTokensDataset.apply_mask(
+            pairs,
+            dictionary,
+            pad_idx=dictionary.pad(),
+            mask_idx=self.mask_index,
+            seed=cfg.seed,
+            mask_prob=cfg.mask_prob,
+            leave_unmasked_prob=cfg.leave_unmasked_prob,
+            random_token_prob=cfg.random_token_prob,
+        )
+        tokens = Framed(masked, pairs.lengths, dictionary.bos(), dictionary.eos())
+        targets = Framed(hidden, pairs.lengths, dictionary.pad(), dictionary.pad())
+        return NestedDictionaryDataset(
+            {
+                "id": IdDataset(),
+                "net_input": {
+                    "src_tokens": RightPadDataset(tokens, pad_idx=dictionary.pad()),
+                    "src_lengths": NumelDataset(tokens, reduce=False),
+                    "segment_labels": RightPadDataset(SegmentLabels(tokens), pad_idx=0),
+                },
+                "target": RightPadDataset(targets, pad_idx=dictionary.pad()),
+                "sentence_target": RawLabelDataset([int(pair.random) for pair in pairs.pairs]),
+                "nsentences": NumSamplesDataset(),
+                "ntokens": NumelDataset(tokens, reduce=True),
+            },
+            sizes=[tokens.sizes],
+        )
+
+    def max_positions(self) -> int:
+        return self.cfg.tokens_per_sample
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+
+def check_settings(cfg: BertPretrainingConfig) -> None:
+    """Refuse lengths and probabilities.
+
+    Raises:
+        ValueError: a flag whose value is refused, named with what would be accepted.
+    """
+    if cfg.tokens_per_sample < 5:
+        raise Refused(f"--tokens-per-sample {cfg.tokens_per_sample}: expected at least 5, two words and three symbols")
+    for name in ("short_pair_prob", "leave_unmasked_prob", "random_token_prob"):
+        if not 0 <= (value := getattr(cfg, name)) <= 1:
+            raise Refused(f"--{name.replace('_', '-')} {value:g}: expected a number from 0 to 1")
+    if not 0 < cfg.mask_prob < 1:
+        raise Refused(f"--mask-prob {cfg.mask_prob:g}: expected a number between 0 and 1")
+    if (both := cfg.leave_unmasked_prob + cfg.random_token_prob) > 1:
+        raise Refused(f"--leave-unmasked-prob and --random-token-prob add up to {both:g}: expected at most 1")
+
+
+@dataclass
+class BertPretrainingLossConfig(FairseqDataclass):
+    next_sentence_weight: float = field(
+        default=1.0, metadata={"help": "factor of the loss of next sentences; 0: masked words alone"}
+    )
+
+
+@register_criterion("bert_pretraining", dataclass=BertPretrainingLossConfig)
+class BertPretrainingLoss(FairseqCriterion):
+    """The mean loss of masked words and, times a factor, the mean loss of next sentences."""
+
+    def __init__(self, cfg: BertPretrainingLossConfig, task) -> None:
+        super().__init__(task)
+        if not 0 <= cfg.next_sentence_weight < math.inf:
+            raise Refused(f"--next-sentence-weight {cfg.next_sentence_weight:g}: expected a number >= 0")
+        self.weight = cfg.next_sentence_weight
+
+    def forward(self, model, sample, reduce=True):
+        """The loss times the number of masked words, that number, and what is logged.
+
+        Raises:
+            ValueError: the model has no next-sentence head, or the task no pairs.
+        """
+        targets = sample["target"]
+        masked = targets.ne(self.padding_idx)
+        logits, extra = model(**sample["net_input"], masked_tokens=masked)
+        if "sentence_logits" not in extra or "sentence_target" not in sample:
+            raise Refused(
+                "--criterion bert_pretraining: expected --task bert_pretraining, and a model with a next-sentence head, such as "
+                "--arch lowrank_bert_base"
+            )
+        size, pairs = masked.sum(), sample["sentence_target"].numel()
+        words = F.cross_entropy(logits.float(), targets[masked], reduction="sum")
+        sentences = F.cross_entropy(extra["sentence_logits"].float(), sample["sentence_target"], reduction="sum")
+        correct = extra["sentence_logits"].argmax(dim=1).eq(sample["sentence_target"]).sum()
+        log = {
+            **{"mlm_loss": words.detach(), "nsp_loss": sentences.detach(), "nsp_correct": correct},
+            **{"sample_size": size, "nsentences": pairs, "ntokens": sample["ntokens"]},
+        }
+        loss = words + self.weight * sentences * size / pairs
+        return loss, size, log | {"loss": loss.detach()}
+
+    @staticmethod
+    def reduce_metrics(logging_outputs) -> None:
+        def total(name: str) -> float:
+            return sum(log.get(name, 0) for log in logging_outputs)
+
+        size, pairs = max(total("sample_size"), 1), max(total("nsentences"), 1)
+        metrics.log_scalar("loss", total("loss") / size / math.log(2), size, round=3)
+        metrics.log_scalar("mlm_loss", total("mlm_loss") / size / math.log(2), size, round=3)
+        metrics.log_scalar("nsp_loss", total("nsp_loss") / pairs / math.log(2), pairs, round=3)
+        metrics.log_scalar("nsp_accuracy", 100 * total("nsp_correct") / pairs, pairs, round=1)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

@@ -1,0 +1,155 @@
+"""BERT's pre-training by fairseq's commands: masked words and next sentences of the Brown corpus."""
+
+import gzip
+import math
+import re
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import checkpoint_utils, options
+from fairseq.data import Dictionary
+from tiny_transformer import preset_flags
+
+import fairseq_lowrank.plugin  # noqa: F401
+from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
+
+
+@pytest.fixture(scope="module")
+def brown(tmp_path_factory, corpus):
+    """Some of the Brown corpus, cut into documents of 20 lines, binarised."""
+    folder = corpus("brown")
+    out = tmp_path_factory.mktemp("brown")
+    for split, lines in {"train": 300, "valid": 60}.items():
+        with gzip.open(folder / f"{split}.txt.gz", "rt") as text:
+            kept = [line for line, _ in zip((line for line in text if line.strip()), range(lines), strict=False)]
+        (out / split).write_text("".join(line + "\n" * (number % 20 == 19) for number, line in enumerate(kept)))
+    from fairseq_cli import preprocess
+
+    prefixes = [f"--{split}pref={out / split}" for split in ("train", "valid")]
+    arguments = ["--only-source", "--nwordssrc", "600", "--destdir", str(out / "bin"), *prefixes]
+    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    return out / "bin"
+
+
+# fmt: off
+TINY = [
+    "--task", "bert_pretraining", "--criterion", "bert_pretraining", "--arch", "lowrank_bert_base",
+    "--encoder-layers", 2, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 4,
+    "--max-positions", 48, "--tokens-per-sample", 48, "--max-tokens", 384, "--optimizer", "adam", "--lr", 0.005,
+    "--num-workers", 0, "--no-progress-bar", "--cpu", "--log-interval", 1, "--no-epoch-checkpoints",
+]
+# fmt: on
+
+
+@pytest.fixture
+def task(brown):
+    made = BertPretrainingTask.setup_task(BertPretrainingConfig(data=str(brown), tokens_per_sample=48, seed=3))
+    made.load_dataset("train")
+    return made
+
+
+def batch(task, epoch=1, size=16):
+    dataset = task.dataset("train")
+    dataset.set_epoch(epoch)
+    return dataset.collater([dataset[index] for index in range(size)])
+
+
+def test_a_batch_is_what_bert_reads(task):
+    sample, dictionary = batch(task), task.dictionary
+    tokens, labels, target = sample["net_input"]["src_tokens"], sample["net_input"]["segment_labels"], sample["target"]
+    ends, pads = tokens.eq(dictionary.eos()), tokens.eq(dictionary.pad())
+    assert tokens[:, 0].eq(dictionary.bos()).all() and ends.sum(1).eq(2).all() and tokens.size(1) <= 48
+    behind_first = (ends.cumsum(1) - ends.long()).eq(1)
+    assert labels.eq((behind_first & ~pads).long()).all()
+    hidden = target.ne(dictionary.pad())
+    assert not hidden[ends | pads].any() and not hidden[:, 0].any()  # special symbols are not to be predicted
+    share = hidden.sum() / (tokens.numel() - 3 * len(tokens) - pads.sum())
+    assert 0.1 < share < 0.2
+    masked = tokens.eq(task.mask_index)
+    assert not (masked & ~hidden).any() and 0.6 < masked.sum() / hidden.sum() < 0.95
+    assert set(sample["sentence_target"].tolist()) == {0, 1}
+
+
+def test_masks_are_new_in_every_epoch_and_pairs_are_not(task):
+    first, again, second = batch(task), batch(task), batch(task, epoch=2)
+    assert first["target"].equal(again["target"]) and not first["target"].equal(second["target"])
+
+    def text(sample):
+        return torch.where(
+            sample["target"].ne(task.dictionary.pad()), sample["target"], sample["net_input"]["src_tokens"]
+        )
+
+    assert text(first).equal(text(second))
+    assert first["sentence_target"].equal(second["sentence_target"])
+
+
+def test_the_loss_is_the_mean_of_masked_words_and_that_of_next_sentences(task):
+    args = options.parse_args_and_arch(options.get_training_parser("bert_pretraining"), ["data", *map(str, TINY)])
+    torch.manual_seed(1)
+    model, sample = task.build_model(args).eval(), batch(task)
+    assert model.args.segments == "pair"
+    hidden = sample["target"].ne(task.dictionary.pad())
+    words, extra = model(**sample["net_input"])
+    mlm = -words.log_softmax(-1)[hidden].gather(1, sample["target"][hidden][:, None]).mean()
+    nsp = -extra["sentence_logits"].log_softmax(-1).gather(1, sample["sentence_target"][:, None]).mean()
+    for weight in (1.0, 0.5, 0.0):
+        args.next_sentence_weight = weight
+        criterion = task.build_criterion(args)
+        loss, size, log = criterion(model, sample)
+        torch.testing.assert_close(loss / size, mlm + weight * nsp)
+        assert size == hidden.sum() and log["nsp_correct"] <= 16
+
+
+@pytest.mark.parametrize("attention", PRESETS)
+def test_every_preset_learns_both_goes_on_and_is_validated(attention, brown, tmp_path, fairseq_command):
+    flags = [*TINY, *preset_flags(attention), "--save-dir", tmp_path]
+    fairseq_command("train", brown, *flags, "--max-update", 3)
+    log = fairseq_command("train", brown, *flags, "--max-update", 6)
+    assert re.search(r"Loaded checkpoint .* \(epoch 1 @ 3 updates\)", log) and "num_updates: 6" in log
+    said = re.search(r"valid on 'valid' subset \| loss ([\d.]+) \| mlm_loss ([\d.]+) \| nsp_loss ([\d.]+)", log)
+    loss, mlm, nsp = map(float, said.groups())
+    assert loss == pytest.approx(mlm + nsp, abs=0.2) and mlm < math.log2(700)
+    path = tmp_path / "checkpoint_best.pt"
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
+    start = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    assert start["optimizer_history"][-1]["num_updates"] == 6
+    assert state["encoder.next_sentence.bias"].any() and state["encoder.pooler.bias"].any()  # both start at 0
+    validated = fairseq_command(
+        "validate", brown, "--task", "bert_pretraining", "--path", path, "--valid-subset", "valid", "--max-tokens", 384, "--cpu"
+    )  # fmt: skip
+    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ .* \| nsp_accuracy [\d.]+", validated)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--mask-prob", 0], "--mask-prob 0: expected a number between 0 and 1"),
+        (["--short-pair-prob", 2], "--short-pair-prob 2: expected a number from 0 to 1"),
+        (["--leave-unmasked-prob", 0.6, "--random-token-prob", 0.6], "add up to 1.2: expected at most 1"),
+        (["--tokens-per-sample", 4], "--tokens-per-sample 4: expected at least 5"),
+        (["--next-sentence-weight", -1], "--next-sentence-weight -1: expected a number >= 0"),
+        (["--arch", "roberta_base", "--max-positions", 48], "a model with a next-sentence head, such as --arch lowrank_bert_base"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused_in_one_line(flags, message, brown, tmp_path, refusal):
+    assert message in refusal("train", brown, *TINY, *flags, "--save-dir", tmp_path, "--max-update", 1)
+
+
+def test_text_without_documents_is_refused(brown, tmp_path, refusal):
+    from fairseq_cli import preprocess
+
+    (tmp_path / "text").write_text("one document\nof two lines\n")
+    arguments = ["--only-source", f"--trainpref={tmp_path / 'text'}", "--destdir", str(tmp_path / "bin")]
+    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    message = refusal(
+        "train", tmp_path / "bin", *TINY, "--disable-validation", "--save-dir", tmp_path, "--max-update", 1
+    )
+    assert "has 1 document: expected several, an empty line behind each" in message
+
+
+def test_the_dictionary_ends_with_the_mask(task):
+    assert task.dictionary[len(task.dictionary) - 1] == "<mask>" and isinstance(task.dictionary, Dictionary)
