@@ -14,6 +14,7 @@ from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, Pos
 from fairseq_lowrank.ops.attention.parts import is_traced
 from fairseq_lowrank.ops.attention.relative import Relative
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
+from fairseq_lowrank.ops.attention.synthesizer import RandomSynthesizer
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +24,7 @@ __all__ = [
     "DotProduct",
     "HeadMixing",
     "PositionwiseMixing",
+    "RandomSynthesizer",
     "Relative",
     "Scores",
     "StaticMixing",
