@@ -26,6 +26,8 @@ def build_attention(
     add_bias_kv: bool = False,
     add_zero_attn: bool = False,
     batch_first: bool = False,
+    max_positions: int | None = None,
+    unused_key_projection: bool = False,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     backend: str = "auto",
@@ -62,6 +64,8 @@ def build_attention(
             self_attention=self_attention,
             encoder_decoder_attention=encoder_decoder_attention,
             batch_first=batch_first,
+            max_positions=max_positions,
+            unused_key_projection=unused_key_projection,
             backend=backend,
             wrap_projection=wrap_projection,
         )

@@ -17,6 +17,7 @@ from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transp
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.projections.projection import Memory
+from fairseq_lowrank.attention.scores import Setting
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.attention.states import SavedWithMeaning
 from fairseq_lowrank.attention.torch_module import InPlaceOfTorchs
@@ -66,6 +67,8 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         self_attention: query, key and value are the same tensor.
         encoder_decoder_attention: keys and values come from an encoder.
         batch_first: query, key, value and output are ``[batch, time, .]`` instead of ``[time, batch, .]``.
+        max_positions: the most positions of a sentence: the synthesizers need it, and other scores take any.
+        unused_key_projection: have ``k_proj`` where the dense synthesizer computes nothing with it; its gradient is zero.
         backend: see :func:`fairseq_lowrank.ops.attention`; where weights are asked for, any that can return them.
         wrap_projection: applied to each projection when it is made, e.g. fairseq's ``quant_noise``.
 
@@ -91,6 +94,8 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         self_attention: bool = False,
         encoder_decoder_attention: bool = False,
         batch_first: bool = False,
+        max_positions: int | None = None,
+        unused_key_projection: bool = False,
         backend: str = "auto",
         wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     ) -> None:
@@ -100,8 +105,13 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.projection = spec.projection_of(embed_dim, num_heads, self.kdim, self.vdim)
-        appends = add_bias_kv or add_zero_attn
-        self.score = spec.score_of(self.projection, cross=encoder_decoder_attention, appended=appends)
+        setting = Setting(
+            encoder_decoder_attention,
+            add_bias_kv or add_zero_attn,
+            max_positions,
+            unused_key_projection=unused_key_projection,
+        )
+        self.score = spec.score_of(self.projection, setting)
         self.head_dim = self.projection.sizes.head_dim
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention

@@ -8,7 +8,7 @@ from numbers import Integral
 
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.projections import PROJECTIONS, Projection, Sizes
-from fairseq_lowrank.attention.scores import SCORES, Score
+from fairseq_lowrank.attention.scores import SCORES, Score, Setting
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 
@@ -52,6 +52,11 @@ AXES = {
     ),
     "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
     "score": Axis("attention_score", "what queries and keys make of each other", SCORES),
+    "synthesizer_heads": Axis(
+        "synthesizer_heads",
+        "second layers of the dense synthesizer, g dividing the heads: head i reads that of head floor(i g / h) (default: as many "
+        "as heads; the Mixhead paper has 1)",
+    ),
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
@@ -99,12 +104,13 @@ class AttentionSpec:
             own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
         score: what queries and keys make of each other, see :data:`~.scores.SCORES`.
+        synthesizer_heads: g second layers of the dense synthesizer, of which head i of h reads that of ⌊i·g/h⌋; ``None`` means h.
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
 
     Raises:
-        ValueError: an unknown value.
+        ValueError: an unknown value, or values that do not go together.
     """
 
     head_dim: int | None = None
@@ -112,6 +118,7 @@ class AttentionSpec:
     key_value_heads: int | None = None
     projection: str = "independent"
     score: str = "dot-product"
+    synthesizer_heads: int | None = None
     score_mixing: str = "none"
     activation: str = "softmax"
     mixing: str = "none"
@@ -124,6 +131,15 @@ class AttentionSpec:
                     _check_size(name, value)
             elif value not in tuple(axis):
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
+        if self.score == "synthesizer-random" and self.mixing == "positionwise":
+            raise ValueError(
+                "score 'synthesizer-random' has no queries, of which mixing 'positionwise' is made: expected another mixing, or "
+                "score 'synthesizer-dense'"
+            )
+        if self.synthesizer_heads is not None and self.score != "synthesizer-dense":
+            raise ValueError(
+                f"synthesizer_heads={self.synthesizer_heads} with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
+            )
 
     @classmethod
     def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
@@ -173,17 +189,25 @@ class AttentionSpec:
         sizes = Sizes(embed_dim, num_heads, head_dim, value_dim, kdim, vdim, self.key_value_heads)
         return PROJECTIONS[self.projection](sizes)
 
-    def score_of(self, projection: Projection, *, cross: bool, appended: bool) -> Score:
+    def score_of(self, projection: Projection, setting: Setting) -> Score:
         """The scores of a layer with this projection.
-
-        Args:
-            cross: keys and values come from an encoder.
-            appended: the layer appends keys that stand at no position.
 
         Raises:
             ValueError: these scores cannot work in such a layer.
         """
-        return SCORES[self.score](projection, cross=cross, appended=appended)
+        if setting.unused_key_projection and self.score != "synthesizer-dense":
+            raise ValueError(
+                f"unused_key_projection with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
+            )
+        if setting.max_positions is not None:
+            _check_size("max_positions", setting.max_positions)
+        score = SCORES[self.score](projection, setting._replace(synthesizer_heads=self.synthesizer_heads))
+        if score.numbers > LARGEST_PROJECTION:
+            raise ValueError(
+                f"max_positions={setting.max_positions}: score {self.score!r} would hold {score.numbers:,} numbers; expected sizes "
+                f"that make at most {LARGEST_PROJECTION:,}"
+            )
+        return score
 
 
 def _check_size(name: str, size: int) -> None:

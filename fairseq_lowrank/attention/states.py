@@ -25,6 +25,7 @@ class SavedWithMeaning(nn.Module):
             "value_dim": sizes.value_dim,
             "key_value_heads": sizes.key_value_heads or sizes.num_heads,
             **named,
+            **self.score.meaning,
         }
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:

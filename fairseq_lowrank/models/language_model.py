@@ -40,6 +40,20 @@ def wiki103(args) -> None:
     transformer_lm_baevski_wiki103(args)
 
 
+@register_model_architecture("lowrank_transformer_lm", "lowrank_synthesizer_lm_wiki103")
+def synthesizer_wiki103(args) -> None:
+    """The Mixhead paper's Synthesizer on WikiText-103 (table 1): the model above with the dense synthesizer's scores.
+
+    The paper's 248M are met by one second layer for all heads beside the four projections of standard attention, so by a projection
+    of keys that feeds nothing; without ``--unused-key-projection``, which is set here alone, they are 231.2M.
+    """
+    _default(args, attention_score="synthesizer-dense")
+    if args.attention_score == "synthesizer-dense":
+        _default(args, synthesizer_heads=1)
+        args.unused_key_projection = True
+    wiki103(args)
+
+
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_wiki103_vanilla")
 def wiki103_vanilla(args) -> None:
     """The Mixhead paper's vanilla Transformer on WikiText-103 (table 1): 6 layers, d 512, ffn 2048, 8 heads, tied."""

@@ -103,7 +103,14 @@ def _ours_if_chosen(stock: Callable, ours: Callable) -> Callable:
 
 
 def _encoder_attention(build: Callable, layer: nn.Module, embed_dim: int, cfg) -> MultiheadAttention:
-    return build("encoder", embed_dim, cfg.encoder.attention_heads, self_attention=True, **_noise(layer, cfg))
+    return build(
+        "encoder",
+        embed_dim,
+        cfg.encoder.attention_heads,
+        self_attention=True,
+        max_positions=getattr(cfg, "max_source_positions", None),
+        **_noise(layer, cfg),
+    )
 
 
 def _decoder_attention(
@@ -116,6 +123,7 @@ def _decoder_attention(
         add_bias_kv=add_bias_kv,
         add_zero_attn=add_zero_attn,
         self_attention=not cfg.cross_self_attention,
+        max_positions=getattr(cfg, "max_target_positions", None),
         scale_heads=bool(getattr(cfg, "scale_heads", False)),
         **_noise(layer, cfg),
     )

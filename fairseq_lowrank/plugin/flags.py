@@ -46,6 +46,11 @@ def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
 FLAGS: dict[str, tuple[type, dict, str]] = {
     "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
     **{axis.flag: _axis_flag(axis) for axis in AXES.values()},
+    "unused_key_projection": (
+        bool,
+        {},
+        "synthesizer-dense: have a projection of keys too, which feeds nothing, as the Mixhead paper's number of parameters says",
+    ),
     "no_attention_bias": (bool, {}, "attention projections add no bias"),
     "attention_backend": (
         str,
@@ -166,6 +171,7 @@ class AttentionOptions:
         sites: where it applies, of ``encoder``, ``decoder``, ``cross``; elsewhere attention is plain ``mha``.
         bias: whether projections add a bias (at every site).
         backend: how attention is computed (at every site).
+        unused_key_projection: whether the dense synthesizer has a projection of keys.
         mixing_lr_scale: factor of the learning rate of the mixing parameters.
     """
 
@@ -174,6 +180,7 @@ class AttentionOptions:
     bias: bool = True
     backend: str = "auto"
     mixing_lr_scale: float = 1.0
+    unused_key_projection: bool = False
 
     @classmethod
     def from_args(cls, args: object) -> AttentionOptions:
@@ -210,7 +217,9 @@ class AttentionOptions:
                 f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
                 "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
             )
-        return cls(spec, sites, "no_attention_bias" not in flags, backend, scale)
+        if "unused_key_projection" in flags and spec.score != "synthesizer-dense":
+            raise Refused("--unused-key-projection: expected it beside --attention-score synthesizer-dense alone")
+        return cls(spec, sites, "no_attention_bias" not in flags, backend, scale, "unused_key_projection" in flags)
 
     def check_sites(self, *present: str) -> None:
         """Refuse a choice of sites where the model has no attention.
@@ -257,15 +266,21 @@ class AttentionOptions:
             ValueError: sizes, or a backend, that do not fit the composition at this site, or fairseq's ``--scale-heads``,
                 which scales slices of the output, with heads that do not make up the embedding size.
         """
+        spec = self.spec_at(site)
+        if spec.score != "dot-product" and site == "decoder" and not sizes.get("self_attention", True):
+            raise Refused(
+                f"--cross-self-attention puts the encoder's states before the keys, which score {spec.score!r} has no positions for"
+            )
         try:
             layer = FairseqAttention(
-                self.spec_at(site),
+                spec,
                 embed_dim,
                 num_heads,
                 dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),
                 bias=self.bias,
                 backend=self.backend,
                 wrap_projection=lambda projection: quant_noise(projection, q_noise, qn_block_size),
+                unused_key_projection=self.unused_key_projection and spec.score == "synthesizer-dense",
                 **sizes,
             )
         except ValueError as error:

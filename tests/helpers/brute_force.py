@@ -177,3 +177,61 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     )
     joined = torch.cat([output[:, i] for i in range(heads)], dim=-1).transpose(0, 1)
     return project("out_proj", joined).transpose(0, 1), weights, scores, v
+
+
+def synthesizer(module, x, *, hidden, padding=None):
+    """Output ``[T, B, C]``, weights and scores ``[B, H, T, T]`` of self-attention of ``x [T, B, C]`` by a layer of the Synthesizer (Tay
+    et al. 2020).
+
+    Args:
+        hidden: bool, broadcastable to ``[B, H, T, T]``.
+        padding: bool ``[B, T]``; the position of a token is the number of tokens before it that are none.
+    """
+    state = {name: tensor.detach().cpu().double() for name, tensor in module.state_dict().items()}
+    spec, heads, size = module.spec, module.num_heads, module.head_dim
+    x = x.detach().cpu().double()
+    length, batch, _ = x.shape
+    real = torch.ones(batch, length, dtype=torch.bool) if padding is None else ~padding.cpu()
+    position = [[int(real[b, :t].sum()) for t in range(length)] for b in range(batch)]
+
+    def project(name, vector):
+        result = state[f"{name}.weight"] @ vector
+        return result + state[f"{name}.bias"] if f"{name}.bias" in state else result
+
+    value_size = spec.value_dim or size
+    groups = state["v_proj.weight"].size(0) // value_size
+    values = torch.zeros(batch, heads, length, value_size, dtype=torch.float64)
+    scores = torch.zeros(batch, heads, length, length, dtype=torch.float64)
+    features = torch.zeros(batch, heads, length, size, dtype=torch.float64)
+    for b, i, t in itertools.product(range(batch), range(heads), range(length)):
+        group = i * groups // heads
+        values[b, i, t] = project("v_proj", x[t, b])[group * value_size : (group + 1) * value_size]
+        if spec.score == "synthesizer-dense":
+            shared = spec.projection == "single"
+            row = project("q_proj", x[t, b])[(0 if shared else i) * size :][:size]
+            features[b, i, t] = torch.tensor([max(number, 0.0) for number in row.tolist()], dtype=torch.float64)
+            second = project("synthesizer", features[b, i, t])
+            number = spec.synthesizer_heads or heads
+            second = second.view(number, -1)[i * number // heads]
+            scores[b, i, t] = torch.stack([second[position[b][s]] for s in range(length)])
+        else:
+            for s in range(length):
+                scores[b, i, t, s] = state["synthesizer.weight"][i, position[b][t], position[b][s]]
+    mixing = state.get("mixing.weight")
+    if "mixing.query_weight" in state:
+        mixing = matrices(features, state["mixing.query_weight"], mixing)
+    nothing = torch.zeros(batch, heads, length, 1)
+    output, weights, scores = attend(
+        nothing,
+        nothing,
+        values,
+        1.0,
+        spec.activation,
+        hidden=hidden.expand(batch, heads, length, length),
+        mixing=mixing,
+        before=state.get("score_mixing.weight"),
+        further=scores,
+    )
+    joined = torch.cat([output[:, i] for i in range(heads)], dim=-1)
+    result = [[project("out_proj", joined[b, t]) for b in range(batch)] for t in range(length)]
+    return torch.stack([torch.stack(row) for row in result]), weights, scores

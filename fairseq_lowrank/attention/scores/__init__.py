@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fairseq_lowrank.attention.scores.score import Score
+from fairseq_lowrank.attention.scores.score import Score, Setting
 
-__all__ = ["SCORES", "Score"]
+__all__ = ["SCORES", "Score", "Setting"]
 
 _MODULES = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
 

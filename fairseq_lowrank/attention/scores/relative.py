@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.projections.projection import Memory, Projection, split_heads
-from fairseq_lowrank.attention.scores.score import Score
+from fairseq_lowrank.attention.scores.score import Score, Setting
 from fairseq_lowrank.ops import AttentionMask, Relative
 
 
@@ -22,14 +22,14 @@ class RelativePositions(Score):
 
     name = "relative"
 
-    def __init__(self, projection: Projection, *, cross: bool = False, appended: bool = False) -> None:
-        super().__init__(projection, cross=cross, appended=appended)
-        if cross:
+    def __init__(self, projection: Projection, setting: Setting) -> None:
+        super().__init__(projection, setting)
+        if setting.cross:
             raise ValueError(
                 "score 'relative' needs queries and keys of one sequence, which cross attention has not: choose it for "
                 "self-attention alone (--attention-sites encoder,decoder)"
             )
-        if appended:
+        if setting.appended:
             raise ValueError("score 'relative': appended keys (add_bias_kv, add_zero_attn) stand at no position")
         if projection.name == "el":
             raise ValueError(

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.projections.projection import Memory, Projection
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
+
+
+class Setting(NamedTuple):
+    """What scores are told of their layer.
+
+    Args:
+        cross: keys and values come from an encoder.
+        appended: the layer appends keys that stand at no position.
+        max_positions: the most positions of a sentence, where that is known.
+        synthesizer_heads: second layers of the dense synthesizer; ``None`` means one for each head.
+        unused_key_projection: the dense synthesizer has a projection of keys, which feeds nothing.
+    """
+
+    cross: bool = False
+    appended: bool = False
+    max_positions: int | None = None
+    synthesizer_heads: int | None = None
+    unused_key_projection: bool = False
 
 
 class Score:
@@ -19,8 +37,7 @@ class Score:
 
     Args:
         projection: of the layer.
-        cross: keys and values come from an encoder.
-        appended: the layer appends keys that stand at no position.
+        setting: of the layer.
 
     Attributes:
         memory_sizes: what is remembered, by name, and its size for one of the projection's ``memory_heads``.
@@ -32,9 +49,19 @@ class Score:
     name: ClassVar[str]
     """As on the command line."""
 
-    def __init__(self, projection: Projection, *, cross: bool = False, appended: bool = False) -> None:
+    def __init__(self, projection: Projection, setting: Setting) -> None:
         self.projection = projection
         self.memory_sizes = projection.memory_sizes
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the largest weight holds that :meth:`make_further` makes, where a slip of the keyboard can make it large."""
+        return 0
+
+    @property
+    def meaning(self) -> dict[str, int]:
+        """What a state says of these scores beside their name."""
+        return {}
 
     def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
         """Give ``layer`` the projections ``k_proj``, ``v_proj``, ``q_proj``, ``None`` where it has none.
