@@ -15,6 +15,7 @@ from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, bui
 from fairseq_lowrank.analysis.report.papers import load_papers
 from fairseq_lowrank.attention import AXES, PRESETS, build_attention
 from fairseq_lowrank.attention.spec import NEEDED
+from fairseq_lowrank.plugin.architectures import default_arguments
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -41,14 +42,17 @@ def count(model: nn.Module) -> dict:
     Returns:
         `total`; its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` (words,
         positions, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
-        at each site; and `attention_without_biases`, which is what the MHE poster counts and PEoP is made of.
+        at each site; `attention_without_biases`, which is what the MHE poster counts and PEoP is made of; and `unused`, what
+        feeds nothing, as in the Mixhead paper's Synthesizer.
     """
-    kinds, sites, biases = {}, {}, 0
+    kinds, sites, biases, unused = {}, {}, 0, 0
     for layer in attention_layers(model):
         for name, parameter in layer.module.named_parameters():
             kinds.setdefault(parameter, "attention")
             sites[layer.site] = sites.get(layer.site, 0) + parameter.numel()
-            biases += parameter.numel() * name.endswith(("proj.bias", "bias_k", "bias_v"))
+            biases += parameter.numel() * name.endswith(("proj.bias", "bias_k", "bias_v", "synthesizer.bias"))
+        if getattr(getattr(layer.module, "score", None), "unused_key_projection", False):
+            unused += sum(parameter.numel() for parameter in layer.module.k_proj.parameters())
     for name, module in model.named_modules():
         kind = None
         if isinstance(module, (nn.Embedding, AdaptiveInput, AdaptiveSoftmax)) or name.endswith("output_projection"):
@@ -64,8 +68,13 @@ def count(model: nn.Module) -> dict:
         "total": sum(parts.values()),
         **parts,
         "attention_without_biases": parts["attention"] - biases,
+        "unused": unused,
         "sites": sites,
     }
+
+
+OF_ARCHITECTURES = ("score", "synthesizer_heads")
+"""Axes that an architecture sets because it is named for them: plain attention of a Synthesizer is a Synthesizer's."""
 
 
 def plain(args: Namespace) -> Namespace:
@@ -75,12 +84,13 @@ def plain(args: Namespace) -> Namespace:
 
 
 def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
-    """The same arguments with a preset, and of the flags for axes those of `keep` alone."""
-    args = copy(args)
+    """The same arguments with a preset, of the flags for axes those of `keep` alone, and what makes an architecture what it is."""
+    args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
+    args.unused_key_projection = getattr(own, "unused_key_projection", None)
     for name, axis in AXES.items():
         if name not in keep:
-            setattr(args, axis.flag, None)
+            setattr(args, axis.flag, getattr(own, axis.flag, None) if name in OF_ARCHITECTURES else None)
     return args
 
 

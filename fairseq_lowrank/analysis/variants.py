@@ -22,10 +22,15 @@ from fairseq_lowrank.runs.results import read_results
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
 RESULTS = PACKAGE.parent / "results"
-EMBED_DIM, HEADS = 512, 8
+EMBED_DIM, HEADS, POSITIONS = 512, 8, 512
 VOCABULARY, EMBED_RANK = 10_000, 64
 
 PAPERS = {
+    "synthesizer": (
+        "Synthesizer: rethinking self-attention for Transformer models",
+        "Tay et al. 2020",
+        "https://arxiv.org/abs/2005.00743",
+    ),
     "transformer-xl": (
         "Transformer-XL: attentive language models beyond a fixed-length context",
         "Dai et al. 2019",
@@ -265,6 +270,33 @@ VARIANTS: dict[str, Variant] = {
         "mha",
         {"score": "relative"},
     ),
+    "synthesizer-dense": Variant(
+        "The dense Synthesizer: scores of the query's own input",
+        "S_i[t] = ReLU(x_t W_1,i + b_1,i) W_2,i + b_2,i,   W_2,i: d_k × n for a greatest length n",
+        "3·d·h·d_k + h·d_k·n",
+        "h·d_k",
+        ("synthesizer", "mixhead"),
+        "W_1 is q_proj, and there are no keys: column s of W_2 is to the features ReLU(x_t W_1) what a key is to a query, but the same in every "
+        "sentence. So it is dot-product attention to a learned key for each position, without 1/√d_k: any backend computes it, and scores "
+        "have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has one W_2 for all heads; "
+        "`lowrank_synthesizer_lm_wiki103`, the Mixhead paper's model of 248M, does, and keeps a projection of keys that feeds nothing "
+        "(`--unused-key-projection`; without it 231.2M). A sentence of more than n positions is refused, padding is not counted, decoding "
+        "keeps values alone. Not for cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
+        "`--max-target-positions`, `--max-source-positions`.",
+        "mha",
+        {"score": "synthesizer-dense"},
+    ),
+    "synthesizer-random": Variant(
+        "The random Synthesizer: a learned matrix for each head",
+        "S_i[t, s] = R_i[t, s],   R_i: n × n for a greatest length n, learned, from a normal distribution of variance 1/n",
+        "2·d·h·d_k + h·n²",
+        "h·d_k",
+        ("synthesizer",),
+        "Neither queries nor keys: what a position sees is the same in every sentence, and of any rank. Mixhead B, which reads queries, is "
+        "refused. Memory is that of R where no sentence has padding on its left. Else as `synthesizer-dense`.",
+        "mha",
+        {"score": "synthesizer-random"},
+    ),
     "low-rank-embeddings": Variant(
         "Low-rank input embeddings",
         "E = A C,   A: V × r, C: r × d (rank r at most; the output matrix stays full and untied)",
@@ -331,9 +363,9 @@ def evaluate(formula: str, sizes: dict[str, int]) -> int:
 
 def build(variant: Variant, embed_dim: int = EMBED_DIM, heads: int = HEADS) -> MultiheadAttention:
     """A layer of the variant, without biases and without memory."""
-    return build_attention(
-        variant.preset, embed_dim, heads, self_attention=True, bias=False, device="meta", **variant.axes
-    ).eval()
+    sizes = {"embed_dim": embed_dim, "num_heads": heads, "max_positions": POSITIONS}
+    layer = build_attention(variant.preset, **sizes, self_attention=True, bias=False, device="meta", **variant.axes)
+    return layer.eval()
 
 
 def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
@@ -344,6 +376,7 @@ def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
         "h": sizes.num_heads,
         "d_k": sizes.head_dim,
         "g": sizes.key_value_heads or sizes.num_heads,
+        "n": POSITIONS,
     }
 
 
@@ -484,8 +517,8 @@ def index() -> str:
         "# Variants\n\n"
         "A page each: formula, costs, flags, code, paper, what was measured. Written by `fairseq-lowrank variants --output docs/variants`;\n"
         f"the numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, which has also decoded a token.\n"
-        "d = embedding size, h = heads, d_k = head size, g = heads of keys and values. What was measured is put in context in\n"
-        "[results.md](../results.md) and [evidence.md](../evidence.md).\n\n"
+        "d = embedding size, h = heads, d_k = head size, g = heads of keys and values, n = greatest length, counted\n"
+        f"with {POSITIONS}. What was measured is put in context in [results.md](../results.md) and [evidence.md](../evidence.md).\n\n"
         "| variant | | parameters | counted | cached a token |\n| --- | --- | --- | --- | --- |\n"
         f"{rows}"
     )

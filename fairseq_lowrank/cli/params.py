@@ -63,6 +63,8 @@ def as_text(data: dict) -> str:
         if name == "attention":
             rows += [[f"    {site}", f"{number:,}", ""] for site, number in data["sites"].items()]
     rows.append(["attention without biases", f"{data['attention_without_biases']:,}", ""])
+    if data["unused"]:
+        rows.append(["total without what feeds nothing", f"{data['total'] - data['unused']:,}", ""])
     extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
     title = " ".join([f"{data['architecture']}, vocabulary {data['vocab_size']:,}", *data["flags"]])

@@ -47,6 +47,14 @@ def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
     assert one(found, "head size", site="cross").verdict == checks.FINE
 
 
+def test_scores_that_are_no_products_are_not_judged_by_the_head_size():
+    flags = ["--decoder-attention-heads", "64", "--attention-score"]
+    dense = one(findings(LM, [*flags, "synthesizer-dense"]), "head size")
+    assert dense.verdict == checks.BOTTLENECK
+    assert changes(dense)["--attention mixhead-b"] == 6 * (64 * 64 + 8 * 64)
+    assert not [f for f in findings(LM, [*flags, "synthesizer-random"]) if f.topic == "head size"]
+
+
 LONG = {name: numpy.array([200]) for name in ("source", "target")}
 
 

@@ -7,6 +7,7 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import parameters
 from fairseq_lowrank.analysis.architecture import attention_layers, build, parse
 from fairseq_lowrank.attention import AXES
+from fairseq_lowrank.cli import params
 
 TRANSLATION = "lowrank_transformer_wmt_en_de"
 
@@ -95,10 +96,24 @@ def test_whole_models(architecture, vocab_size, flags, millions):
         ("lowrank_transformer_lm_wiki103", ["--head-mixing", "static"], 1024),
         ("lowrank_transformer_lm_wiki103", ["--attention-activation", "sigsoftmax"], 0),
         ("transformer_lm_baevski_wiki103", [], 0),
+        ("lowrank_synthesizer_lm_wiki103", ["--attention", "mixhead-b"], 17408),
+        (
+            "lowrank_transformer_lm_wiki103_vanilla",
+            ["--attention-score", "synthesizer-random"],
+            6 * (8 * 1024**2 - 2 * 513 * 512),
+        ),
     ],
 )
 def test_parameters_over_plain_attention(architecture, flags, extra):
     assert parameters.describe(architecture, 100_000, flags)["extra"] == extra
+
+
+def test_what_feeds_nothing_is_counted_apart():
+    flags = ["--tokens-per-sample", "512"]
+    data = parameters.describe("lowrank_synthesizer_lm_wiki103", 267_744, flags)
+    assert (data["total"], data["unused"]) == (247_990_272, 16 * 1024 * 1025)
+    assert "without what feeds nothing  231,196,672" in params.as_text(data)
+    assert parameters.describe("transformer_lm_baevski_wiki103", 267_744, flags)["unused"] == 0
 
 
 def test_an_architecture_that_asks_the_task_for_its_output_dictionary_is_counted():

@@ -102,6 +102,8 @@ def test_code_and_papers_are_there(name):
 def test_code_is_the_part_that_differs():
     assert [str(file) for file in variants.code(VARIANTS["el"])] == ["attention/projections/el.py"]
     assert [str(file) for file in variants.code(VARIANTS["relative"])] == ["attention/scores/relative.py"]
+    for score in ("synthesizer-dense", "synthesizer-random"):
+        assert [str(file) for file in variants.code(VARIANTS[score])] == ["attention/scores/synthesizer.py"]
     assert [str(file) for file in variants.code(VARIANTS["sigsoftmax"])] == ["ops/activation.py"]
     assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["attention/mixing.py", "ops/attention/mixing.py"]
 

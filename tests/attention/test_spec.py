@@ -66,7 +66,11 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
             "unknown attention axis scores: expected head_dim, value_dim, key_value_heads, projection, score, synthesizer_heads, score_mixing, activation, mixing",
         ),
         ("mha", {"projection": "lowrank"}, "projection='lowrank': expected one of .*multi-query"),
-        ("mha", {"score": "cosine"}, "score='cosine': expected one of dot-product, relative, synthesizer-dense, synthesizer-random"),
+        (
+            "mha",
+            {"score": "cosine"},
+            "score='cosine': expected one of dot-product, relative, synthesizer-dense, synthesizer-random",
+        ),
         ("mha", {"activation": "relu"}, "activation='relu': expected one of softmax, sigsoftmax"),
         ("mha", {"mixing": "dense"}, "mixing='dense': expected one of none, static, positionwise, random, average"),
         ("mha", {"head_dim": 0}, "head_dim=0: expected a positive integer"),

@@ -93,10 +93,11 @@ def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) 
 
 
 def head_size(facts: Facts) -> Iterator[Finding]:
-    """Head size against sequence length at every site whose lengths are known."""
-    short = [site for site in facts.lengths if facts.share_beyond(site) > 0.05]
+    """Head size against sequence length at every site whose lengths are known, and whose scores are products."""
+    sites = [site for site in facts.lengths if spec_of(facts.sites[site]).score != "synthesizer-random"]
+    short = [site for site in sites if facts.share_beyond(site) > 0.05]
     wanted = {site: math.ceil(describe_lengths(facts.lengths[site])["p95"]) for site in short}
-    for site in facts.lengths:
+    for site in sites:
         changes = []
         if site in short:
             changes = facts.variants.attention_remedies(site, facts.sites, wanted)
