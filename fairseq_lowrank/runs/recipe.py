@@ -201,7 +201,7 @@ def smoke_language_model(flags: Sequence[str]) -> list[str]:
     small += [word for size in ("embed", "input", "output") for word in (f"--decoder-{size}-dim", str(width))]
     small += ["--decoder-ffn-embed-dim", "64", "--tokens-per-sample", "32", "--max-tokens", "512"]
     small += ["--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
-    if any(re.search("^lowrank_transformer_lm_wiki103$|_lm_gbw|--adaptive-input", word) for word in flags):
+    if {"adaptive_loss", "--adaptive-input"} & set(flags):
         small += ["--adaptive-input-cutoff", "200,1000", "--adaptive-softmax-cutoff", "200,1000"]
     return small + (["--embed-rank", "4"] if "--embed-rank" in flags else [])
 
