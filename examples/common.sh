@@ -111,6 +111,12 @@ language_model_sizes() {
     engine sizes
 }
 
+# masked_language_model_rows: run the rows and score them with fairseq-validate.
+masked_language_model_rows() {
+    KIND=masked-language-model
+    engine rows
+}
+
 # report OPTIONS…: the results of this paper beside the published values.
 report() { engine report "$@"; }
 

@@ -106,12 +106,16 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
         if hasattr(model := ARCH_MODEL_REGISTRY[args.arch], "check_args"):
             model.check_args(as_namespace(convert_namespace_to_omegaconf(args).model))
         assert args.seed == 1 and args.log_format == "simple"
-    scoring = commands(output, "fairseq-generate") + commands(output, "fairseq-eval-lm")
+    scoring = [
+        command for name in ("generate", "eval-lm", "validate") for command in commands(output, f"fairseq-{name}")
+    ]
     assert len(scoring) >= len(training)
     for command in outermost(commands(output, "fairseq-generate")):
         options.parse_args_and_arch(options.get_generation_parser(), input_args=command)
     for command in outermost(commands(output, "fairseq-eval-lm")):
         options.parse_args_and_arch(options.get_eval_lm_parser(), input_args=command)
+    for command in outermost(commands(output, "fairseq-validate")):
+        options.parse_args_and_arch(options.get_validation_parser(), input_args=command)
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,9 @@ def server_file(name: str, predictions: list, spelt: dict[str, str]) -> str:
 
     Numbers lie between 0 and 5, as STS-B's.
     """
-    answers = [f"{min(max(one, 0.0), 5.0):.3f}" if isinstance(one, float) else spelt.get(one, one) for one in predictions]
+    answers = [
+        f"{min(max(one, 0.0), 5.0):.3f}" if isinstance(one, float) else spelt.get(one, one) for one in predictions
+    ]
     if name.endswith(".jsonl"):
         return "".join(json.dumps({"idx": index, "label": answer}) + "\n" for index, answer in enumerate(answers))
     return "index\tprediction\n" + "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))

@@ -31,9 +31,7 @@ def run(args) -> None:
     if args.max_tokens < 1:
         raise ValueError(f"--max-tokens {args.max_tokens}: expected a number >= 1")
     found = predict(args.checkpoint, args.data, args.subset, args.max_tokens)
-    scores = {
-        split: {"name": one.name, "score": one.score, "measures": one.measures} for split, one in found.items()
-    }
+    scores = {split: {"name": one.name, "score": one.score, "measures": one.measures} for split, one in found.items()}
     if args.output:
         files = {file: text for one in found.values() for file, text in one.files.items()}
         files["scores.json"] = json.dumps(scores, indent=1) + "\n"

@@ -44,7 +44,9 @@ class Published:
     bare: dict[str, int] | None = None
 
 
-def publish(folder: str, name: str, columns: str, target: str, labels: tuple[str, ...], measures: str, **more) -> Published:
+def publish(
+    folder: str, name: str, columns: str, target: str, labels: tuple[str, ...], measures: str, **more
+) -> Published:
     mnli = name == "mnli"
     server = {"test": "MNLI-m.tsv", "test1": "MNLI-mm.tsv"} if mnli else {"test": f"{folder}.tsv"}
     names = {split: f"mnli-m{'m' * split.endswith('1')}" for split in ("valid", "valid1", "test", "test1")}
@@ -61,7 +63,14 @@ TASKS = {
         publish("STS-B", "sts-b", "sentence1 sentence2", "score", (), "pearson spearman"),
         publish("QQP", "qqp", "question1 question2", "is_duplicate", BINARY, "f1 accuracy"),
         publish(
-            *("MNLI", "mnli", "sentence1 sentence2", "gold_label", ("entailment", "neutral", "contradiction"), "accuracy")
+            *(
+                "MNLI",
+                "mnli",
+                "sentence1 sentence2",
+                "gold_label",
+                ("entailment", "neutral", "contradiction"),
+                "accuracy",
+            )
         ),
         publish("QNLI", "qnli", "question sentence", "label", ENTAILMENT, "accuracy"),
         publish("RTE", "rte", "sentence1 sentence2", "label", ENTAILMENT, "accuracy"),
@@ -107,16 +116,16 @@ def glue(args: argparse.Namespace) -> Path:
     names = [f"{published.folder}/{file}" for file in published.files.values()]
     urls = {} if args.task == "mrpc" else {URL.format("QQP-clean" if args.task == "qqp" else published.folder): None}
     files = gather(args, names, urls, note="GLUE's download_glue_data.py" if args.task == "mrpc" else "")
-    splits = {
-        split: examples(path, published, split) for split, path in zip(published.files, files, strict=True)
-    }
+    splits = {split: examples(path, published, split) for split, path in zip(published.files, files, strict=True)}
     return lay_out(args, published.task, splits)
 
 
 CORPUS = Corpus(
     name="glue",
     prepare=glue,
-    arguments=(Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="which one (default: %(default)s)"),)
+    arguments=(
+        Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="which one (default: %(default)s)"),
+    )
     + (PIECES_OF, VOCABULARY),
     training=lambda values: TASKS[values["task"]].task.training,
 )

@@ -28,7 +28,9 @@ def pairs(path: Path) -> Iterator[Example]:
     for pair in root.iter("pair"):
         told = pair.get("entailment") or pair.get("value") or ""
         if told not in LABELS:
-            raise ValueError(f"{path}: pair {pair.get('id')} has entailment {told!r}, expected one of {', '.join(LABELS)}")
+            raise ValueError(
+                f"{path}: pair {pair.get('id')} has entailment {told!r}, expected one of {', '.join(LABELS)}"
+            )
         yield Example((pair.findtext("t") or "", pair.findtext("h") or ""), LABELS[told])
 
 

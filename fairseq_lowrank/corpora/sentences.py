@@ -1,8 +1,8 @@
 """Sentences, and pairs of them, with a label or a number: fairseq's layout for ``sentence_prediction``.
 
-    input0/ input1/     dict.txt and the binarised sentences of each split
-    label/              dict.txt and the binarised labels; where they are numbers, SPLIT.label
-    task.json           :class:`SentenceTask`
+input0/ input1/     dict.txt and the binarised sentences of each split
+label/              dict.txt and the binarised labels; where they are numbers, SPLIT.label
+task.json           :class:`SentenceTask`
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
     for example in examples:
         if example.label is not None:
             check_label(task, example.label)
-    columns = {f"input{index}": [one.sentences[index] for one in examples] for index in range(len(examples[0].sentences))}
+    columns = {
+        f"input{index}": [one.sentences[index] for one in examples] for index in range(len(examples[0].sentences))
+    }
     if examples[0].label is not None:
         columns["label"] = [one.label for one in examples]
     for name, column in columns.items():
@@ -142,5 +144,7 @@ def read_task(folder: Path) -> dict:
     """
     file = folder / "task.json"
     if not file.is_file():
-        raise ValueError(f"{folder} holds no task.json: expected the folder `bin` of a corpus of sentences or questions")
+        raise ValueError(
+            f"{folder} holds no task.json: expected the folder `bin` of a corpus of sentences or questions"
+        )
     return json.loads(file.read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """SQuAD 1.1 and 2.0: questions on paragraphs, answered by a span of the paragraph, and what has that form.
 
-    question/ paragraph/    dict.txt and the binarised questions and paragraphs of each split
-    SPLIT.jsonl             a line a paragraph: its text, where its words stand in it, the pieces of each, and its questions
-    task.json               :class:`QuestionTask`
+question/ paragraph/    dict.txt and the binarised questions and paragraphs of each split
+SPLIT.jsonl             a line a paragraph: its text, where its words stand in it, the pieces of each, and its questions
+task.json               :class:`QuestionTask`
 """
 
 from __future__ import annotations

@@ -206,8 +206,19 @@ def smoke_language_model(flags: Sequence[str]) -> list[str]:
     return small + (["--embed-rank", "4"] if "--embed-rank" in flags else [])
 
 
-SMOKE = {"translation": smoke_translation, "language-model": smoke_language_model}
-SMOKE_CORPUS = {"translation": "multi30k", "language-model": "brown"}
+def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
+    width = 32 if "--head-dim" in flags else 4 * int(last_value(flags, "--encoder-attention-heads", "8"))
+    small = ["--encoder-layers", "1", "--encoder-embed-dim", str(width), "--encoder-ffn-embed-dim", "64"]
+    small += ["--tokens-per-sample", "64", "--max-tokens", "1024", "--update-freq", "1"]
+    return [*small, "--max-update", "10", "--warmup-updates", "2", "--total-num-update", "10"]
+
+
+SMOKE = {
+    "translation": smoke_translation,
+    "language-model": smoke_language_model,
+    "masked-language-model": smoke_masked_language_model,
+}
+SMOKE_CORPUS = {"translation": "multi30k", "language-model": "brown", "masked-language-model": "brown"}
 
 
 def smoke_corpus(kind: str, name: str) -> str:

@@ -60,7 +60,27 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
     return {} if settings.dry_run else read_perplexity(output, settings.metric)
 
 
-SCORES = {"translation": score_translation, "language-model": score_language_model}
+def score_masked_language_model(run: Run, settings: Settings, execute: Execute) -> dict:
+    """Perplexity of masked words on the test set, and where they are predicted the share of next sentences told right."""
+    output = run.folder / "validate-test.out"
+    words = ["fairseq-validate", str(run.data / "bin"), "--user-dir", str(run.plugin)]
+    words += ["--task", last_value(run.flags, "--task", ""), "--path", str(run.best), "--valid-subset", "test"]
+    words += [
+        "--max-tokens",
+        last_value(run.flags, "--max-tokens", "4096"),
+        "--no-progress-bar",
+        "--log-format",
+        "simple",
+    ]
+    execute_anew(execute, words, output, settings)
+    return {} if settings.dry_run else read_validation(output)
+
+
+SCORES = {
+    "translation": score_translation,
+    "language-model": score_language_model,
+    "masked-language-model": score_masked_language_model,
+}
 
 
 def execute_anew(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
@@ -161,6 +181,20 @@ def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
     loss, perplexity = map(float, scores[-1])
     value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
     return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
+
+
+def read_validation(path: Path) -> dict:
+    """What fairseq-validate said of the test set.
+
+    Raises:
+        ValueError: it said nothing.
+    """
+    said = re.findall(r"valid on 'test' subset \| (.*)", "\n".join(read_lines(path)))
+    fields = dict(re.findall(r"(\w+) ([\d.]+(?:e[-+]?\d+)?|inf|nan)(?= \||$)", said[-1])) if said else {}
+    if "ppl" not in fields:
+        raise ValueError(f"{path} holds no perplexity of fairseq-validate")
+    accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
+    return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}
 
 
 FIT_SEED = 1  # of the training pairs on which fit is told: the same ones for all runs

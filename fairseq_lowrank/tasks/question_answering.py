@@ -113,7 +113,11 @@ class QuestionDataset(FairseqDataset):
     def __getitem__(self, index: int) -> dict:
         window = self.windows[index]
         separator = torch.tensor([self.dictionary.eos()])
-        tokens = [torch.tensor([self.dictionary.bos()]), self._question(window.question), *[separator] * self.separators]
+        tokens = [
+            torch.tensor([self.dictionary.bos()]),
+            self._question(window.question),
+            *[separator] * self.separators,
+        ]
         tokens += [self.paragraphs[window.paragraph][window.begin : window.end], separator]
         return {"id": index, "tokens": torch.cat([part.long() for part in tokens]), "target": self.target(window)}
 
@@ -169,7 +173,9 @@ class QuestionAnsweringTask(FairseqTask):
         folder = Path(cfg.data)
         for name in ("task.json", "question/dict.txt"):
             if not (folder / name).is_file():
-                raise Refused(f"{folder} holds no {name}: expected the folder `bin` that scripts/prepare.sh squad makes")
+                raise Refused(
+                    f"{folder} holds no {name}: expected the folder `bin` that scripts/prepare.sh squad makes"
+                )
         least = cfg.max_question_length + 4 + cfg.double_separator
         if not least <= cfg.window <= cfg.max_positions:
             raise Refused(

@@ -89,6 +89,20 @@ def test_perplexity_is_read_with_the_tokens_it_was_measured_on(tmp_path):
         scoring.read_perplexity(tmp_path / "out")
 
 
+def test_what_is_said_of_the_test_set_is_read_of_masked_words_and_next_sentences(tmp_path):
+    line = "… | INFO | valid | valid on '{}' subset | loss 11.596 | mlm_loss 10.611 | {}ppl 1563.79 | wps 3772.7 | num_updates 10"
+    write_lines(
+        tmp_path / "out", [line.format("valid", ""), line.format("test", "nsp_loss 0.9 | nsp_accuracy 60.2 | ")]
+    )
+    found = {"metric": "perplexity", "value": 1563.79, "next_sentence_accuracy": 60.2}
+    assert scoring.read_validation(tmp_path / "out") == found
+    write_lines(tmp_path / "out", [line.format("test", "")])
+    assert scoring.read_validation(tmp_path / "out") == {"metric": "perplexity", "value": 1563.79}
+    write_lines(tmp_path / "out", [line.format("valid", "")])
+    with pytest.raises(ValueError, match="no perplexity of fairseq-validate"):
+        scoring.read_validation(tmp_path / "out")
+
+
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_perplexity_that_is_no_number_is_read_as_such(tmp_path, value):
     write_lines(tmp_path / "out", ["| Evaluated 58 tokens in 9.1s", f"| Loss (base 2): {value}, Perplexity: {value}"])
