@@ -49,8 +49,8 @@ BAEVSKI_LM1B=("${BAEVSKI[@]}" --min-lr 1e-05 --lr-period-updates 137000 --lr-shr
 # The fixed multi-head attention paper's language model (§4.1): Adam, tensor2tensor, and an input of one example, capped at
 # 256 sub-words, so a sentence of LM1B and no block of running text. The rest is fairseq's recipe for a vanilla Transformer
 # and 300,000 updates: the text at hand gives no more.
-LM1B_EXAMPLES=(--sample-break-mode eos --tokens-per-sample 256 --shorten-method truncate)
-LM1B_SMALL=("${VANILLA_LM[@]}" "${LM1B_EXAMPLES[@]}" --max-update 300000)
+LM1B_EXAMPLES=(--sample-break-mode eos --shorten-method truncate)
+LM1B_SMALL=("${VANILLA_LM[@]}" "${LM1B_EXAMPLES[@]}" --tokens-per-sample 256 --max-update 300000)
 
 # The vocabulary bottleneck paper's language models (§5): 1M updates, untied. Its training text, Wikipedia, BookCorpus and
 # OpenWebText, is not published as one: raw WikiText-103 takes its place. Positions are learned, as in equation 1;

@@ -304,7 +304,9 @@ VARIANTS: dict[str, Variant] = {
         None,
         ("vocabulary_bottleneck",),
         "The vocabulary bottleneck: where r < d, width beyond r is worth little and depth is worth more. For language models, "
-        "beside any attention. A full embedding has V·d.",
+        "beside any attention. A full embedding has V·d. With --embed-kernel K a position reads the last K tokens by a "
+        "convolution (K·r·d parameters in place of r·d), whose rank is K·r at most: the paper's equations 2 and 4, with a stride "
+        "of one token.",
         None,
     ),
 }
@@ -397,7 +399,7 @@ def cached(layer: MultiheadAttention) -> int:
 def flags(variant: Variant) -> str:
     """What chooses the variant, and the axes that its preset sets."""
     if variant.preset is None:
-        return "`--embed-rank R`"
+        return "`--embed-rank R`; `--embed-kernel K` beside it, or alone"
     own, of_preset = (
         "".join(
             f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type is int else value}"

@@ -85,7 +85,7 @@ def remedies_need(model_args, findings) -> dict | None:
     from fairseq_lowrank.cli import user_dir
     from fairseq_lowrank.plugin.flags import FLAGS
 
-    ours = {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--embed-rank"}
+    ours = {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--embed-rank", "--embed-kernel"}
     if not any(ours & set(change.split()) for finding in findings for change, _ in finding.changes):
         return None
     return {"architecture": model_args.arch, "user_dir": str(user_dir.folder())}

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
 from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags
-from fairseq_lowrank.plugin.sizes import check_language_model, check_sizes
+from fairseq_lowrank.plugin.sizes import check_language_model, check_sizes, embedding_flags
 
 _current: ContextVar[Build | None] = ContextVar("model being built", default=None)
 
@@ -208,6 +209,8 @@ def _announced(build_model: Callable) -> Callable:
                 check_coverage(model, current, _name(cls, args))
             task = rest[0] if rest else kwargs.get("task")
             _adapt_decoders(model, task)
+        if (kernel := getattr(args, "embed_kernel", None)) is not None:
+            convolve_embedding(model.decoder, kernel)
         return model
 
     build.announced = True
@@ -217,7 +220,8 @@ def _announced(build_model: Callable) -> Callable:
 def _prepared(model: type, args: object, options: AttentionOptions | None) -> object:
     """The arguments to build from: those of a language model's low-rank embedding among them."""
     rank = getattr(args, "embed_rank", None)
-    if options is None and rank is None:
+    embedding = embedding_flags(args)
+    if options is None and not embedding:
         return args
     language_model = issubclass(model, TransformerLanguageModel)
     # Models without a dataclass set what is missing, which a DictConfig refuses; language models pass theirs on to where
@@ -227,8 +231,9 @@ def _prepared(model: type, args: object, options: AttentionOptions | None) -> ob
     check_sizes(args)
     if language_model:
         check_language_model(args)
-    elif rank is not None:
-        raise Refused(f"--embed-rank {rank}: {_name(model, args)} is no transformer_lm, whose embedding it factors")
+    elif embedding:
+        flag, value = next(iter(embedding.items()))
+        raise Refused(f"{flag} {value}: {_name(model, args)} is no transformer_lm, whose embedding it changes")
     if rank is not None:
         args.decoder_input_dim = rank
     return args
@@ -250,7 +255,7 @@ def check_args(cls: type, args: object) -> None:
     """
     from fairseq_lowrank.plugin import architectures  # which builds models by what is above
 
-    if chosen_options(args, cls) is not None or getattr(args, "embed_rank", None) is not None:
+    if chosen_options(args, cls) is not None or embedding_flags(args):
         architectures.try_to_build(cls, args)
 
 

@@ -75,7 +75,13 @@ EMBED_RANK: tuple[type, dict, str] = (
     "language models: factor the input embedding into V x R and R x d (vocabulary bottleneck paper, section 5.1); the "
     "output matrix stays full and untied (default: not factored)",
 )
-MODEL_FLAGS = {**FLAGS, "embed_rank": EMBED_RANK}
+EMBED_KERNEL: tuple[type, dict, str] = (
+    int,
+    {"metavar": "K"},
+    "language models: embed each position by a convolution over the last K tokens, for a rank of K times that of one token's "
+    "embedding (vocabulary bottleneck paper, equations 2 and 4); beside --embed-rank, or alone (default: one token)",
+)
+MODEL_FLAGS = {**FLAGS, "embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL}
 
 
 def add_attention_args(parser: argparse.ArgumentParser) -> None:

@@ -79,6 +79,8 @@ def check_language_model(args: argparse.Namespace) -> None:
     """
     if getattr(args, "embed_rank", None) is not None:
         _check_embed_rank(args)
+    if getattr(args, "embed_kernel", None) is not None:
+        _check_embed_kernel(args)
     _check_adaptive(args)
 
 
@@ -106,6 +108,24 @@ def _check_embed_rank(args: argparse.Namespace) -> None:
             f"--embed-rank {rank} keeps the output matrix full, but --decoder-output-dim {args.decoder_output_dim} "
             f"is below --decoder-embed-dim {args.decoder_embed_dim}"
         )
+
+
+def _check_embed_kernel(args: argparse.Namespace) -> None:
+    kernel, longest = args.embed_kernel, getattr(args, "max_target_positions", None) or args.tokens_per_sample
+    if not 2 <= kernel <= longest:
+        raise Refused(f"--embed-kernel {kernel}: expected 2 to {longest}, the length of a sequence")
+    for flag, given in {
+        "--adaptive-input": args.adaptive_input,
+        "--character-embeddings": args.character_embeddings,
+    }.items():
+        if given:
+            raise Refused(f"--embed-kernel {kernel} does not go with {flag}: it reads one embedding matrix")
+
+
+def embedding_flags(args: object) -> dict[str, int]:
+    """The flags for the input embedding of a language model that are given, with their values."""
+    values = {name: getattr(args, name, None) for name in ("embed_rank", "embed_kernel")}
+    return {_flag(name): value for name, value in values.items() if value is not None}
 
 
 def _check_adaptive(args: argparse.Namespace) -> None:

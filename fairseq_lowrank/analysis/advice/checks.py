@@ -17,6 +17,7 @@ from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, as
 from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, build, spec_of, stacks
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.analysis.report.papers import load_papers
+from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
 
 BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
 FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
@@ -195,6 +196,10 @@ def _embedding(stack: Stack, facts: Facts) -> Finding:
         changes.append(("no --embed-rank", variants.cost(embed_rank=None, decoder_input_dim=width)))
     elif stack.name == "decoder":
         changes.append((f"--decoder-input-dim {width}", variants.cost(decoder_input_dim=width)))
+    if stack.name == "decoder" and not getattr(variants.args, "embed_kernel", None):
+        kernel = math.ceil(width / rank)
+        if (cost := variants.cost(embed_kernel=kernel)) is not None:
+            changes.append((f"--embed-kernel {kernel} (a convolution over the last {kernel} tokens)", cost))
     return Finding("embedding rank", BOTTLENECK, text, source, numbers, changes)
 
 
@@ -237,7 +242,10 @@ def embedding_rank(model: nn.Module, stack: str, width: int) -> int | None:
             next(module for module in band.modules() if isinstance(module, nn.Embedding)) for band in embed.embeddings
         ]
         return min(width, sum(min(band.weight.shape) for band in bands))
-    return min(width, *embed.weight.shape) if isinstance(embed, nn.Embedding) else None
+    if not isinstance(embed, nn.Embedding):
+        return None
+    convolved = (module.kernel for module in part.modules() if isinstance(module, ConvolvedEmbedding))
+    return min(width, next(convolved, 1) * min(embed.weight.shape))
 
 
 def _layers(model: nn.Module, stack: str) -> nn.ModuleList:

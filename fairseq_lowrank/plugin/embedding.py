@@ -1,0 +1,59 @@
+"""Input embeddings by convolution: each position reads the last tokens, not one (vocabulary bottleneck paper, eqs. 2 and 4)."""
+
+from __future__ import annotations
+
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class ConvolvedEmbedding(nn.Linear):
+    """y_i = Σ_j W_j x_{i−K+j} over the K tokens up to position i; those before the first are 0.
+
+    The paper's W̃ is `weight`, [d, K·r]: the rank is min(d, K·r) at most, for embeddings x of size r, where one token gives
+    min(d, r). It cuts its input into pieces of K (a stride of K); a language model predicts every token, so the stride is 1.
+
+    Args:
+        embedding_dim: r, the size of a token's embedding.
+        width: d.
+        kernel: K.
+    """
+
+    def __init__(self, embedding_dim: int, width: int, kernel: int) -> None:
+        super().__init__(kernel * embedding_dim, width, bias=False)
+        nn.init.xavier_uniform_(self.weight)  # as fairseq's projection of one token
+        self.kernel = kernel
+        self.context: Tensor | None = None
+        """Embeddings of the tokens before those of the next call, [B, up to K − 1, r]; None: there are none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, r] → [B, T, d]."""
+        length = x.size(1)
+        if self.context is not None:
+            x = torch.cat([self.context, x], 1)
+        x = F.pad(x, (0, 0, self.kernel - 1 + length - x.size(1), 0))
+        return super().forward(torch.cat([x[:, j : j + length] for j in range(self.kernel)], -1))
+
+
+def convolve_embedding(decoder: nn.Module, kernel: int) -> None:
+    """Let a decoder of fairseq's embed each position by a convolution over the last `kernel` tokens."""
+    decoder.project_in_dim = ConvolvedEmbedding(decoder.embed_tokens.embedding_dim, decoder.embed_dim, kernel)
+    decoder.extract_features_of_input = decoder.extract_features
+    decoder.extract_features = MethodType(_extract_features, decoder)
+
+
+# A step of generation embeds the last token alone. It is told all tokens, so nothing has to be kept between steps.
+def _extract_features(
+    decoder: nn.Module, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **others
+):
+    """As the decoder's own, where a step of generation sees the tokens before its own."""
+    embedding = decoder.project_in_dim
+    if incremental_state is not None:
+        before = prev_output_tokens[:, -embedding.kernel : -1]
+        embedding.context = decoder.embed_scale * decoder.embed_tokens(before)
+    try:
+        return decoder.extract_features_of_input(prev_output_tokens, encoder_out, incremental_state, **others)
+    finally:
+        embedding.context = None
