@@ -43,7 +43,10 @@ def test_each_piece_counts_in_one_window_the_one_with_most_context():
     assert spans == [(0, 6), (2, 8), (4, 10)]
     chosen = with_most_context(spans)
     # piece 4 has 1 behind it in the first window, 2 before it in the second, 0 before it in the third
-    assert [[piece for piece, yes in zip(range(*span), one, strict=True) if yes] for span, one in zip(spans, chosen, strict=True)] == [
+    assert [
+        [piece for piece, yes in zip(range(*span), one, strict=True) if yes]
+        for span, one in zip(spans, chosen, strict=True)
+    ] == [
         [0, 1, 2, 3],
         [4, 5],
         [6, 7, 8, 9],
