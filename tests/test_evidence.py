@@ -1,5 +1,8 @@
 """The recipes of the evidence: controls that differ in what they are for, and in nothing else."""
 
+import os
+import shlex
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -11,6 +14,9 @@ pytest.importorskip("fairseq")
 from fairseq import models, options, utils
 from tiny_transformer import make_task
 
+from fairseq_lowrank.analysis import architecture
+from fairseq_lowrank.analysis.contrasts import read_named
+from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import build_attention
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
@@ -71,3 +77,48 @@ def test_column_sums_start_as_mha(controls):
     for name, tensor in ours.state_dict().items():
         assert torch.equal(theirs.state_dict()[name], tensor), name
     assert torch.equal(theirs.decoder.layers[0].self_attn.mixing.operation(None).weight, torch.eye(4))
+
+
+@pytest.fixture(scope="module")
+def declared():
+    """``declared(recipe)``: the flags of its rows, by name."""
+    found = {}
+
+    def read(recipe: str) -> dict[str, list[str]]:
+        if recipe not in found:
+            environment = dict(os.environ) | {"DRY_RUN": "1", "THREADS": "1", "LOWRANK_WORK": "/nowhere"}
+            done = subprocess.run(["bash", EVIDENCE / recipe], env=environment, capture_output=True, text=True, check=True)
+            words = [shlex.split(line) for line in done.stderr.splitlines() if line.startswith("+ fairseq-train ")]
+            found[recipe] = {
+                Path(line[line.index("--save-dir") + 1]).parent.name.split("-seed")[0]: line[line.index("--save-dir") + 2 :]
+                for line in words
+            }
+        return found[recipe]
+
+    return read
+
+
+PIECES = 5872  # of Multi30k's dictionary
+
+
+@pytest.mark.parametrize(("row", "control"), [("h32-fixedhead", "h32-mha-wide"), ("h4-mhe-mul", "h4-mha-narrow")])
+def test_controls_of_equal_parameters_have_them(declared, row, control):
+    rows = declared("above_head_size.sh")
+
+    def parameters(name: str) -> int:
+        arch, *flags = rows[name][1:]
+        return count(architecture.build(architecture.parse(arch, flags), PIECES))["total"]
+
+    assert parameters(control) == pytest.approx(parameters(row), rel=0.005)
+    assert abs(parameters("h4-mha") / parameters(row) - 1) > 0.05
+
+
+@pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size", "vocabulary"])
+def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
+    rows = declared(f"{table.replace('-', '_')}.sh")
+    named = read_named(EVIDENCE / "contrasts.json", table)
+    assert named
+    for one in named:
+        assert set(one.rows) <= set(rows), one
+        assert (one.metric, one.split in ("fit", "valid", "test")) == ("bits", True)
+        assert f"| {one.name.split()[0]} |" in (EVIDENCE.parent.parent / "docs" / "evidence.md").read_text()

@@ -114,6 +114,12 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
             module.skip_embed_dim_check = False
 
 
+def static_mixing(module: nn.Module) -> Tensor | None:
+    """M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
+    mixing = getattr(module, "mixing", None)
+    return None if mixing is None or mixing.query_weight is not None else mixing.operation(None).matrices()
+
+
 @contextlib.contextmanager
 def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """While open, gathers the mean of position-wise M_t over all queries; filled on closing, by layer name.

@@ -41,9 +41,9 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
 
 
 def _losses(line: dict) -> list[dict]:
-    """A training's losses a sentence, on training pairs (`fit`), the validation and the test set, as lines of metric `loss`."""
+    """A training's losses a sentence, on training pairs (`fit`), the validation and the test set, as lines of metric `bits`."""
     return [
-        {**line, "metric": "loss", "split": split, "value": found["loss"], "sentence_values": found["sentence_values"]}
+        {**line, "metric": "bits", "split": split, "value": found["bits"], "sentence_values": found["sentence_values"]}
         for split, found in line.get("losses", {}).items()
     ]
 

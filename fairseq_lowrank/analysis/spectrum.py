@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CURVE_POINTS = 101
+LARGEST_CONDITION = 1e5
+"""Of an M whose mixing is undone: matrices come in float32, so that the patterns keep two digits."""
 
 
 def singular_values(matrices: Tensor) -> Tensor:
@@ -84,6 +86,42 @@ def measures(values: Tensor, head_dim: int) -> dict[str, Tensor]:
         "area": area_under_curve(values),
         "mass_in_head_dim": mass_in_first(values, head_dim),
     }
+
+
+CONTROLS = ("without mixing", "random M", "random off-diagonal")
+
+
+def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    """What a layer's mixed heads would be with another M in place of the learned one, its own patterns P_j kept.
+
+    P̄_i = Σ_j M[j, i] P_j is solved for P. *Without mixing* is P itself. A *random M* is I + R, the entries of R normal and
+    ‖R‖_F = ‖M − I‖_F: as far from I as the learned one. *Random off-diagonal* keeps the diagonal of M, which only scales, and
+    draws what is off it at the same norm: as much of other heads, without a choice of which.
+
+    Args:
+        mixed: P̄, `[H, ...]`.
+        matrix: M, `[H, H]` (indices j, i).
+        generator: draws R.
+
+    Returns:
+        By the names of :data:`CONTROLS`, each `[H, ...]` in float64.
+
+    Raises:
+        ValueError: M is singular, or so near it that P cannot be told from P̄.
+    """
+    matrix, identity = matrix.double(), torch.eye(len(matrix), dtype=torch.float64)
+    if not torch.linalg.cond(matrix) < LARGEST_CONDITION:
+        raise ValueError(f"M of {len(matrix)} heads is singular, or nearly: what the heads were before mixing is lost")
+    patterns = torch.linalg.solve(matrix.t(), mixed.double().flatten(1)).view(mixed.shape)
+    noise = torch.randn(matrix.shape, dtype=torch.float64, generator=generator)
+    off = noise - torch.diag(noise.diagonal())
+    learned_off = matrix - torch.diag(matrix.diagonal())
+    others = {
+        "random M": identity + noise * ((matrix - identity).norm() / noise.norm()),
+        "random off-diagonal": torch.diag(matrix.diagonal()) + off * (learned_off.norm() / off.norm().clamp_min(1e-30)),
+    }
+    mix = {name: torch.einsum("ji,j...->i...", other, patterns) for name, other in others.items()}
+    return {"without mixing": patterns, **mix}
 
 
 class Spectra:

@@ -11,6 +11,7 @@ lower the rank. Prints, averaged over sequences, heads and layers of each site (
   mass in d_k      share of the sum that the first d_k singular values hold, for head size d_k
 
   fairseq-lowrank spectrum mha/checkpoint_best.pt mixhead/checkpoint_best.pt --labels mha mixhead-a --output pictures/
+  fairseq-lowrank spectrum mixhead/checkpoint_best.pt --random-mixing        # is it M, or any matrix as far from I?
   fairseq-lowrank spectrum checkpoint_best.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
 
 Sequences are drawn with a fixed seed, one at a time, so no padding takes part. Checkpoints compared should be run on
@@ -32,6 +33,12 @@ def add_arguments(parser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="checkpoints of fairseq-train")
     parser.add_argument(
         "--labels", nargs="+", metavar="NAME", help="names for the checkpoints (default: from their paths)"
+    )
+    parser.add_argument(
+        "--random-mixing",
+        action="store_true",
+        help="beside each checkpoint with static mixing: the same patterns unmixed, mixed by a random M equally far from I, and "
+        "by one with its diagonal and random other entries of the same norm",
     )
     add_data_arguments(parser)
     _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
@@ -66,7 +73,10 @@ def run(args) -> None:
     if len(labels) != len(args.checkpoints):
         raise ValueError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints")
     check_data_arguments(args)
-    results = [measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True)]
+    measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
+    results = [result for results in measured for result in results]
+    if args.random_mixing and len(results) == len(labels):
+        raise ValueError("--random-mixing: no checkpoint has static mixing (--attention mixhead-a or --head-mixing static)")
     _output.show(args, results, as_text(results))
     figures = {}
     if args.output:
@@ -93,17 +103,25 @@ def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
     return sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, places))
 
 
-def measure(path: Path, label: str, args) -> dict:
+def measure(path: Path, label: str, args) -> list[dict]:
+    """The spectra of a checkpoint, and with `--random-mixing` those of its controls."""
     import torch
     from tqdm import tqdm
 
     from fairseq_lowrank.analysis import checkpoints, spectrum
 
     model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
-    spectra, tokens = spectrum.Spectra(), 0
+    spectra = {label: spectrum.Spectra()}
+    generator, tokens = torch.Generator().manual_seed(args.seed), 0
 
     def receive(layer, weights) -> None:
-        spectra.add(layer.site, layer.layer, layer.module.head_dim, weights)
+        found = {label: weights}
+        if args.random_mixing and (matrix := checkpoints.static_mixing(layer.module)) is not None:
+            others = spectrum.controls(weights, matrix, generator)
+            found |= {f"{label}, {name}": other for name, other in others.items()}
+        for name, heads in found.items():
+            place = spectra.setdefault(name, spectrum.Spectra())
+            place.add(layer.site, layer.layer, layer.module.head_dim, heads)
 
     chosen = checkpoints.sequences(
         task,
@@ -117,15 +135,18 @@ def measure(path: Path, label: str, args) -> dict:
         for sample in tqdm(chosen, desc=label):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
-    return {
-        "checkpoint": str(path),
-        "label": label,
-        "subset": args.subset,
-        "sequences": len(chosen),
-        "mean_length": tokens / len(chosen),
-        "seed": args.seed,
-        "sites": spectra.summary(),
-    }
+    return [
+        {
+            "checkpoint": str(path),
+            "label": name,
+            "subset": args.subset,
+            "sequences": len(chosen),
+            "mean_length": tokens / len(chosen),
+            "seed": args.seed,
+            "sites": place.summary(),
+        }
+        for name, place in spectra.items()
+    ]
 
 
 COLUMNS = {

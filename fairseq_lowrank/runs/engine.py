@@ -167,8 +167,11 @@ class Engine:
     def spectra(self, name: str, rows: Sequence[str]) -> int:
         """Spectra of the attention of rows on the test set, in the folder `name` beside the lines of results.
 
-        A row that has its line but no checkpoint here, as in a clone of the repository, is trained for it.
+        Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
+        in a clone of the repository, is trained for it.
         """
+        given = [word for word in rows if word.startswith("--")]
+        rows = [word for word in rows if not word.startswith("--")]
         for row in rows:
             if row not in self.recipe.rows:
                 raise ValueError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
@@ -178,7 +181,7 @@ class Engine:
                 self.run_row(run, scored=False)
         self.refuse_busy(runs)
         output = self.settings.output or self.results.parent
-        options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences)]
+        options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
         return self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}")
 
     def refuse_busy(self, runs: Iterable[Run]) -> None:

@@ -202,7 +202,7 @@ SMOKE_FIT = 100
 
 
 def losses(run: Run, fit: int) -> dict[str, dict]:
-    """By subset, `fit` being that many training pairs: the `loss`, in bits a token, and each sentence's part in it.
+    """By subset, `fit` being that many training pairs: the loss in `bits` a token, and each sentence's part in it.
 
     A sentence's value is its bits over the mean tokens of a sentence, so that the mean of the values is the loss. This is the
     best checkpoint at evaluation, without label smoothing.
@@ -216,7 +216,7 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
         bits, tokens = sentence_losses(model, task, subset, count=count, seed=FIT_SEED)
         values = bits / tokens.double().mean()
         found[name] = {
-            "loss": round(values.mean().item(), 5),
+            "bits": round(values.mean().item(), 5),
             "sentence_values": [round(value, 3) for value in values.tolist()],
         }
     return found

@@ -14,7 +14,7 @@ SMALL_LM = [*SMALL[6:12], "--decoder-attention-heads", "4", "--tokens-per-sample
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, translation_data, language_model_data):
-    """``trained(name)``: a checkpoint after two updates of ``stock`` or ``mhe`` (translation), ``mixhead-b`` (text)."""
+    """``trained(name)``: a checkpoint after two updates of ``stock``, ``mhe`` or ``mixhead-a`` (translation), ``mixhead-b`` (text)."""
     import fairseq_cli.train
     from fairseq import checkpoint_utils
 
@@ -23,6 +23,7 @@ def trained(tmp_path_factory, translation_data, language_model_data):
     flags = {
         "stock": [translation_data, "--arch", "transformer_iwslt_de_en", *SMALL],
         "mhe": [translation_data, "--arch", "lowrank_transformer_iwslt_de_en", "--attention", "mhe-mul", *SMALL],
+        "mixhead-a": [translation_data, "--arch", "lowrank_transformer_iwslt_de_en", "--attention", "mixhead-a", *SMALL],
         "mixhead-b": [
             *(language_model_data, "--task", "language_modeling", "--arch", "lowrank_transformer_lm"),
             *("--attention", "mixhead-b", *SMALL_LM),

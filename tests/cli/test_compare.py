@@ -184,9 +184,9 @@ def test_a_file_that_names_no_contrasts_is_refused_in_one_line(tmp_path, capsys,
 def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     for row, values in {"a": [1, 2, 3], "b": [1, 1, 1]}.items():
-        losses = {"fit": {"loss": sum(values) / 3, "sentence_values": values}}
+        losses = {"fit": {"bits": sum(values) / 3, "sentence_values": values}}
         write(path, {row: {1: 30.0}}, metric="sacrebleu", losses=losses)
-    (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "loss", "--split", "fit")
+    (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "bits", "--split", "fit")
     assert (row["mean"], row["sentences"]) == (1, 3)
     (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "sacrebleu")
     assert (row["mean"], row["sentences"]) == (0, 1)

@@ -19,14 +19,14 @@ def test_a_recipe_with_fit_records_losses_that_are_compared_by_sentence(recipe, 
     sizes = {split: len(found["sentence_values"]) for split, found in lines["mha"]["losses"].items()}
     assert sizes == {"fit": 50, "valid": 20, "test": 12}
     for found in lines["mha"]["losses"].values():
-        assert found["loss"] == pytest.approx(sum(found["sentence_values"]) / len(found["sentence_values"]), abs=1e-3)
+        assert found["bits"] == pytest.approx(sum(found["sentence_values"]) / len(found["sentence_values"]), abs=1e-3)
     # the log says the loss of all of the validation set, in bits a token, with label smoothing or without
-    assert lines["mha"]["losses"]["valid"]["loss"] == pytest.approx(lines["mha"]["curve"][-1]["valid_loss"], abs=2e-3)
+    assert lines["mha"]["losses"]["valid"]["bits"] == pytest.approx(lines["mha"]["curve"][-1]["valid_loss"], abs=2e-3)
     capsys.readouterr()
-    asked = ["--pair", "mha", "gain", "--metric", "loss", "--split", "fit", "--json"]
+    asked = ["--pair", "mha", "gain", "--metric", "bits", "--split", "fit", "--json"]
     assert cli.main(["compare", str(settings.results), *asked]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    losses = [lines[name]["losses"]["fit"]["loss"] for name in ("mha", "gain")]
+    losses = [lines[name]["losses"]["fit"]["bits"] for name in ("mha", "gain")]
     assert (row["sentences"], row["notes"][0]) == (50, "one seed: nothing is known of others")
     assert row["mean"] == pytest.approx(losses[0] - losses[1], abs=1e-3) and row["mean"] != 0
 
