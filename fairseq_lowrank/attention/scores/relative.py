@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.projections.projection import Memory, Projection, split_heads
@@ -18,9 +19,15 @@ class RelativePositions(Score):
     R_δ is sinusoidal, W_r (``pos_proj``) projects it to as many heads as there are of keys, u and v (``pos_bias_u``,
     ``pos_bias_v``) are a vector a head. What tells the heads' keys apart (a key embedding) is folded into q_t + u alone. Mixing
     reads q_t. Positions are distances: memory before a segment, cached keys and padding on the left move nothing.
+
+    Attributes:
+        dropout: probability of zeroing a number of R in training (0).
+        longest: greater distances count as this one; none where it is negative (−1).
     """
 
     name = "relative"
+    dropout = 0.0
+    longest = -1
 
     def __init__(self, projection: Projection, setting: Setting) -> None:
         super().__init__(projection, setting)
@@ -54,11 +61,17 @@ class RelativePositions(Score):
         scores, values = super().attend_to(layer, content, memory, mask, **needs)
         *_, queries, keys = scores.shape
         count = keys if mask.causal else keys + queries - 1
-        distances = torch.arange(keys - 1, keys - 1 - count, -1, device=q.device)
-        exact = torch.promote_types(q.dtype, torch.float32)
-        table = sinusoids(distances.to(exact), self.projection.sizes.embed_dim).to(q.dtype)
-        positions = split_heads(layer.pos_proj(table[:, None]), self.projection.sizes.head_dim)
-        return Relative(scores, positional, positions), values
+        return Relative(scores, positional, self._positions(layer, keys, count, q.dtype)), values
+
+    def _positions(self, layer: nn.Module, keys: int, count: int, dtype: torch.dtype) -> Tensor:
+        """W_r R of the distances keys − 1, keys − 2, …, ``[1, G, count, head_dim]``."""
+        exact = torch.promote_types(dtype, torch.float32)
+        distances = torch.arange(keys - 1, keys - 1 - count, -1, device=layer.pos_bias_u.device, dtype=exact)
+        if self.longest >= 0:
+            distances = distances.clamp(max=self.longest)
+        table = sinusoids(distances, self.projection.sizes.embed_dim).to(dtype)
+        table = F.dropout(table, self.dropout, layer.training)
+        return split_heads(layer.pos_proj(table[:, None]), self.projection.sizes.head_dim)
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:

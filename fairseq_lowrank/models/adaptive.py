@@ -1,0 +1,60 @@
+"""Adaptive input and softmax as Transformer-XL has them (Dai et al. 2019, in their code), over fairseq's."""
+
+from __future__ import annotations
+
+import torch
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from torch import Tensor, nn
+
+
+class BandedInput(AdaptiveInput):
+    """fairseq's adaptive input; bands that all have the size of the output have no projections."""
+
+    def __init__(self, vocab_size: int, padding_idx: int, initial_dim: int, factor: float, output_dim: int, *rest):
+        super().__init__(vocab_size, padding_idx, initial_dim, factor, output_dim, *rest)
+        if factor == 1 and initial_dim == output_dim:
+            for band in self.embeddings:
+                band[1] = nn.Identity()
+
+    def weights_for_band(self, band: int) -> tuple[Tensor, Tensor | None]:
+        """A band's embeddings and its projection, ``None`` where it has none."""
+        embedding, projection = self.embeddings[band]
+        return embedding.weight, getattr(projection, "weight", None)
+
+
+class WithBias(nn.Module):
+    """A module, and a bias (from 0) added to its output."""
+
+    def __init__(self, module: nn.Module, size: int) -> None:
+        super().__init__()
+        self.module = module
+        self.bias = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x) + self.bias
+
+
+class BandedSoftmax(AdaptiveSoftmax):
+    """fairseq's adaptive softmax; the first band too has a projection of its own where projections are not tied, no band has one
+    where its embeddings have none, and words and bands can have biases.
+
+    Args:
+        bias: whether they have.
+
+    The other arguments are fairseq's.
+    """
+
+    def __init__(self, *args, adaptive_inputs: BandedInput | None, tie_proj: bool, bias: bool, **kwargs) -> None:
+        super().__init__(*args, adaptive_inputs=adaptive_inputs, tie_proj=tie_proj, **kwargs)
+        if adaptive_inputs is not None:
+            projections = [adaptive_inputs.weights_for_band(band)[1] for band in range(len(self.cutoff))]
+            if projections[0] is not None and projections[0].size(0) == projections[0].size(1) and not tie_proj:
+                projection = nn.Linear(*projections[0].shape, bias=False)
+                self.head.word_proj = nn.Sequential(projection, self.head.word_proj)
+            for tail, projection in zip(self.tail, projections[1:], strict=True):
+                if projection is None:
+                    tail[0] = nn.Identity()
+        if bias:
+            self.head = WithBias(self.head, self.cutoff[0] + len(self.tail))
+            sizes = [end - start for start, end in zip(self.cutoff, self.cutoff[1:], strict=False)]
+            self.tail = nn.ModuleList(WithBias(tail, size) for tail, size in zip(self.tail, sizes, strict=True))

@@ -1,0 +1,362 @@
+"""Transformer-XL: segments after each other, with memory of the earlier ones (Dai et al. 2019, arXiv 1901.02860)."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from fairseq.distributed import fsdp_wrap
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerDecoder
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+    base_lm_architecture,
+)
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from fairseq.tasks import FairseqTask
+from fairseq.utils import eval_str_list, safe_getattr
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention import CAUSAL
+from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.models.adaptive import BandedInput, BandedSoftmax
+from fairseq_lowrank.models.language_model import _default
+from fairseq_lowrank.tasks.segment_lm import SegmentLanguageModelingTask, SegmentMemory
+
+
+@dataclass
+class TransformerXLConfig(TransformerLanguageModelConfig):
+    """fairseq's language model flags, and those of memory."""
+
+    attention_score: Optional[str] = field(  # noqa: UP045 (fairseq reads no unions)
+        default="relative",
+        metadata={"help": "relative: what queries and keys make of each other, and of their distance"},
+    )
+    memory_length: int = field(
+        default=150,
+        metadata={
+            "help": "positions before a segment whose hidden states are remembered, without gradient; more than 0 needs "
+            "--task segment_lm"
+        },
+    )
+    clamp_length: int = field(
+        default=-1,
+        metadata={"help": "distances above this count as it: for evaluation with longer memory (-1: none does)"},
+    )
+    softmax_bias: bool = field(default=False, metadata={"help": "words have a bias in the output layer"})
+
+
+class TransformerXLLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer over memory and segment."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        padding: Tensor | None = None,
+        incremental_state: dict | None = None,
+    ) -> Tensor:
+        """The layer's output ``[T, B, C]``.
+
+        Args:
+            x: ``[T, B, C]``, the segment.
+            memory: ``[M, B, C]``, what ``x`` was at the positions before it.
+            padding: ``[B, M + T]``, true at padding.
+            incremental_state: keys and values of earlier steps, in place of memory.
+        """
+        residual, keys = x, x if memory is None else torch.cat((memory, x))
+        if self.normalize_before:
+            keys = self.self_attn_layer_norm(keys)
+        x, _ = self.self_attn(
+            keys[-len(x) :],
+            keys,
+            keys,
+            key_padding_mask=padding,
+            incremental_state=incremental_state,
+            need_weights=False,
+            attn_mask=CAUSAL,
+        )
+        x = self.residual_connection(self.dropout_module(x), residual)
+        if not self.normalize_before:
+            x = self.self_attn_layer_norm(x)
+        residual = x
+        if self.normalize_before:
+            x = self.final_layer_norm(x)
+        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        x = self.residual_connection(self.dropout_module(self.fc2(x)), residual)
+        return x if self.normalize_before else self.final_layer_norm(x)
+
+
+class TransformerXLDecoder(TransformerDecoder):
+    """Layers over segments and their memory.
+
+    Attributes:
+        memories: by whether the model trains: validation between two updates leaves the memory of training as it is.
+    """
+
+    def __init__(self, args, dictionary, embed_tokens) -> None:
+        super().__init__(args, dictionary, embed_tokens, no_encoder_attn=True)
+        self.memory_length = args.memory_length
+        self.memories: dict[bool, SegmentMemory] = {}
+        for part in (
+            self.embed_tokens,
+            self.project_in_dim,
+            self.adaptive_softmax,
+            self.output_projection,
+            self.layer_norm,
+        ):
+            start(part)
+
+    def build_decoder_layer(self, args, no_encoder_attn: bool = False) -> nn.Module:
+        layer = TransformerXLLayer(args, no_encoder_attn)
+        score = layer.self_attn.score
+        if score.name != "relative":
+            raise Refused(
+                f"--attention-score {score.name}: a Transformer-XL has its positions in its scores; expected relative"
+            )
+        score.dropout, score.longest = args.dropout, self.args.clamp_length
+        start(layer)
+        if args.checkpoint_activations:
+            layer = checkpoint_wrapper(layer, offload_to_cpu=args.offload_activations)
+        return fsdp_wrap(layer, min_num_params=0 if args.checkpoint_activations else args.min_params_to_wrap)
+
+    def build_output_projection(self, args, dictionary, embed_tokens) -> None:
+        if args.adaptive_softmax_cutoff is not None:
+            self.adaptive_softmax = BandedSoftmax(
+                len(dictionary),
+                self.output_embed_dim,
+                eval_str_list(args.adaptive_softmax_cutoff, type=int),
+                args.adaptive_softmax_dropout,
+                adaptive_inputs=embed_tokens if args.tie_adaptive_weights else None,
+                factor=args.adaptive_softmax_factor,
+                tie_proj=args.tie_adaptive_proj,
+                bias=self.args.softmax_bias,
+            )
+            return
+        self.output_projection = nn.Linear(self.output_embed_dim, len(dictionary), bias=self.args.softmax_bias)
+        if self.share_input_output_embed:
+            self.output_projection.weight = embed_tokens.weight
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict | None = None,
+        features_only: bool = False,
+        segment: tuple[int, int] | None = None,
+        **unused: object,
+    ) -> tuple[Tensor, dict]:
+        """Logits ``[B, T, V]`` (features ``[B, T, C]`` where the softmax is adaptive), as fairseq's decoders give them.
+
+        Args:
+            prev_output_tokens: ``[B, T]``.
+            incremental_state: where a decoding step keeps keys and values; only the last token is read then.
+            features_only: leave out the output layer.
+            segment: the segment's number in its stream, and of how many: memory is used where the segment before it was the last
+                one seen, and none is kept after the last.
+        """
+        x, extra = self.extract_features(prev_output_tokens, incremental_state, segment)
+        return x if features_only else self.output_layer(x), extra
+
+    def extract_features(
+        self, tokens: Tensor, incremental_state: dict | None = None, segment: tuple[int, int] | None = None
+    ) -> tuple[Tensor, dict]:
+        if incremental_state is not None:
+            tokens = tokens[:, -1:]
+        x = self._embedded(tokens)
+        memory = self._memory(segment, x)
+        padding = tokens.eq(self.padding_idx)
+        padding = F.pad(padding, (memory[0].size(0), 0)) if padding.any() else None
+        states = [x]
+        for layer, before in zip(self.layers, memory, strict=True):
+            x = layer(x, before if len(before) else None, padding, incremental_state)
+            states.append(x)
+        if segment is not None:
+            self._remember(segment, memory, states)
+        if self.layer_norm is not None:
+            x = self.layer_norm(x)
+        x = self.dropout_module(x).transpose(0, 1)
+        if self.project_out_dim is not None:
+            x = self.project_out_dim(x)
+        return x, {"attn": [None], "inner_states": states}
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        """``[B, T]`` to ``[T, B, C]``."""
+        x = self.embed_scale * self.embed_tokens(tokens.contiguous())
+        for module in (self.quant_noise, self.project_in_dim, self.layernorm_embedding):
+            x = x if module is None else module(x)
+        return self.dropout_module(x).transpose(0, 1)
+
+    def _memory(self, segment: tuple[int, int] | None, x: Tensor) -> list[Tensor]:
+        """``[M, B, C]`` for each layer; M is 0 at the beginning of a stream, and where another segment was seen last."""
+        known, batch = self.memories.get(self.training), x.size(1)
+        if segment is None or known is None or known.segment != segment[0] or known.hidden[0].size(1) < batch:
+            return [x.new_empty(0, *x.shape[1:])] * len(self.layers)
+        # Streams end in the order of the batch from the last on.
+        return [hidden[:, :batch].to(x) for hidden in known.hidden]
+
+    @torch.no_grad()
+    def _remember(self, segment: tuple[int, int], memory: list[Tensor], states: list[Tensor]) -> None:
+        number, count = segment
+        self.memories.pop(self.training, None)
+        if self.memory_length and number + 1 < count:
+            joined = (torch.cat(pair)[-self.memory_length :] for pair in zip(memory, states, strict=False))
+            self.memories[self.training] = SegmentMemory(number + 1, list(joined))
+
+
+def start(module: nn.Module | None) -> None:
+    """The starts of the authors' code: normal numbers, smaller ones for the projections of adaptive bands."""
+    if module is None:
+        return
+    std = 0.01 if isinstance(module, (BandedInput, BandedSoftmax)) else 0.02
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=std)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.Embedding):
+            nn.init.normal_(part.weight, std=0.02)
+            if part.padding_idx is not None:
+                nn.init.zeros_(part.weight[part.padding_idx])
+        elif isinstance(part, nn.LayerNorm):
+            nn.init.normal_(part.weight, mean=1.0, std=0.02)
+
+
+# Flags of fairseq's language models, and what a Transformer-XL has instead.
+_NOT_HERE = {
+    "decoder_learned_pos": "its positions are in its scores",
+    "decoder_layerdrop": "memory belongs to a layer by its number",
+    "base_layers": "they read no memory",
+    "layernorm_embedding": "its embeddings are the first layer's memory as they are",
+    **dict.fromkeys(("scale_fc", "scale_attn", "scale_heads", "scale_resids"), "its layers have none of these scales"),
+}
+
+
+@register_model("lowrank_transformer_xl", dataclass=TransformerXLConfig)
+class TransformerXL(TransformerLanguageModel):
+    """Transformer-XL with any attention of this package that has relative scores.
+
+    As the authors' code has it but for what fairseq brings: each layer has its own u and v, and draws its own dropout of positions.
+    """
+
+    always_chosen = True
+
+    @classmethod
+    def hub_models(cls) -> dict:
+        return {}
+
+    @classmethod
+    def build_model(cls, args, task) -> "TransformerXL":
+        _check(args, task)
+        args.no_token_positional_embeddings = True
+        if args.decoder_layers_to_keep:
+            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+        if safe_getattr(args, "max_target_positions", None) is None:
+            args.max_target_positions = safe_getattr(args, "tokens_per_sample", 1024)
+        words = task.source_dictionary
+        if args.adaptive_input:
+            embedding = BandedInput(
+                len(words),
+                words.pad(),
+                args.decoder_input_dim,
+                args.adaptive_input_factor,
+                args.decoder_embed_dim,
+                eval_str_list(args.adaptive_input_cutoff, type=int),
+                args.quant_noise_pq,
+                args.quant_noise_pq_block_size,
+            )
+        else:
+            embedding = cls.build_embedding(args, words, args.decoder_input_dim)
+        return cls(TransformerXLDecoder(args, task.target_dictionary, embedding))
+
+
+def _check(args, task) -> None:
+    """Refuse flags that mean nothing here, and memory of segments that do not follow each other.
+
+    Raises:
+        ValueError: see the messages.
+    """
+    for name, reason in _NOT_HERE.items():
+        if value := safe_getattr(args, name, None):
+            raise Refused(f"--{name.replace('_', '-')} {value}: not in a Transformer-XL, {reason}")
+    if safe_getattr(args, "character_embeddings", False):
+        raise Refused("--character-embeddings: not in lowrank_transformer_xl; expected words or an adaptive input")
+    if args.memory_length < 0:
+        raise Refused(f"--memory-length {args.memory_length}: expected a number of positions >= 0")
+    if args.memory_length and isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
+        raise Refused(
+            f"--memory-length {args.memory_length}: needs segments that follow each other, which --task segment_lm hands over; "
+            "expected that task, or --memory-length 0"
+        )
+
+
+def _base(args) -> None:
+    """What the papers' sizes share: norms after each sublayer, relative scores, no biases in attention, dropout alike everywhere."""
+    normalize_before = safe_getattr(args, "decoder_normalize_before", False)
+    _default(args, attention_score="relative", no_attention_bias=True, dropout=0.1)
+    _default(args, activation_dropout=args.dropout)
+    base_lm_architecture(args)
+    args.decoder_normalize_before = normalize_before  # which fairseq's language models set
+
+
+@register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_wiki103")
+def wiki103(args) -> None:
+    """Dai et al.'s base model on WikiText-103, the Mixhead paper's (table 1): 16 layers, d 410, 10 heads of size 41, ffn 2100,
+    memory of 150, adaptive input and softmax of one size, tied, with biases: 151.1M."""
+    _default(
+        args,
+        adaptive_input=True,
+        adaptive_input_cutoff="20000,40000,200000",
+        adaptive_softmax_cutoff="20000,40000,200000",
+        adaptive_input_factor=1,
+        adaptive_softmax_factor=1,
+        tie_adaptive_weights=True,
+        tie_adaptive_proj=True,
+        decoder_ffn_embed_dim=2100,
+        memory_length=150,
+    )
+    _sixteen_layers(args)
+
+
+@register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_wiki2")
+def wiki2(args) -> None:
+    """The Mixhead paper's model on WikiText-2 (table 2): as on WikiText-103 with ffn 1000 and one tied softmax: 40.3M."""
+    _default(args, share_decoder_input_output_embed=True, decoder_ffn_embed_dim=1000, memory_length=150)
+    _sixteen_layers(args)
+
+
+def _sixteen_layers(args) -> None:
+    _default(
+        args,
+        decoder_layers=16,
+        decoder_embed_dim=410,
+        decoder_attention_heads=10,
+        head_dim=41,
+        softmax_bias=True,
+    )
+    _base(args)
+
+
+@register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_lm1b")
+def lm1b(args) -> None:
+    """The Mixhead paper's model on LM1B (table 3): 18 layers, d 1024, 8 heads of size 128, ffn 4096, memory of 32, no dropout, bands
+    that shrink by 4, tied embeddings, own projections: 293.7M. (The authors' softmax has biases, 0.8M more.)"""
+    _default(
+        args,
+        adaptive_input=True,
+        adaptive_input_cutoff="20000,40000,200000",
+        adaptive_softmax_cutoff="20000,40000,200000",
+        adaptive_input_factor=4,
+        adaptive_softmax_factor=4,
+        tie_adaptive_weights=True,
+        decoder_layers=18,
+        decoder_embed_dim=1024,
+        decoder_attention_heads=8,
+        head_dim=128,
+        decoder_ffn_embed_dim=4096,
+        dropout=0.0,
+        memory_length=32,
+    )
+    _base(args)

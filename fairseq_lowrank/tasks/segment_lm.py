@@ -1,0 +1,164 @@
+"""Language modelling on segments that follow each other, for models that remember the segment before."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fairseq.data import BaseWrapperDataset, FairseqDataset, iterators
+from fairseq.distributed import utils as distributed
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from torch import Tensor, nn
+
+from fairseq_lowrank.messages import Refused
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class SegmentLanguageModelingConfig(LanguageModelingConfig):
+    """fairseq's flags of language modelling."""
+
+
+class Streams:
+    """The blocks of a text, cut into as many streams as a batch has rows; batch i holds block i of each stream.
+
+    ::
+
+        blocks 0 … 9, 4 rows:   0 3 6 9 │ 1 4 7 │ 2 5 8
+
+    Nothing is left out: the last streams may be shorter, and what has ended leaves the batch from its end on.
+
+    Args:
+        blocks: how many there are.
+        rows: of a worker's batch.
+        workers: among whom the streams are divided; their batches come in turns, as fairseq deals them out.
+    """
+
+    def __init__(self, blocks: int, rows: int, workers: int = 1) -> None:
+        self.blocks, self.rows, self.workers = blocks, rows, workers
+        self.segments = -(-blocks // (rows * workers))
+
+    def batches(self) -> list[list[int]]:
+        """Of each worker in turn, segment by segment."""
+        starts = range(0, self.rows * self.workers * self.segments, self.segments)
+        batches = []
+        for segment in range(self.segments):
+            for worker in range(self.workers):
+                own = starts[worker * self.rows : (worker + 1) * self.rows]
+                batches.append([first + segment for first in own if first + segment < self.blocks])
+        return batches
+
+
+class SegmentMemory(NamedTuple):
+    """What a model remembers when it reaches a segment: that segment's number, and the inputs of each layer at the positions
+    before it, ``[M, B, C]`` each. Such a model holds its own in ``memories``, by whether it trains."""
+
+    segment: int
+    hidden: list[Tensor]
+
+
+class SegmentDataset(BaseWrapperDataset):
+    """Blocks of text whose batches say which segment of their streams they are (``net_input.segment``: number, count)."""
+
+    def __init__(self, dataset: FairseqDataset, streams: Streams) -> None:
+        super().__init__(dataset)
+        self.streams = streams
+
+    def collater(self, samples: list[dict]) -> dict:
+        batch = self.dataset.collater(samples)
+        if batch:
+            segments = self.streams.segments
+            batch["net_input"]["segment"] = (samples[0]["id"] % segments, segments)
+        return batch
+
+
+# fairseq's own truncated_bptt_lm has three faults for this: no segment's first token is ever predicted, the memory of
+# validation goes on into training, and nothing of it is saved; and importing it registers a model that cannot be built.
+@register_task("segment_lm", dataclass=SegmentLanguageModelingConfig)
+class SegmentLanguageModelingTask(LanguageModelingTask):
+    """fairseq's ``language_modeling``, its blocks of ``--tokens-per-sample`` in the order of the text.
+
+    A batch holds ``--batch-size`` streams (or as many as ``--max-tokens`` allows); at evaluation one stream unless
+    ``--batch-size`` is given, so that every block but the first has the one before it. A checkpoint in the middle of an epoch
+    holds the model's memory, so that a training of one worker goes on as if it had never stopped.
+    """
+
+    def __init__(self, args, *rest, **options) -> None:
+        super().__init__(args, *rest, **options)
+        if args.sample_break_mode not in (None, "none"):
+            raise Refused(f"--sample-break-mode {args.sample_break_mode}: segments follow each other; expected none")
+        self._models: list[nn.Module] = []
+
+    def build_model(self, args, from_checkpoint: bool = False):
+        model = super().build_model(args, from_checkpoint)
+        self._models.append(model)
+        return model
+
+    def get_batch_iterator(
+        self,
+        dataset,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        seed: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        skip_remainder_batch: bool = False,
+        **unused: object,
+    ) -> iterators.EpochBatchIterator:
+        """Batches of :class:`Streams`, never shuffled."""
+        limits = [max_sentences] if max_sentences else []
+        if max_tokens:
+            limits.append(max_tokens // max(1, min(self.args.tokens_per_sample, max(dataset.sizes, default=1))))
+        if not limits or min(limits) < 1:
+            raise Refused(
+                f"--max-tokens {max_tokens}: expected --tokens-per-sample {self.args.tokens_per_sample} at least, or --batch-size"
+            )
+        dataset = SegmentDataset(dataset, Streams(len(dataset), min(limits), num_shards))
+        return iterators.EpochBatchIterator(
+            dataset=dataset,
+            collate_fn=dataset.collater,
+            batch_sampler=dataset.streams.batches(),
+            seed=seed,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+            epoch=epoch,
+            buffer_size=data_buffer_size,
+            disable_shuffling=True,
+            skip_remainder_batch=skip_remainder_batch,
+        )
+
+    def eval_lm_dataloader(self, dataset, *args, batch_size: int | None = None, context_window: int = 0, **options):
+        if context_window:
+            raise Refused(
+                f"--context-window {context_window}: expected 0, memory is the context; more of it is "
+                "--model-overrides \"{'memory_length': N}\""
+            )
+        if batch_size is None:
+            batch_size = 1
+            logger.info("one stream of segments, so that each has the one before it; --batch-size N makes N streams")
+        return super().eval_lm_dataloader(dataset, *args, batch_size=batch_size, context_window=0, **options)
+
+    def get_checkpoint_dict(self) -> dict:
+        """What goes into a checkpoint besides: the memory of training."""
+        memory = self._memories()[0].get(True) if self._memories() else None
+        state = {} if memory is None else {"segment": memory.segment, "hidden": [part.cpu() for part in memory.hidden]}
+        return {type(self).__name__: state}
+
+    def set_checkpoint_dict(self, state: dict) -> None:
+        """Go on with the memory of a checkpoint, which is that of the first worker."""
+        if distributed.get_data_parallel_world_size() > 1:
+            logger.warning("the memory of several workers is not saved: each goes on with none until its next segment")
+            return
+        for memories in self._memories():
+            memories[True] = SegmentMemory(state["segment"], list(state["hidden"]))
+
+    def _memories(self) -> list[dict]:
+        parts = (part for model in self._models for part in model.modules())
+        return [part.memories for part in parts if hasattr(part, "memories")]
