@@ -154,6 +154,36 @@ def test_an_unused_key_projection_changes_nothing_and_has_a_gradient_of_zeros(ma
     assert torch.equal(layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0], output)
 
 
+@pytest.fixture
+def one_worker():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"score": "synthesizer-dense"},
+        {"score": "synthesizer-random"},
+        {"score": "synthesizer-dense", "unused_key_projection": True},
+    ],
+    ids=lambda axes: "-".join(map(str, axes.values())),
+)
+def test_distributed_training_gets_the_gradient_of_every_parameter(axes, make, inputs, one_worker):
+    layer, x = synthesizer(make, **axes), inputs(4, 2, 12)
+
+    def train(layer):
+        distributed = torch.nn.parallel.DistributedDataParallel(layer)
+        for _ in range(2):  # what is still awaited is told at the second step
+            distributed(x, x, x, attn_mask=CAUSAL, need_weights=False)[0].sum().backward()
+
+    train(layer)
+    layer.unused = torch.nn.Linear(1, 1)
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        train(layer)
+
+
 def number(**options):
     layer = build_attention("mha", 12, 3, self_attention=True, bias=False, max_positions=POSITIONS, **options)
     return sum(parameter.numel() for parameter in layer.parameters())
