@@ -1,6 +1,8 @@
 """BERT's pre-training: masked words and next sentences at once (Devlin et al. 2019, sections 3.1 and A.2).
 
-fairseq's ``masked_lm`` has no next sentences, and its ``legacy_masked_lm`` no dictionary that its own commands make.
+fairseq's ``masked_lm`` has no next sentences. Its ``legacy_masked_lm`` has, but cannot run: its dictionary is loaded with an
+argument that it does not take, and so is its data; it also draws the same masks in every epoch. fairseq's own BERT
+(``--arch bert_base``) is trained by this task instead.
 """
 
 import math
@@ -179,7 +181,7 @@ class BertPretrainingLoss(FairseqCriterion):
         targets = sample["target"]
         masked = targets.ne(self.padding_idx)
         logits, extra = model(**sample["net_input"], masked_tokens=masked)
-        if "sentence_logits" not in extra or "sentence_target" not in sample:
+        if extra.get("sentence_logits") is None or "sentence_target" not in sample:
             raise Refused(
                 "--criterion bert_pretraining: expected --task bert_pretraining, and a model with a next-sentence head, such as "
                 "--arch lowrank_bert_base"

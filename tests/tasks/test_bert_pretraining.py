@@ -105,7 +105,7 @@ def test_the_loss_is_the_mean_of_masked_words_and_that_of_next_sentences(task):
 
 
 @pytest.mark.parametrize("attention", PRESETS)
-def test_every_preset_learns_both_goes_on_and_is_validated(attention, brown, tmp_path, fairseq_command):
+def test_every_preset_learns_both_and_goes_on(attention, brown, tmp_path, fairseq_command):
     flags = [*TINY, *preset_flags(attention), "--save-dir", tmp_path]
     fairseq_command("train", brown, *flags, "--max-update", 3)
     log = fairseq_command("train", brown, *flags, "--max-update", 6)
@@ -113,15 +113,29 @@ def test_every_preset_learns_both_goes_on_and_is_validated(attention, brown, tmp
     said = re.search(r"valid on 'valid' subset \| loss ([\d.]+) \| mlm_loss ([\d.]+) \| nsp_loss ([\d.]+)", log)
     loss, mlm, nsp = map(float, said.groups())
     assert loss == pytest.approx(mlm + nsp, abs=0.2) and mlm < math.log2(700)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
+    assert state["optimizer_history"][-1]["num_updates"] == 6
+    for part in ("next_sentence.bias", "pooler.bias", "lm_head.bias"):  # which start at 0
+        assert state["model"][f"encoder.{part}"].any()
+
+
+@pytest.mark.parametrize("flags", [[], ["--attention", "mixhead-b"], ["--attention", "mhe-mul"]], ids=str)
+def test_fairseqs_own_bert_learns_both_too(flags, brown, tmp_path, fairseq_command):
+    words = [*TINY, "--arch", "bert_base", "--max-positions", 48, *flags, "--save-dir", tmp_path]
+    log = fairseq_command("train", brown, *words, "--max-update", 2)
+    assert "num_updates: 2" in log and re.search(r"valid on 'valid' subset \| loss [\d.]+ \| mlm_loss", log)
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))["model"]
+    assert state["encoder.sentence_projection_layer.weight"].any() and state["encoder.masked_lm_pooler.bias"].any()
+    assert any("mixing" in name for name in state) == ("mixhead-b" in flags)
+
+
+def test_a_checkpoint_is_validated(brown, tmp_path, fairseq_command):
+    fairseq_command("train", brown, *TINY, "--save-dir", tmp_path, "--max-update", 1)
     path = tmp_path / "checkpoint_best.pt"
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
-    start = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
-    assert start["optimizer_history"][-1]["num_updates"] == 6
-    assert state["encoder.next_sentence.bias"].any() and state["encoder.pooler.bias"].any()  # both start at 0
-    validated = fairseq_command(
+    said = fairseq_command(
         "validate", brown, "--task", "bert_pretraining", "--path", path, "--valid-subset", "valid", "--max-tokens", 384, "--cpu"
     )  # fmt: skip
-    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ .* \| nsp_accuracy [\d.]+", validated)
+    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ .* \| nsp_accuracy [\d.]+", said)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +146,7 @@ def test_every_preset_learns_both_goes_on_and_is_validated(attention, brown, tmp
         (["--leave-unmasked-prob", 0.6, "--random-token-prob", 0.6], "add up to 1.2: expected at most 1"),
         (["--tokens-per-sample", 4], "--tokens-per-sample 4: expected at least 5"),
         (["--next-sentence-weight", -1], "--next-sentence-weight -1: expected a number >= 0"),
-        (["--arch", "roberta_base", "--max-positions", 48], "a model with a next-sentence head, such as --arch lowrank_bert_base"),
+        (["--arch", "roberta_base"], "a model with a next-sentence head, such as --arch lowrank_bert_base"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_in_one_line(flags, message, brown, tmp_path, refusal):
