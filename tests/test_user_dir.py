@@ -97,6 +97,25 @@ def test_another_plugin_may_import_this_one(translation_data, tmp_path):
     assert "done training" in output
 
 
+def test_hydra_trains_fairseqs_own_language_model_with_a_flag_of_ours(language_model_data, tmp_path):
+    model = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_embed_dim": 16}
+    model |= {f"decoder_{size}_dim": 16 for size in ("embed", "input", "output")}
+    output = run(
+        "fairseq-hydra-train",
+        *(f"common.user_dir={REPOSITORY / 'fairseq_lowrank'}", "common.cpu=true", "dataset.num_workers=0"),
+        *("task=language_modeling", f"task.data={language_model_data}", "task.tokens_per_sample=16"),
+        *(
+            "model=transformer_lm",
+            "+model.attention=mixhead-b",
+            *(f"model.{key}={size}" for key, size in model.items()),
+        ),
+        *("criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed", "dataset.max_tokens=500"),
+        *("optimization.max_update=1", "optimization.lr=[0.01]", f"checkpoint.save_dir={tmp_path / 'checkpoints'}"),
+        folder=tmp_path,
+    )
+    assert "mixing='positionwise'" in output and "done training" in output
+
+
 def test_hydra_trains_a_model_named_on_its_command_line(translation_data, tmp_path):
     output = run(
         "fairseq-hydra-train",

@@ -58,16 +58,8 @@ def mean_mixing(args) -> dict:
     from fairseq_lowrank.analysis import checkpoints
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
-    chosen = checkpoints.sequences(
-        task,
-        args.subset,
-        count=args.sequences,
-        seed=args.seed,
-        min_length=args.min_length,
-        max_length=args.max_length,
-    )
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:
-        for sample in tqdm(chosen, desc="mean M_t"):
+        for sample in tqdm(spectrum.sequences(args, task), desc="mean M_t"):
             model(**sample["net_input"])
     return means
 

@@ -76,7 +76,9 @@ def run(args) -> None:
     measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
-        raise ValueError("--random-mixing: no checkpoint has static mixing (--attention mixhead-a or --head-mixing static)")
+        raise ValueError(
+            "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or --head-mixing static)"
+        )
     _output.show(args, results, as_text(results))
     figures = {}
     if args.output:
@@ -103,6 +105,14 @@ def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
     return sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, places))
 
 
+def sequences(args, task) -> list[dict]:
+    """Those that the arguments of :func:`add_data_arguments` ask for."""
+    from fairseq_lowrank.analysis import checkpoints
+
+    lengths = {"min_length": args.min_length, "max_length": args.max_length}
+    return checkpoints.sequences(task, args.subset, count=args.sequences, seed=args.seed, **lengths)
+
+
 def measure(path: Path, label: str, args) -> list[dict]:
     """The spectra of a checkpoint, and with `--random-mixing` those of its controls."""
     import torch
@@ -123,14 +133,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
             place = spectra.setdefault(name, spectrum.Spectra())
             place.add(layer.site, layer.layer, layer.module.head_dim, heads)
 
-    chosen = checkpoints.sequences(
-        task,
-        args.subset,
-        count=args.sequences,
-        seed=args.seed,
-        min_length=args.min_length,
-        max_length=args.max_length,
-    )
+    chosen = sequences(args, task)
     with torch.no_grad(), checkpoints.attention_weights(model, receive):
         for sample in tqdm(chosen, desc=label):
             model(**sample["net_input"])

@@ -8,6 +8,9 @@ after it has read its configuration, so there the model is added to the configur
     fairseq-hydra-train common.user_dir="$(fairseq-lowrank user-dir)" task=translation task.data=DATA \\
         +model._name=lowrank_transformer_iwslt_de_en +model.attention=mixhead-b …
 
+Models that fairseq has a configuration of are named by it, with flags of this package added: model=transformer_lm
++model.attention=mixhead-b.
+
 A plugin of your own needs no second --user-dir: write `import fairseq_lowrank.plugin` in its __init__.py.
 """
 

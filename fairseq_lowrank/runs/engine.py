@@ -126,7 +126,10 @@ class Engine:
             raise ValueError(f"{run}: {error}; nothing is recorded") from error
         line["log"] = self.keep_log(run)
         append_result(self.results, line)
-        print(f"{run.row}: {line['metric']} {line['value']} ({line['parameters']:,} parameters)", flush=True)
+        print(
+            f"{run.row}: {line['metric']} {line['value']} ({line['parameters']:,} parameters), in {self.results}",
+            flush=True,
+        )
 
     def losses_of(self, run: Run) -> dict:
         """The field of a line for losses a sentence, where the recipe asks for it."""

@@ -339,7 +339,6 @@ def _with(german: str, case: str, english: str, *kinds: str) -> Slot:
     return Slot(case, kinds, ((german, english),))
 
 
-_PERSON = ("person",)
 _LIVING = ("person", "animal")
 _GOODS = ("thing", "clothing", "vehicle", "furniture", "small", "food")
 _DIRECTION = Slot("direction", ("place",))
