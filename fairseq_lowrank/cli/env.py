@@ -60,10 +60,8 @@ def kernels() -> list[tuple[str, str]]:
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     rows = []
     for device in gpus or [torch.device("cpu")]:
-        state = triton.unavailable(device, torch.bfloat16)
-        if state is None:
-            state = self_check(device)
-        rows.append((f"triton on {device}", state))
+        name = "kernels" if device.index is None else f"kernels {device.index}"
+        rows.append((name, triton.unavailable(device, torch.bfloat16) or self_check(device)))
     return rows
 
 

@@ -406,12 +406,12 @@ def query_gradients(q, k, v, scale, before, mixing, mask, dropout, lse, grad, su
     gradient = tl.zeros((shape.TOGETHER, shape.TOGETHER), tl.float32)
     for first in range(0, _last_key(start, mask, shape), shape.KEYS):
         keys = _load(k, batch, heads, first, mask.keys, 0, shape, shape.KEY_GROUPS, shape.DIM, shape.KEYS, shape.PADDED_DIM)  # fmt: skip
+        values = _load(v, batch, heads, first, mask.keys, 0, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.KEYS, shape.PADDED_VALUE_DIM)  # fmt: skip
         s = (first + tl.arange(0, shape.KEYS))[None, None, :]
         unmixed = _product(queries, _flipped(keys), shape) * scale
         scores = _mixed(before_matrix, unmixed, shape, before.KIND, False, True)
         scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
         weights = tl.exp(_logits(scores, visible, shape) - statistics)
-        values = _load(v, batch, heads, first, mask.keys, 0, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.KEYS, shape.PADDED_VALUE_DIM)  # fmt: skip
         grad_mixed = _product(grads, _flipped(values), shape)
         grad_mixed = _dropped(grad_mixed, dropout, batch, heads[:, None, None], t, s, shape)
         grad_scores = _score_gradient(weights, scores, grad_mixed, matrix, row_sums, shape, mixing.KIND, False)

@@ -25,7 +25,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -39,6 +38,7 @@ from fairseq_lowrank.ops.attention.scores import DotProduct
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_HEADS, MOST_DIM = 32, 128
+_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def cannot(call: AttentionCall) -> str | None:
@@ -69,7 +69,7 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
         return "its kernels compute in float32, bfloat16 and float16 alone"
     if device.type == "meta":
         return None
-    if not _has_triton():
+    if not _INSTALLED:
         return "triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":
         return None if device.type in ("cpu", "cuda") else "Triton's interpreter reads the memory of a CPU or a GPU"
@@ -80,11 +80,6 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
     return None
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
