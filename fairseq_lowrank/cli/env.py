@@ -10,7 +10,7 @@ import platform
 NAME = "env"
 HELP = "show versions, devices and active fused parts"
 
-PACKAGES = ("torch", "numpy", "fairseq", "apex", "sacrebleu", "sentencepiece", "sacremoses", "matplotlib")
+PACKAGES = ("torch", "triton", "numpy", "fairseq", "apex", "sacrebleu", "sentencepiece", "sacremoses", "matplotlib")
 
 
 def add_arguments(parser) -> None:
@@ -22,7 +22,7 @@ def run(args) -> None:
 
     rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("python", platform.python_version())]
     rows += [(package, installed_version(package)) for package in PACKAGES]
-    rows += devices() + fused_parts()
+    rows += devices() + kernels() + fused_parts()
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")
@@ -49,6 +49,33 @@ def devices() -> list[tuple[str, str]]:
         memory = f"{gpu.total_memory / 2**30:.0f} GiB"
         rows.append((f"gpu {index}", f"{gpu.name}, {memory}, sm_{gpu.major}{gpu.minor}"))
     return rows
+
+
+def kernels() -> list[tuple[str, str]]:
+    """Whether the kernels of the triton backend run on each GPU, and compute what the reference does."""
+    import torch
+
+    from fairseq_lowrank.ops.attention import triton
+
+    gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    rows = []
+    for device in gpus or [torch.device("cpu")]:
+        name = "kernels" if device.index is None else f"kernels {device.index}"
+        rows.append((name, triton.unavailable(device, torch.bfloat16) or self_check(device)))
+    return rows
+
+
+def self_check(device) -> str:
+    """The result of the check that precedes the first use of the kernels, for a layer of each kind of mixing."""
+    from fairseq_lowrank.ops.attention import selfcheck
+
+    wrong = {}
+    for name, call in selfcheck.common_calls(device).items():
+        if (reason := selfcheck.mismatch(call)) is not None:
+            wrong[name] = reason
+    if wrong:
+        return "wrong, so that blocked computes instead: " + "; ".join(f"{name} ({wrong[name]})" for name in wrong)
+    return "checked against the reference: right"
 
 
 def fused_parts() -> list[tuple[str, str]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa  # noqa: F401 (registers the operator)
+from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, triton  # noqa: F401 (registers the operators)
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
@@ -33,7 +34,7 @@ __all__ = [
 
 # A backend computes a call (``compute``), says what of it it cannot (``cannot``, asked when a layer is built) and why it does
 # not run on a device in a dtype (``unavailable``, asked when it runs).
-_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked}
+_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton}
 BACKENDS = ("auto", *_BACKENDS)
 
 
@@ -48,9 +49,14 @@ class _Preference(NamedTuple):
     """So many keys shared by heads under causality are faster in blocks than in SDPA."""
     sdpa_drops: bool = True
     """Whether SDPA drops weights without making all of them."""
+    triton: tuple[torch.dtype, ...] = ()
+    """Dtypes in which our kernels win over blocks."""
 
 
-_PREFERENCES = {"cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False)}
+_PREFERENCES = {
+    "cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False),
+    "cuda": _Preference(triton=(torch.bfloat16, torch.float16)),
+}
 
 
 def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
@@ -98,14 +104,15 @@ def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
 def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     """The backends from the fastest on."""
     _, heads, queries, keys = call.scores.shape
+    prefer = _PREFERENCES.get(call.v.device.type, _Preference())
+    fused = (triton,) if call.v.dtype in prefer.triton else ()
     if is_traced(call.v):
         # One choice for all lengths.
         avoid = call.dropout_p or sdpa.needs_causal_tensor(call)
-        return (blocked, reference) if avoid else (sdpa, blocked, reference)
-    prefer = _PREFERENCES.get(call.v.device.type, _Preference())
+        return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
     shared = call.v.size(1) < heads
     few = heads * queries * keys < prefer.reference_scores and not shared
-    others = (reference, blocked) if few else (blocked, reference)
+    others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
     drops = call.dropout_p and not prefer.sdpa_drops
     if drops or (sdpa.needs_causal_tensor(call) and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.

@@ -22,19 +22,19 @@ the cache, cheaper than exp(s − lse), so the row statistics are computed again
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS, without_autocast
+from fairseq_lowrank.ops.attention import recomputing
 from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, cut, folded, keys_of
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import hiding_value
-from fairseq_lowrank.ops.attention.parts import empty_heads, is_traced, put_together, taken_apart
-from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
+from fairseq_lowrank.ops.attention.parts import empty_heads
+from fairseq_lowrank.ops.attention.recomputing import Recomputing
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
 _LEAST_ROWS, _MOST_ROWS = 64, 128
@@ -46,11 +46,6 @@ _SCORES = 1 << 19
 _HIDDEN = torch.finfo(torch.float32).min / 8
 # Two finite biases at this floor are still far from hidden.
 _LEAST_BIAS = _HIDDEN / 8
-
-FIRST_ORDER = (
-    "the blocked backend of attention has first derivatives in reverse mode alone: for second derivatives, forward mode and "
-    'torch.func choose backend="reference"'
-)
 
 
 def cannot(call: AttentionCall) -> str | None:
@@ -64,44 +59,11 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
-    traced, device = is_traced(call.v), call.v.device.type
-    if not traced:
-        refuse_transforms(FIRST_ORDER)
-    blocks = call if call.mixes_weights else replace(call, mixing=None)
-    if not call.v.is_meta and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        blocks = replace(blocks, scores=call.scores.changed(lambda tensor: tensor.to(dtype)), v=call.v.to(dtype))
-    # From the CPU's generator whatever the device: nothing waits for a GPU, and checkpointed layers restore it.
-    seed = torch.randint(2**62, (), device="cpu") if call.dropout_p else None
-    layout, tensors, numbers = taken_apart(blocks)
-    if traced:
-        return call.scaled(torch.ops.fairseq_lowrank.blocked_attention(tensors, seed, layout, numbers)), None
-    return call.scaled(_Attention.apply(layout, numbers, 0 if seed is None else int(seed), *tensors)), None
+    return recomputing.compute(call, BACKEND), None
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, layout: str, numbers: list[float], seed: int, *tensors: Tensor) -> Tensor:
-        ctx.layout, ctx.numbers, ctx.seed = layout, numbers, seed
-        # The masks too: autograd then notices that one was changed in place before the backward pass reads it.
-        ctx.save_for_backward(*tensors)
-        return attend(put_together(layout, tensors, numbers), seed)
-
-    @staticmethod
-    def backward(ctx, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_transforms(FIRST_ORDER, grad_output)
-        tensors = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = input_gradients(put_together(ctx.layout, tensors, ctx.numbers), ctx.seed, grad_output)
-        return None, None, None, *first_order(gradients, (*tensors, grad_output), FIRST_ORDER)
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(FIRST_ORDER)
-
-
-def attend(call: AttentionCall, seed: int) -> Tensor:
-    """The heads ``[B, H, T, Dv]``."""
+def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
+    """The heads ``[B, H, T, Dv]``; nothing is kept for the backward pass."""
     _, heads, queries, _ = call.scores.shape
     with without_autocast(call.v):
         problem = _Problem(call, seed)
@@ -117,10 +79,12 @@ def attend(call: AttentionCall, seed: int) -> Tensor:
                 weights = weights.mul_(keep)
             part = problem.work.product(folded(weights, problem.groups), keys_of(call.v, block))
             output[block.batch, :, block.rows] = part.view(*weights.shape[:3], -1).mul_(problem.dropout_scale)
-        return output
+        return output, ()
 
 
-def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor) -> list[Tensor | None]:
+def input_gradients(
+    call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor] = ()
+) -> list[Tensor | None]:
     """Gradients of the tensors of ``call``, in its order; of biases and mixing that need none, ``None``."""
     with without_autocast(call.v):
         problem = _Problem(call, seed)
@@ -137,6 +101,9 @@ def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor) -> list
             *([] if call.score_bias is None else [problem.biases["score"].gradient]),
             *(gradient for mixing in (problem.before, problem.mixing) if mixing for gradient in mixing.gradients()),
         ]
+
+
+BACKEND = Recomputing("blocked", attend, input_gradients)
 
 
 class _Problem:

@@ -67,7 +67,7 @@ def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, devic
 
 def operation_call(built, device_type):
     call = call_of(**built)
-    v = SimpleNamespace(device=SimpleNamespace(type=device_type), size=call.v.size, is_meta=False)
+    v = SimpleNamespace(device=SimpleNamespace(type=device_type), dtype=call.v.dtype, size=call.v.size, is_meta=False)
     object.__setattr__(call, "v", v)
     return call
 

@@ -1,0 +1,225 @@
+"""A call of the triton backend as launches of its kernels: tiles, grids, and memory for what they write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from triton import cdiv, next_power_of_2
+from triton.language import bfloat16, constexpr, float16, float32
+
+from fairseq_lowrank.ops.attention import kernels
+from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.mask import AttentionMask, hiding_value
+from fairseq_lowrank.ops.attention.mixing import HeadMixing, StaticMixing
+from fairseq_lowrank.ops.attention.parts import empty_heads
+
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DTYPES = {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, columns of the output that a program writes, and its warps."""
+
+    rows: int
+    keys: int
+    columns: int
+    warps: int
+
+
+class Kernel(NamedTuple):
+    """A launch: the function, how many programs, its arguments and the compiler's options."""
+
+    function: object
+    grid: tuple[int, int]
+    arguments: tuple
+    options: dict[str, object]
+
+    def run(self) -> None:
+        self.function[self.grid](*self.arguments, **self.options)
+
+
+def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile of a kernel.
+
+    Args:
+        kernel: its name.
+        together: heads of a program, padded.
+        dim: size of a query's head, padded.
+        value_dim: size of a value's head, padded.
+        dtype: of the operation.
+    """
+    gradients = kernel in ("query_gradients", "key_gradients", "value_gradients")
+    width = dim if kernel in ("query_gradients", "key_gradients") else value_dim
+    if together == 1:
+        return Tile(32, 32, min(width, 64), 4) if dtype == torch.float32 else Tile(64, 32, width, 4)
+    # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers beside its operands.
+    return Tile(16, 16, min(width, (32 if gradients else 64) * 16 // together), 8)
+
+
+class Launch:
+    """A call as what the kernels are given.
+
+    Args:
+        call: one that the triton backend can compute.
+        seed: of dropout.
+        run: launches a kernel.
+    """
+
+    def __init__(self, call: AttentionCall, seed: int, run: Callable[[Kernel], None] = Kernel.run) -> None:
+        self.call, self.run = call, run
+        self.batch, self.heads, self.queries, self.keys = call.scores.shape
+        self.dtype = call.v.dtype
+        self.q, self.k, self.v = (self._readable(tensor) for tensor in (call.scores.q, call.scores.k, call.v))
+        self.scale = float(call.scores.factor)
+        self.before, self.mixing = _matrix(call.before), _matrix(call.mixing if call.mixes_weights else None)
+        self.mask = _mask(call.mask, call.scores.shape)
+        p = float(call.dropout_p)
+        self.dropout = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
+        self.empty = not (self.batch and self.queries and self.keys and self.v.size(3))
+
+    def forward(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The heads, and what the backward pass reads: they, and the log-sum-exp of each row."""
+        output = empty_heads(self.v, self.queries, self.heads, self.v.size(3))
+        statistics = self._row_numbers()
+        if self.empty:
+            return output.zero_(), (output, statistics)
+        q, k, v = map(_view, (self.q, self.k, self.v))
+        self._launch("row_statistics", (q, k, self.scale, self.before, self.mask, statistics))
+        self._launch("attend", (*self._tensors(q, k, v, statistics), _view(output)))
+        return output, (output, statistics)
+
+    def backward(self, grad_output: Tensor, output: Tensor, statistics: Tensor) -> list[Tensor | None]:
+        """Gradients of the call's tensors in their order, ``None`` of masks and of what needs none."""
+        call = self.call
+        needed = (
+            call.scores.q,
+            call.scores.k,
+            call.v,
+            *(mixing.weight for mixing in (call.before, call.mixing) if mixing),
+        )
+        if self.empty:
+            gradients = [torch.zeros_like(tensor) for tensor in needed]
+        else:
+            gradients = self._gradients(self._readable(grad_output), output, statistics)
+        masks = [None for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
+        gradients = [
+            gradient.to(tensor.dtype) if tensor.requires_grad and gradient is not None else None
+            for tensor, gradient in zip(needed, gradients, strict=True)
+        ]
+        return [*gradients[:3], *masks, *gradients[3:]]
+
+    def _gradients(self, grad_output: Tensor, output: Tensor, statistics: Tensor) -> list[Tensor | None]:
+        call, dim = self.call, self.q.size(3)
+        q, k, v, grad = map(_view, (self.q, self.k, self.v, grad_output))
+        arguments = (*self._tensors(q, k, v, statistics), grad)
+        of_mixing = []
+        if call.mixes_weights:
+            sums = self._row_numbers()
+            gradient, view = self._matrix_gradient("row_sums", call.mixing)
+            self._launch("row_sums", (*arguments, sums, view))
+            of_mixing = [gradient if gradient.dim() == 4 else gradient.sum(dim=0)]
+        else:
+            # Σ_s P_s dP_s = Σ_s P_s do·v_s, with dropout too
+            sums = torch.linalg.vecdot(grad_output.float(), output.float()).contiguous()
+        arguments = (*arguments, sums)
+        of_scores, view = self._matrix_gradient("query_gradients", call.before)
+        grad_q = grad_k = grad_v = None
+        if call.scores.q.requires_grad or call.before is not None:
+            grad_q = empty_heads(self.q, self.queries, self.heads, dim)
+            self._launch("query_gradients", (*arguments, _view(grad_q), view))
+        if call.scores.k.requires_grad:
+            grad_k = self._key_gradient(arguments, self.k)
+        if call.v.requires_grad:
+            grad_v = self._key_gradient(arguments, self.v)
+        of_before = [] if call.before is None else [of_scores.sum(dim=0)]
+        return [grad_q, grad_k, grad_v, *of_before, *of_mixing]
+
+    def _key_gradient(self, arguments: tuple, of: Tensor) -> Tensor:
+        """Of keys or values ``[B, G, S, D]``: those of heads that share them, added up in float32."""
+        groups, dim = of.size(1), of.size(3)
+        like = of if groups == self.heads else of.new_empty(0, dtype=torch.float32).expand(self.batch, -1)
+        result = empty_heads(like, self.keys, self.heads, dim)
+        self._launch("key_gradients" if of is self.k else "value_gradients", (*arguments, _view(result)))
+        return result if groups == self.heads else result.unflatten(1, (groups, -1)).sum(dim=2)
+
+    def _launch(self, name: str, arguments: tuple) -> None:
+        function = kernels.key_gradients if name == "value_gradients" else getattr(kernels, name)
+        shape, warps = self._shape(name)
+        by_keys = name in ("key_gradients", "value_gradients")
+        rows, count = (shape.KEYS, self.keys) if by_keys else (shape.ROWS, self.queries)
+        columns = {"query_gradients": self.q, "key_gradients": self.k, "attend": self.v, "value_gradients": self.v}
+        width = columns[name].size(3) if name in columns else 1
+        programs = cdiv(count, rows.value) * self.batch * (self.heads if shape.TOGETHER == 1 else 1)
+        grid = (programs, cdiv(width, shape.CHUNK.value))
+        further = (constexpr(name == "key_gradients"),) if by_keys else ()
+        options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+        self.run(Kernel(function, grid, (*arguments, shape, *further), options))
+
+    def _shape(self, name: str) -> tuple[kernels.Shape, int]:
+        meets = self.call.before is not None or (self.call.mixes_weights and name != "row_statistics")
+        together = max(16, next_power_of_2(self.heads)) if meets else 1
+        dims = self.q.size(3), self.v.size(3)
+        padded = [max(16, next_power_of_2(dim)) for dim in dims]
+        tile = tile_of(name, together, *padded, self.dtype)
+        exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
+        numbers = (self.heads, together, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1], tile.columns)
+        groups = self.k.size(1), self.v.size(1)
+        further = (self.call.activation == "sigsoftmax", _DTYPES[self.dtype], "ieee" if exact else "tf32", _INTERPRETED)
+        return kernels.Shape(*map(constexpr, (*numbers, *groups, *further))), tile.warps
+
+    def _tensors(self, q: kernels.View, k: kernels.View, v: kernels.View, statistics: Tensor) -> tuple:
+        return q, k, v, self.scale, self.before, self.mixing, self.mask, self.dropout, statistics
+
+    def _matrix_gradient(self, kernel: str, mixing: HeadMixing | None) -> tuple[Tensor | None, kernels.Matrix]:
+        """Memory for the gradient of M: of each query where it is position-wise, else a part from each program."""
+        if mixing is None or mixing.head_scale is not None:
+            return None, _matrix(None)
+        if not isinstance(mixing, StaticMixing):
+            gradient = torch.empty_like(mixing.weight, memory_format=torch.contiguous_format)
+            return gradient, kernels.Matrix(gradient, *gradient.stride(), kernels.POSITIONWISE)
+        programs = cdiv(self.queries, self._shape(kernel)[0].ROWS.value) * self.batch
+        gradient = torch.empty(programs, self.heads, self.heads, dtype=torch.float32, device=self.v.device)
+        return gradient, kernels.Matrix(gradient, 0, *gradient.stride(), kernels.STATIC)
+
+    def _row_numbers(self) -> Tensor:
+        return torch.empty(self.batch, self.heads, self.queries, dtype=torch.float32, device=self.v.device)
+
+    def _readable(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.dtype)
+        return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _view(tensor: Tensor) -> kernels.View:
+    return kernels.View(tensor, *tensor.stride()[:3])
+
+
+def _matrix(mixing: HeadMixing | None) -> kernels.Matrix:
+    if mixing is None:
+        return kernels.Matrix(None, 0, 0, 0, 0, kernels.NONE)
+    if isinstance(mixing, StaticMixing):
+        return kernels.Matrix(mixing.weight, 0, 0, *mixing.weight.stride(), kernels.STATIC)
+    return kernels.Matrix(mixing.weight, *mixing.weight.stride(), kernels.POSITIONWISE)
+
+
+def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> kernels.Mask:
+    _, _, queries, keys = scores
+    positions, offset = mask.visible_prefix(queries, keys)
+    causal = kernels.EVERY
+    if mask.causal:
+        causal = kernels.COUNTED if mask.appended or mask.repeats > 1 else kernels.ALIGNED
+    padding = None if mask.key_padding is None else mask.key_padding.contiguous().view(torch.uint8)
+    additive, strides, hides_from = None, (0, 0, 0, 0), None
+    if mask.additive is not None:
+        additive = mask.additive.expand(scores)
+        strides = additive.stride()
+        if additive.dtype == torch.bool:
+            additive = additive.view(torch.uint8)
+        else:
+            hides_from = hiding_value(additive.dtype)
+    return kernels.Mask(
+        queries, keys, positions, offset, mask.appended, causal, padding, additive, *strides, hides_from
+    )

@@ -1,0 +1,112 @@
+"""Attention in linear memory on a GPU, by fused kernels, for what PyTorch's cannot do: mixing across heads, sigsoftmax.
+
+A program computes a block of queries, and for all heads at once where heads are mixed, since P̄_i = Σ_j M[j, i] P_j needs
+the probabilities of all heads for the same queries and keys. It walks over the keys in tiles::
+
+            keys →
+          ┌────────────────┐   pass 1: lse = log Σ_s exp(logits)                          a number a row and head
+    q  0  │▓▒              │   pass 2: P = exp(logits − lse) of a tile    [heads, rows, keys], in registers
+    u  1  │▓▓▓▒            │           P̄ = Mᵀ P, one product H×H by H×(rows·keys); position-wise one a row
+    e  2  │▓▓▓▓▓▒          │           output rows += P̄ v
+    r  3  │▓▓▓▓▓▓▓▒        │
+    ↓     └────────────────┘   ▓ computed  ▒ the diagonal, computed and masked  (rest) never touched
+
+The backward pass computes each tile again, three times, so that no two programs add to the same number: Σ_s P ∘ dP of each
+row with the gradient of M, then dq, a block of queries each, then dk and dv, a block of keys each. The same call gives the
+same gradients, bit for bit. Dropout is drawn from the place of a weight, the same in every pass.
+
+What a program computes is in :mod:`.kernels`, how large its tiles are in :mod:`.launch`, and :mod:`.selfcheck` tries both before
+their first use; they are imported, and triton with them, when they are first needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.ops.activation import without_autocast
+from fairseq_lowrank.ops.attention import blocked, recomputing
+from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops.attention.recomputing import Recomputing
+from fairseq_lowrank.ops.attention.scores import DotProduct
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_HEADS, MOST_DIM = 32, 128
+_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def cannot(call: AttentionCall) -> str | None:
+    """What of ``call`` this backend cannot compute, in words, or ``None``."""
+    if not isinstance(call.scores, DotProduct):
+        return "scores other than dot products"
+    if call.need_weights:
+        return "the attention weights (need_weights)"
+    if call.score_bias is not None:
+        return "a score_bias"
+    if call.mask.bias is not None and call.mask.bias.requires_grad:
+        return "a gradient of the float mask"
+    if call.before is not None and not isinstance(call.before, StaticMixing | DiagonalMixing):
+        return f"{type(call.before).__name__} of scores, before the softmax"
+    if call.mixing is not None and not isinstance(call.mixing, StaticMixing | PositionwiseMixing | DiagonalMixing):
+        return f"{type(call.mixing).__name__}"
+    heads, dims = call.scores.shape[1], (call.scores.q.size(3), call.v.size(3))
+    if (call.before is not None or call.mixes_weights) and not 2 <= heads <= MOST_HEADS:
+        return f"mixing of {heads} heads (of 2 to {MOST_HEADS} alone)"
+    if max(dims) > MOST_DIM:
+        return f"heads of size {max(dims)} (of up to {MOST_DIM} alone)"
+    return None
+
+
+def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why this backend does not run on a device in a dtype, or ``None``."""
+    if dtype not in DTYPES:
+        return "its kernels compute in float32, bfloat16 and float16 alone"
+    if device.type == "meta":
+        return None
+    if not _INSTALLED:
+        return "triton is not installed"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None if device.type in ("cpu", "cuda") else "Triton's interpreter reads the memory of a CPU or a GPU"
+    if device.type != "cuda" or torch.version.cuda is None:
+        return (
+            "its kernels are compiled for NVIDIA GPUs (TRITON_INTERPRET=1 in the environment interprets them on a CPU)"
+        )
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "its kernels need compute capability 8.0 or newer"
+    return None
+
+
+def compute(call: AttentionCall) -> tuple[Tensor, None]:
+    if isinstance(call.before, DiagonalMixing):
+        call = replace(call, before=StaticMixing(torch.diag(call.before.weight)))
+    return recomputing.compute(call, BACKEND), None
+
+
+def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
+    """The heads ``[B, H, T, Dv]``; they and the log-sum-exp of each row are kept for the backward pass."""
+    from fairseq_lowrank.ops.attention.launch import Launch
+    from fairseq_lowrank.ops.attention.selfcheck import trusted
+
+    with without_autocast(call.v):
+        return Launch(call, seed).forward() if trusted(call) else blocked.attend(call, seed)
+
+
+def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of the tensors of ``call``, in its order, ``None`` of masks. What was not kept is computed again."""
+    from fairseq_lowrank.ops.attention.launch import Launch
+    from fairseq_lowrank.ops.attention.selfcheck import trusted
+
+    with without_autocast(call.v):
+        if not trusted(call):
+            return blocked.input_gradients(call, seed, grad_output)
+        launch = Launch(call, seed)
+        return launch.backward(grad_output, *(kept or launch.forward()[1]))
+
+
+BACKEND = Recomputing("triton", attend, input_gradients)

@@ -1,0 +1,353 @@
+"""The triton backend: on a GPU (--device cuda), or interpreted on the CPU (TRITON_INTERPRET=1, see test_triton_here.py)."""
+
+import warnings
+
+import pytest
+import torch
+from attention_problems import attend, call_of, leaves, mixing_of
+
+from fairseq_lowrank.attention import CAUSAL, build_attention
+from fairseq_lowrank.cli import main
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, StaticMixing
+from fairseq_lowrank.ops.attention import selfcheck, triton
+from fairseq_lowrank.ops.attention.parts import Part
+
+HEADS, LENGTH = 3, 20
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """No self-check before each composition, but for the tests of it."""
+    monkeypatch.setattr(selfcheck, "_results", {})
+    monkeypatch.setattr(selfcheck, "mismatch", lambda call: None)
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    monkeypatch.setattr(selfcheck, "mismatch", MISMATCH)
+
+
+MISMATCH = selfcheck.mismatch
+
+
+def problem(
+    device,
+    *,
+    mixing="none",
+    before="none",
+    batch=1,
+    heads=HEADS,
+    groups=(None, None),
+    queries=LENGTH,
+    keys=LENGTH,
+    dims=(10, 12),
+    mask=None,
+    **options,
+):
+    generator = torch.Generator().manual_seed(7)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+
+    built = {
+        "q": normal(batch, heads, queries, dims[0]),
+        "k": normal(batch, groups[0] or heads, keys, dims[0]),
+        "v": normal(batch, groups[1] or heads, keys, dims[1]),
+        "mask": mask or AttentionMask(True),
+    }
+    scores = (batch, heads, queries, keys)
+    return built | {"before": mixing_of(before, normal, scores), "mixing": mixing_of(mixing, normal, scores)} | options
+
+
+def narrowed(part, dtype):
+    if torch.is_tensor(part):
+        return part.detach().to(dtype).requires_grad_(part.requires_grad) if part.is_floating_point() else part
+    return part.changed(lambda tensor: narrowed(tensor, dtype)) if isinstance(part, Part) else part
+
+
+def values_and_gradients(built, backend, **options):
+    heads, _ = attend(**built, **options, backend=backend)
+    cotangent = torch.randn(heads.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(heads)
+    parts = leaves(built)
+    gradients = torch.autograd.grad(heads, list(parts.values()), cotangent)
+    return {"heads": heads.detach(), **dict(zip(parts, gradients, strict=True))}
+
+
+def assert_near_reference(built, dtype=torch.float32):
+    """‖x − reference‖ / ‖reference‖ of the heads and all gradients, the reference in float64 of the narrow numbers."""
+    narrow = {name: narrowed(part, dtype) for name, part in built.items()}
+    expected = values_and_gradients({name: narrowed(part, torch.float64) for name, part in narrow.items()}, "reference")
+    actual = values_and_gradients(narrow, "triton")
+    assert actual["heads"].dtype == dtype
+    for name, value in expected.items():
+        distance = (actual[name].double() - value).norm() / value.norm().clamp(min=1e-2)
+        assert distance < TOLERANCE[dtype], f"{name}: {distance:.1e}"
+    return actual
+
+
+def random_mask(batch, *, additive=None, queries=LENGTH, keys=LENGTH, **options):
+    """Padding that leaves every query a key, and an additive mask of this dtype."""
+    generator = torch.Generator().manual_seed(3)
+    padding = torch.rand(batch, keys, generator=generator) < 0.3
+    padding[:, 0] = False
+    if additive is not None:
+        drawn = torch.randn(HEADS, queries, keys, generator=generator)
+        hidden = drawn < -1
+        additive = hidden if additive == torch.bool else drawn.masked_fill(hidden, float("-inf")).to(additive)
+    return AttentionMask(key_padding=padding, additive=additive, **options)
+
+
+PROBLEMS = {
+    "static": {"mixing": "static"},
+    "positionwise": {"mixing": "positionwise", "activation": "sigsoftmax"},
+    "talking heads": {"before": "static", "mixing": "static"},
+    "mixed scores": {"before": "static", "activation": "sigsoftmax"},
+    "diagonal before": {"before": "diagonal", "mixing": "positionwise"},
+    "diagonal": {"mixing": "diagonal", "activation": "sigsoftmax"},
+    "plain": {"queries": 70, "keys": 70, "heads": 2},
+    "batch, padding": {"mixing": "static", "batch": 2, "mask": lambda: random_mask(2)},
+    "bool mask": {"mixing": "static", "mask": lambda: random_mask(1, additive=torch.bool, causal=True)},
+    "float mask": {"mixing": "positionwise", "mask": lambda: random_mask(1, additive=torch.float64)},
+    "plain float mask": {"activation": "sigsoftmax", "mask": lambda: random_mask(1, additive=torch.float64)},
+    "groups": {"mixing": "static", "heads": 6, "groups": (2, 3)},
+    "one key and value": {"heads": 4, "groups": (1, 1), "mixing": "positionwise"},
+    "more keys": {"mixing": "static", "queries": 17, "keys": 39},
+    "more queries": {"mixing": "positionwise", "queries": 39, "keys": 17},
+    "one query": {"mixing": "static", "before": "static", "queries": 1, "keys": 33},
+    "beams, appended": {"mixing": "static", "queries": 24, "mask": lambda: AttentionMask(True, appended=2, repeats=2)},
+    "17 heads of 1": {"mixing": "static", "heads": 17, "dims": (1, 1), "queries": 16, "keys": 16},
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_values_and_gradients_are_the_references(name, device):
+    options = dict(PROBLEMS[name])
+    if "mask" in options:
+        mask = options.pop("mask")()
+        options["mask"] = mask.changed(lambda tensor: tensor.to(device))
+    assert_near_reference(problem(device, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{"mixing": "static", "before": "static"}, {"mixing": "positionwise"}], ids=str)
+def test_half_precision_stays_near_float64(dtype, options, device):
+    assert_near_reference(problem(device, **options), dtype)
+
+
+def test_heads_of_128_are_computed_in_parts(device):
+    """On a GPU no program has registers for all columns."""
+    assert_near_reference(problem(device, mixing="static", before="static", heads=2, dims=(128, 100)))
+
+
+def test_queries_without_keys_give_zeros_and_no_gradient(device):
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool, device=device)
+    padding[0], padding[1, :3] = True, True
+    for rules in ({"mixing": "static"}, {"activation": "sigsoftmax"}):
+        built = problem(device, batch=2, mask=AttentionMask(True, padding), **rules)
+        found = assert_near_reference(built)
+        assert not found["heads"][0].any() and not found["heads"][1, :, :3].any()
+        assert not found["q"][0].any() and not found["q"][1, :, :3].any()
+        assert not found["k"][0].any() and not found["v"][1, :, :3].any()
+
+
+def test_very_low_scores_keep_their_sigsoftmax(device):
+    scores = torch.tensor([-1000.0, -1000.5, -1003.0], device=device)
+    q, k, v = torch.ones(1, 1, 1, 1, device=device), scores.view(1, 1, 3, 1), torch.eye(3, device=device)[None, None]
+    heads, _ = attend(q, k, v, activation="sigsoftmax", scale=1.0, backend="triton")
+    torch.testing.assert_close(heads.flatten(), torch.softmax(2 * scores, 0), rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_call_gives_the_same_numbers_to_the_bit(device):
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    one, other = (values_and_gradients(built, "triton") for _ in range(2))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_heads_and_gradients_in_any_layout_are_read(device):
+    """As [T, B, H, D] and as [B, H, D, T]; the gradient of a sum has no strides at all."""
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    expected = torch.autograd.grad(attend(**built, backend="triton")[0].sum(), [built["q"]])
+    built["q"] = built["q"].detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
+    built["k"] = built["k"].detach().permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    found = torch.autograd.grad(attend(**built, backend="triton")[0].sum(), [built["q"]])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mixing", ["static", "none"])
+def test_dropout_keeps_its_share_and_scales_the_rest(mixing, device):
+    length, rate = 64, 0.25
+    built = problem(device, mixing=mixing, queries=length, keys=length)
+    built = {name: narrowed(part, torch.float32) for name, part in built.items()}
+    # with the unit matrix as values the output is the dropped weights
+    built["v"] = torch.eye(length, device=device).expand(1, HEADS, length, length)
+    weights = attend(**built, backend="triton")[0]
+    torch.manual_seed(0)
+    one, other = (attend(**built, dropout_p=rate, backend="triton")[0] for _ in range(2))
+    visible = weights != 0
+    kept = one != 0
+    torch.testing.assert_close(one[kept], weights[kept] / (1 - rate))
+    for head in range(HEADS):
+        # the standard error of the share is below 0.01
+        assert kept[0, head][visible[0, head]].double().mean().item() == pytest.approx(1 - rate, abs=0.04)
+    same = (kept == (other != 0))[visible].double().mean().item()
+    assert same == pytest.approx(rate**2 + (1 - rate) ** 2, abs=0.03)  # another mask at another call
+    same = (kept[0, 0] == kept[0, 1])[visible[0, 0] & visible[0, 1]].double().mean().item()
+    assert same == pytest.approx(rate**2 + (1 - rate) ** 2, abs=0.05)  # and in another head
+
+
+@pytest.mark.parametrize("mixing", ["static", "positionwise", "none"])
+def test_gradients_under_dropout_are_those_of_the_mask_that_was_drawn(mixing, device):
+    length, rate = 20, 0.4
+    exact = problem(device, mixing=mixing, dims=(10, length))
+    built = {name: narrowed(part, torch.float32) for name, part in exact.items()}
+    unit = torch.eye(length, device=device).expand(1, HEADS, length, length)
+    torch.manual_seed(4)
+    kept = attend(**built | {"v": unit}, dropout_p=rate, backend="triton")[0] != 0
+    torch.manual_seed(4)
+    found = values_and_gradients(built, "triton", dropout_p=rate)
+    # the formula with this mask
+    weights, _ = attend(**exact | {"v": unit.double()}, backend="reference")
+    heads = (weights * kept / (1 - rate)) @ exact["v"]
+    cotangent = torch.randn(heads.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(heads)
+    parts = leaves(exact)
+    torch.testing.assert_close(found["heads"].double(), heads, rtol=1e-4, atol=1e-5)
+    for name, wanted in zip(parts, torch.autograd.grad(heads, list(parts.values()), cotangent), strict=True):
+        torch.testing.assert_close(found[name].double(), wanted, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_second_derivatives_and_transforms_are_refused(device):
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    heads, _ = attend(**built, backend="triton")
+    (gradient,) = torch.autograd.grad(heads.pow(2).sum(), [built["q"]], create_graph=True)
+    with pytest.raises(NotImplementedError, match=r'the triton backend .* choose backend="reference"'):
+        gradient.sum().backward()
+    with pytest.raises(NotImplementedError, match='choose backend="reference"'):
+        torch.func.vmap(lambda v: attend(**built | {"v": v}, backend="triton")[0])(built["v"][None])
+
+
+def test_compiled_code_around_it_gives_the_same(device):
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    mixing = built.pop("mixing")
+
+    def doubled(q, weight):
+        return attend(**built | {"q": 2 * q, "mixing": StaticMixing(weight)}, backend="triton")[0] * 2
+
+    # "eager" stands for any compiler: what is tested is that tracing goes round the kernels
+    heads = torch.compile(doubled, backend="eager")(built["q"], mixing.weight)
+    expected = doubled(built["q"], mixing.weight)
+    torch.testing.assert_close(heads, expected)
+    found, wanted = (torch.autograd.grad(result.sum(), [built["q"], mixing.weight]) for result in (heads, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads"])
+def test_a_layer_computes_by_it(preset, device):
+    layers = []
+    for backend in ("triton", "reference"):
+        torch.manual_seed(0)
+        layers.append(
+            build_attention(preset, embed_dim=32, num_heads=4, self_attention=True, backend=backend).to(device)
+        )
+    x = torch.randn(18, 2, 32, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+    padding = torch.zeros(2, 18, dtype=torch.bool, device=device)
+    padding[1, -4:] = True
+    results = []
+    for layer in layers:
+        output, _ = layer(x, x, x, key_padding_mask=padding, attn_mask=CAUSAL, need_weights=False)
+        gradients = torch.autograd.grad(output.pow(2).sum(), [x, *layer.parameters()])
+        results.append((output, *gradients))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wrong_kernels_are_noticed_and_blocks_compute_instead(device, checked, monkeypatch):
+    from fairseq_lowrank.ops.attention import launch
+
+    right = launch._matrix
+
+    def unmixed(mixing):
+        """M's first column is that of the second head."""
+        matrix = right(mixing)
+        return matrix if mixing is None else matrix._replace(column=0)
+
+    monkeypatch.setattr(launch, "_matrix", unmixed)
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    with pytest.warns(
+        RuntimeWarning, match=r"the triton backend of attention is wrong here \(heads by .*'blocked' computes"
+    ):
+        found = values_and_gradients(built, "triton")
+    expected = values_and_gradients(built, "blocked")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values_and_gradients(built, "triton")  # said once
+
+
+def test_kernels_that_do_not_run_are_noticed(device, checked, monkeypatch):
+    from fairseq_lowrank.ops.attention import launch
+
+    def broken(kernel):
+        raise RuntimeError("out of resources: shared memory")
+
+    monkeypatch.setattr(launch.Kernel, "run", broken)
+    monkeypatch.setattr(launch.Launch.__init__, "__defaults__", (broken,))
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    with pytest.warns(RuntimeWarning, match=r"\(RuntimeError: out of resources: shared memory\)"):
+        found = values_and_gradients(built, "triton")
+    expected = values_and_gradients(built, "blocked")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_right_kernels_pass_their_check_once_for_each_composition(device, checked, monkeypatch):
+    tried = []
+    monkeypatch.setattr(selfcheck, "mismatch", lambda call: tried.append(call) or MISMATCH(call))
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    for length in (5, 7, 5):
+        attend(**built | {name: built[name][:, :, :length] for name in "qkv"}, backend="triton")
+    assert len(tried) == 1
+    attend(**built | {"activation": "sigsoftmax"}, backend="triton")
+    assert len(tried) == 2
+
+
+def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
+    assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32", "--seed", "8"]) == 0
+    assert "2 random cases: all right" in capsys.readouterr().out
+    monkeypatch.setattr(selfcheck, "mismatch", lambda call: "k by 0.3")
+    assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32"]) == 1
+    assert "2 of 2 random cases are wrong" in capsys.readouterr().out
+
+
+def test_what_it_cannot_compute_is_said(device):
+    plain = problem(device)
+    assert triton.cannot(call_of(**plain)) is None
+    for options, reason in [
+        ({"need_weights": True}, "the attention weights"),
+        ({"score_bias": torch.zeros(1)}, "a score_bias"),
+        ({"mask": AttentionMask(additive=torch.zeros(1, requires_grad=True))}, "a gradient of the float mask"),
+        ({"before": mixing_of("positionwise", torch.randn, (1, HEADS, LENGTH, LENGTH))}, "before the softmax"),
+    ]:
+        assert reason in triton.cannot(call_of(**plain | options))
+    many = torch.zeros(1, 33, 2, 4)
+    assert triton.cannot(call_of(many, many)) is None
+    assert "33 heads (of 2 to 32 alone)" in triton.cannot(call_of(many, many, mixing=StaticMixing(torch.eye(33))))
+    wide = torch.zeros(1, 2, 2, 129)
+    assert "of size 129 (of up to 128 alone)" in triton.cannot(call_of(wide, wide))
+
+    assert "scores other than dot products" in triton.cannot(AttentionCall(object(), wide))
+
+
+def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
+    from fairseq_lowrank.cli import env
+
+    calls = {"mixhead-a": None, "mixhead-b": None}
+    monkeypatch.setattr(selfcheck, "common_calls", lambda device: calls)
+    assert [state for _, state in env.kernels()] == ["checked against the reference: right"]
+    monkeypatch.setattr(selfcheck, "mismatch", lambda call: "q by 0.3")
+    (row,) = env.kernels()
+    assert row[1] == "wrong, so that blocked computes instead: mixhead-a (q by 0.3); mixhead-b (q by 0.3)"
+
+
+def test_common_layers_pass_the_check(device):
+    call = selfcheck.common_calls(torch.device(device))["mixhead-b"]
+    assert MISMATCH(call) is None
