@@ -16,4 +16,4 @@ for pieces in 257 2000; do
     for rank in 4 16 64; do row v$pieces-r$rank --embed-rank $rank; done
     row v$pieces-whole
 done
-language_model_rows
+loss_on_blocks

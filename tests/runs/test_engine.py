@@ -225,6 +225,13 @@ def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(recipe, sett
         engine(own, settings).spectra("spectra", ["mqa"])
 
 
+def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
+    own, dry = recipe(mha="--attention mha"), settings(dry_run=True)
+    assert engines.Engine(own, dry).spectra("spectra", ["--random-mixing", "mha"]) == 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "--labels mha --subset test" in said and "--random-mixing --output" in said
+
+
 def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(recipe, settings, engine, quick):
     own, settings = recipe(mha="--attention mha"), settings()
     with training.lock(own.run(own.rows["mha"], settings).folder):
