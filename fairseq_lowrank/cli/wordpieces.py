@@ -3,7 +3,7 @@
   fairseq-lowrank wordpieces bert-base/wordpieces.json train.txt --output train.pieces
   fairseq-preprocess --only-source --srcdict bert-base/dict.txt --trainpref train.pieces …
 
-The file of word pieces is written by import-bert, and by the preparation of corpora with --wordpieces.
+The file of word pieces is written by import-bert.
 """
 
 from pathlib import Path

@@ -179,40 +179,23 @@ class WordPieces:
     unknown = "[UNK]"
 
     @classmethod
-    def train(cls, inputs: Iterable[Path], model: Path, size: int, **normalisation) -> None:
-        """Learn a vocabulary of `size` pieces over `inputs`; options as of :meth:`save`."""
-        from tokenizers.trainers import WordPieceTrainer
-
-        pieces = cls._tokenizer({cls.unknown: 0}, **normalisation)
-        trainer = WordPieceTrainer(vocab_size=size, special_tokens=[cls.unknown], show_progress=False)
-        pieces.train_from_iterator((line for path in inputs for line in read_lines(path)), trainer)
-        if pieces.get_vocab_size() > size:
-            raise ValueError(f"cannot learn {size} pieces from this text: it has {pieces.get_vocab_size()} characters")
-        with whole_file(model) as file:
-            file.write(pieces.to_str())
-
-    @classmethod
     def save(cls, words: Iterable[str], model: Path, **normalisation) -> None:
         """Write the file that cuts by a vocabulary as published, a word for each line of vocab.txt.
 
         Args:
             lowercase, strip_accents, handle_chinese_chars: as transformers' tokenizer has them.
         """
-        pieces = cls._tokenizer({word: index for index, word in enumerate(words)}, **normalisation)
-        with whole_file(model) as file:
-            file.write(pieces.to_str())
-
-    @classmethod
-    def _tokenizer(cls, vocabulary: dict[str, int], **normalisation):
         from tokenizers import Tokenizer
         from tokenizers.models import WordPiece
         from tokenizers.normalizers import BertNormalizer
         from tokenizers.pre_tokenizers import BertPreTokenizer
 
+        vocabulary = {word: index for index, word in enumerate(words)}
         pieces = Tokenizer(WordPiece(vocabulary, unk_token=cls.unknown, max_input_chars_per_word=100))
         pieces.normalizer = BertNormalizer(clean_text=True, **normalisation)
         pieces.pre_tokenizer = BertPreTokenizer()
-        return pieces
+        with whole_file(model) as file:
+            file.write(pieces.to_str())
 
     def __init__(self, model: Path):
         from tokenizers import Tokenizer
