@@ -112,6 +112,7 @@ def ours(name: str, options: argparse.Namespace, device: str | None = None) -> M
         options.heads,
         self_attention=True,
         dropout=options.dropout,
+        max_positions=max(options.lengths),
         backend=backend or "auto",
         device=device,
         **axes,

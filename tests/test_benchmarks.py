@@ -49,6 +49,10 @@ def test_a_layer_is_named_by_its_preset_and_axes(capsys):
         "sigsoftmax",
         "reference",
     )
+    synthesizer = attention.ours(
+        "mha:score=synthesizer-dense", attention.parse(["--baseline", "mha", "--lengths", "9"])
+    )
+    assert synthesizer.score.max_positions == 9
     for name, message in (
         ("gqa", "needs a number of key and value heads"),
         ("gqa:key_value_heads=3", "expected a divisor of num_heads=8"),

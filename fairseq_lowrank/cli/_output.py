@@ -133,4 +133,4 @@ def table(header: list[str], rows: list[list]) -> str:
 def axes_table(columns: dict[str, dict]) -> str:
     """What attention is made of, a row an axis: ``columns`` holds the axes of each site, or other place, by its name."""
     names = dict.fromkeys(name for axes in columns.values() for name in axes)
-    return table(["", *columns], [[name, *(axes.get(name, "") for axes in columns.values())] for name in names])
+    return table(["", *columns], [[name, *(axes.get(name) or "" for axes in columns.values())] for name in names])

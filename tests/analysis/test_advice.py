@@ -6,6 +6,7 @@ import pytest
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.advice import checks
 from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
+from fairseq_lowrank.analysis.advice.remedies import cached
 from fairseq_lowrank.analysis.architecture import build, parse
 from fairseq_lowrank.analysis.parameters import count
 
@@ -360,6 +361,8 @@ def test_fewer_keys_are_offered_with_what_they_keep_of_a_token(flags, grouped, o
 
 
 def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
+    random = ["--attention-score", "synthesizer-random", "--attention", "mqa"]
+    assert cached(build(parse(LM, random), 1000)) == cached(build(parse(LM, ["--attention", "mqa"]), 1000)) / 2
     for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
 

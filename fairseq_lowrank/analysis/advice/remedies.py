@@ -129,8 +129,8 @@ def as_flags(changes: dict[str, object]) -> str:
 
 def cached(model: nn.Module) -> int:
     """The numbers that a model keeps of each token while it decodes."""
-    projections = [layer.module.projection for layer in attention_layers(model) if layer.site == "decoder"]
-    return sum(each.memory_heads * sum(each.memory_sizes.values()) for each in projections)
+    layers = [layer.module for layer in attention_layers(model) if layer.site == "decoder"]
+    return sum(layer.projection.memory_heads * sum(layer.score.memory_sizes.values()) for layer in layers)
 
 
 def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
