@@ -87,10 +87,14 @@ def declared():
     def read(recipe: str) -> dict[str, list[str]]:
         if recipe not in found:
             environment = dict(os.environ) | {"DRY_RUN": "1", "THREADS": "1", "LOWRANK_WORK": "/nowhere"}
-            done = subprocess.run(["bash", EVIDENCE / recipe], env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                ["bash", EVIDENCE / recipe], env=environment, capture_output=True, text=True, check=True
+            )
             words = [shlex.split(line) for line in done.stderr.splitlines() if line.startswith("+ fairseq-train ")]
             found[recipe] = {
-                Path(line[line.index("--save-dir") + 1]).parent.name.split("-seed")[0]: line[line.index("--save-dir") + 2 :]
+                Path(line[line.index("--save-dir") + 1]).parent.name.split("-seed")[0]: line[
+                    line.index("--save-dir") + 2 :
+                ]
                 for line in words
             }
         return found[recipe]

@@ -76,7 +76,9 @@ def run(args) -> None:
     measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
-        raise ValueError("--random-mixing: no checkpoint has static mixing (--attention mixhead-a or --head-mixing static)")
+        raise ValueError(
+            "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or --head-mixing static)"
+        )
     _output.show(args, results, as_text(results))
     figures = {}
     if args.output:

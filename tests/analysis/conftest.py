@@ -23,7 +23,14 @@ def trained(tmp_path_factory, translation_data, language_model_data):
     flags = {
         "stock": [translation_data, "--arch", "transformer_iwslt_de_en", *SMALL],
         "mhe": [translation_data, "--arch", "lowrank_transformer_iwslt_de_en", "--attention", "mhe-mul", *SMALL],
-        "mixhead-a": [translation_data, "--arch", "lowrank_transformer_iwslt_de_en", "--attention", "mixhead-a", *SMALL],
+        "mixhead-a": [
+            translation_data,
+            "--arch",
+            "lowrank_transformer_iwslt_de_en",
+            "--attention",
+            "mixhead-a",
+            *SMALL,
+        ],
         "mixhead-b": [
             *(language_model_data, "--task", "language_modeling", "--arch", "lowrank_transformer_lm"),
             *("--attention", "mixhead-b", *SMALL_LM),
