@@ -4,7 +4,7 @@
 #   PAPER=mixhead TABLE=table4 CORPUS=iwslt14
 #   COMMON=(--max-tokens 4096 …)                               flags of fairseq-train
 #   row h4-mha --arch lowrank_transformer_iwslt_de_en --attention mha
-#   translation_rows                                           or language_model_rows
+#   translation_rows                                           or language_model_rows, fine_tuning_rows
 #
 # Two things that a recipe may set beside: PLUGIN, a folder of the repository that fairseq gets as --user-dir in place of the
 # package; FIT=2000, for losses a sentence on that many training pairs without dropout, on the validation and on the test set.
@@ -28,8 +28,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
 switch DRY_RUN
-ROW_NAMES=() KIND=""
-declare -A ROW_FLAGS ROW_CORPUS
+ROW_NAMES=() PRETRAININGS=() KIND="" BASE=""
+declare -A ROW_FLAGS ROW_CORPUS ROW_BASE
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
 
@@ -55,12 +55,20 @@ fi
 
 # ---- what recipes call
 
-# row NAME FLAGS…: declare a row, trained on the CORPUS that is set now.
+# row NAME FLAGS…: declare a row, trained on the CORPUS that is set now. LABEL@TASK is a table's row LABEL fine-tuned for a
+# task, from the pre-training BASE that is set now.
 row() {
     ROW_NAMES+=("$1")
     ROW_CORPUS["$1"]="$CORPUS"
+    ROW_BASE["$1"]="$BASE"
     ROW_FLAGS["$1"]="${*:2}"
 }
+
+# pretraining NAME FLAGS…: declare what rows start from, trained once on the CORPUS that is set now, and with seed 1.
+pretraining() { PRETRAININGS+=("$(printf 'pretraining\t%s\t%s\t%s' "$1" "$CORPUS" "${*:2}")"); }
+
+# published NAME CHECKPOINT FLAGS…: the same of a published model, which only trials train.
+published() { PRETRAININGS+=("$(printf 'pretraining\t%s\t%s\t%s\t%s' "$1" "$CORPUS" "${*:3}" "$2")"); }
 
 # heads N: N attention heads in encoder and decoder.
 heads() { echo "--encoder-attention-heads $1 --decoder-attention-heads $1"; }
@@ -117,6 +125,12 @@ masked_language_model_rows() {
     engine rows
 }
 
+# fine_tuning_rows: run the rows, each after the pre-training that it starts from, and score them with the task's own measures.
+fine_tuning_rows() {
+    KIND=fine-tuning
+    engine rows
+}
+
 # report OPTIONS…: the results of this paper beside the published values.
 report() { engine report "$@"; }
 
@@ -142,6 +156,9 @@ engine() {
         printf 'paper\t%s\ntable\t%s\nsplit\t%s\n' "$PAPER" "$TABLE" "${SPLIT:-test}"
         printf 'plugin\t%s\nfit\t%s\n' "${PLUGIN:-fairseq_lowrank}" "${FIT:-0}"
         printf 'common\t%s\n' "${COMMON[*]}"
-        for name in "${ROW_NAMES[@]}"; do printf 'row\t%s\t%s\t%s\n' "$name" "${ROW_CORPUS[$name]}" "${ROW_FLAGS[$name]}"; done
+        if ((${#PRETRAININGS[@]})); then printf '%s\n' "${PRETRAININGS[@]}"; fi
+        for name in "${ROW_NAMES[@]}"; do
+            printf 'row\t%s\t%s\t%s\t%s\n' "$name" "${ROW_CORPUS[$name]}" "${ROW_FLAGS[$name]}" "${ROW_BASE[$name]}"
+        done
     } | python -m fairseq_lowrank.runs --kind "$KIND" --root "$ROOT" "$@"
 }

@@ -89,3 +89,53 @@ EVIDENCE=(
 decayed() {
     echo "--lr $1 --lr-scheduler polynomial_decay --warmup-updates $(($2 / 10)) --total-num-update $2 --max-update $2"
 }
+
+# Pre-training as BERT's (Devlin et al., 2019, A.2): masked words and next sentences, Adam, 10,000 of 1M updates to warm up, 256 sequences of 512 an
+# update (of which theirs have 128 tokens in the first nine tenths). Its text, Wikipedia and BookCorpus, is not published as one:
+# raw WikiText-103 in 30,000 sub-words takes its place, whose lines are paragraphs.
+BERT_PRETRAINING=(
+    --task bert_pretraining --criterion bert_pretraining --tokens-per-sample 512 --max-positions 512
+    --dropout 0.1 --attention-dropout 0.1 --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+    --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 1000000 --max-update 1000000
+    $(batch 8192 131072 512) "${WHOLE_STEPS[@]}" --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
+)
+BERT_CORPUS=wikitext-103-bpe30000
+
+# Fine-tuning as BERT's (Devlin et al., 2019, A.3, and their published code): Adam, dropout 0.1, a tenth of the updates to warm up
+# and then down to 0. Kept is the checkpoint that does best on validation, after each epoch.
+FINE_TUNING=(
+    --dropout 0.1 --attention-dropout 0.1 --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
+    --lr-scheduler polynomial_decay --no-epoch-checkpoints
+)
+
+# Training examples of each task (of SQuAD windows of 384 tokens, 128 apart, about), as published.
+declare -A EXAMPLES=(
+    [glue-cola]=8551 [glue-sst-2]=67349 [glue-mrpc]=3668 [glue-sts-b]=5749 [glue-qqp]=363846 [glue-mnli]=392702 [glue-qnli]=104743
+    [glue-rte]=2490 [glue-wnli]=635 [superglue-boolq]=9427 [superglue-cb]=250 [superglue-rte]=2490 [superglue-wic]=5428
+    [superglue-multirc]=27243 [squad-1.1]=88641 [squad-2.0]=132335 [sentence-polarity]=8530 [rte]=3031
+)
+
+# updates EXAMPLES EPOCHS BATCH: flags of that many epochs, split over the GPUs.
+updates() {
+    local gpus=$((GPU_COUNT > 1 ? GPU_COUNT : 1)) count=$((($1 * $2 + $3 - 1) / $3))
+    echo "--batch-size $((($3 + gpus - 1) / gpus)) --max-update $count --total-num-update $count --warmup-updates $(((count + 9) / 10))"
+}
+
+# fine_tune LABEL FORM SUFFIX EPOCHS FLAGS…: declare the row LABEL@TASK on a corpus of EXAMPLES, in batches of 32 (BERT's), cut
+# into pieces as SUFFIX of the corpus's name says.
+fine_tune() {
+    local CORPUS="$2$3"
+    row "$1@${2#glue-}" "${@:5}" $(updates "${EXAMPLES[$2]}" "$4" 32)
+}
+
+# A small BERT on the Brown corpus, for pre-training and for what starts from it. Sizes, rates and updates are ours.
+BROWN_BERT_MODEL=(
+    --arch lowrank_bert_base --max-positions 128
+    --encoder-layers 4 --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --encoder-attention-heads 8
+)
+BROWN_BERT=(
+    "${BROWN_BERT_MODEL[@]}" --task bert_pretraining --criterion bert_pretraining --tokens-per-sample 128
+    --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-06 --weight-decay 0.01 --clip-norm 1.0
+    --lr 1e-3 --lr-scheduler polynomial_decay --warmup-updates 200 --total-num-update 2000 --max-update 2000
+    $(batch 4096 4096 128) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
+)

@@ -7,13 +7,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=brown TABLE=pretraining CORPUS=brown-bpe8000
-COMMON=(
-    --task bert_pretraining --criterion bert_pretraining --arch lowrank_bert_base --tokens-per-sample 128 --max-positions 128
-    --encoder-layers 4 --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --encoder-attention-heads 8
-    --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-06 --weight-decay 0.01 --clip-norm 1.0
-    --lr 1e-3 --lr-scheduler polynomial_decay --warmup-updates 200 --total-num-update 2000 --max-update 2000
-    $(batch 4096 4096 128) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
-)
+COMMON=("${BROWN_BERT[@]}")
 for attention in mha mixhead-a mixhead-b mixhead-random avghead gain talking-heads; do row $attention --attention $attention; done
 row fixedhead --attention fixedhead --head-dim 128
 row gqa --attention gqa --key-value-heads 2

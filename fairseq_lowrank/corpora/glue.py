@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, Corpus
 from fairseq_lowrank.corpora.fetch import gather
-from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY
+from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
 from fairseq_lowrank.corpora.text import read_lines, say
 
@@ -86,7 +86,7 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
     """
     rows = csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
     bare = published.bare if split.startswith(("train", "valid")) else None
-    header = [] if bare else [name.strip().replace(" ", "_") for name in next(rows)]
+    header = [] if bare else [name.strip("\ufeff ").replace(" ", "_") for name in next(rows, [])]
     places = bare or {name: place for place, name in enumerate(header)}
     labelled = not split.startswith("test")
     wanted = [*published.columns, *([published.target] if labelled else [])]
@@ -125,7 +125,8 @@ CORPUS = Corpus(
     prepare=glue,
     arguments=(
         Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="which one (default: %(default)s)"),
-    )
-    + (PIECES_OF, VOCABULARY),
+        PIECES_OF,
+        BERT,
+    ),
     training=lambda values: TASKS[values["task"]].task.training,
 )

@@ -6,30 +6,34 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_lowrank.corpora.corpus import Argument, published_folder, work_folder
-from fairseq_lowrank.corpora.text import BytePieces
+from fairseq_lowrank.corpora.corpus import Argument, work_folder
+from fairseq_lowrank.corpora.text import BytePieces, WordPieces
 
 PIECES_OF = Argument(
     "--pieces-of",
     part="-by-{}",
     value="[a-z0-9][a-z0-9.-]*",
     metavar="FORM",
-    help="cut into the sub-words of a corpus that is prepared, such as brown-bpe8000 (default: word pieces of --vocabulary)",
+    help="cut into the sub-words of a corpus that is prepared, such as brown-bpe8000 (default: the word pieces of --bert)",
 )
-VOCABULARY = Argument(
-    "--vocabulary",
-    metavar="FILE",
-    help="BERT's vocab.txt, where no --pieces-of is given (default: $LOWRANK_DATA/bert-base-uncased/vocab.txt)",
+BERT = Argument(
+    "--bert",
+    metavar="DIR",
+    help="where `fairseq-lowrank import-bert` put a published BERT, whose word pieces are taken where no --pieces-of is given "
+    "(default: $LOWRANK_WORK/bert-base)",
 )
-# A run of letters, digits and marks, also over one of ' ’ - . & / , _ inside it, or any other character by itself.
-WORD = r"[\w\p{M}]+(?:['’.&/,_-][\w\p{M}]+)*|[^\w\s\p{M}]\p{M}*|\p{M}+"
+# A run of letters, digits and marks, or any other sign by itself. In sentences, as in the Brown corpus, one of ' ’ . & / , _ -
+# inside a run belongs to it (37.80, Atlanta's); an answer may begin and end at each sign.
+LETTERS, SIGN = r"[\w\p{M}\p{N}]+", r"[^\w\s\p{M}\p{N}]\p{M}*"
+IN_SENTENCES = rf"{LETTERS}(?:['’.&/,_-]{LETTERS})*|{SIGN}"
+IN_PARAGRAPHS = rf"{LETTERS}|{SIGN}"
 
 
-def words(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text begin and end; signs are words of their own, except inside one (37.80, Atlanta's)."""
+def words(text: str, pattern: str = IN_PARAGRAPHS) -> list[tuple[int, int]]:
+    """Where the words of a text begin and end."""
     import regex
 
-    return [match.span() for match in regex.finditer(WORD, text)]
+    return [match.span() for match in regex.finditer(pattern, text)]
 
 
 class Cutter:
@@ -49,31 +53,32 @@ class Cutter:
             self.known[word] = self.pieces(word).split()
         return self.known[word]
 
-    def __call__(self, line: str) -> str:
-        return " ".join(piece for start, end in words(line) for piece in self.word(line[start:end]))
+    def __call__(self, line: str, pattern: str = IN_SENTENCES) -> str:
+        return " ".join(piece for start, end in words(line, pattern) for piece in self.word(line[start:end]))
 
 
 def cutter_and_dictionary(args: argparse.Namespace) -> tuple[Cutter, Path]:
-    """What cuts text as the arguments :data:`PIECES_OF` and :data:`VOCABULARY` say, and the dictionary of its pieces.
+    """What cuts text as the arguments :data:`PIECES_OF` and :data:`BERT` say, and the dictionary of its pieces.
 
     Raises:
-        ValueError: the corpus, or the vocabulary, is not there.
+        ValueError: the corpus, or the published BERT, is not there.
     """
     if args.pieces_of:
         folder = work_folder() / "data" / args.pieces_of
         model, dictionary = folder / "bpe.model", folder / "bin" / "dict.txt"
-        if not (model.exists() and dictionary.exists()):
-            raise ValueError(
-                f"--pieces-of {args.pieces_of}: {folder} is not prepared, or not cut into sub-words; expected the name of such a "
-                "corpus, such as brown-bpe8000, after scripts/prepare.sh brown-bpe8000"
-            )
-        return Cutter(BytePieces(model)), dictionary
-    vocabulary = Path(args.vocabulary or published_folder() / "bert-base-uncased" / "vocab.txt")
-    if not vocabulary.is_file():
-        raise ValueError(
-            f"{vocabulary} is not there: put the vocab.txt of a published BERT there, say where it is with --vocabulary FILE, or "
-            "cut as a corpus is with --pieces-of, such as brown-bpe8000"
+        missing = (
+            f"--pieces-of {args.pieces_of}: {folder} is not prepared, or not cut into sub-words; expected the name of such a "
+            "corpus, such as brown-bpe8000, after scripts/prepare.sh brown-bpe8000"
         )
-    dictionary = args.output / "dict.txt"
-    write_dictionary(read_lines(vocabulary), dictionary)
-    return Cutter(WordPieces(vocabulary)), dictionary
+    else:
+        folder = Path(args.bert or work_folder() / "bert-base")
+        model, dictionary = folder / "wordpieces.json", folder / "dict.txt"
+        missing = (
+            f"{folder} holds no wordpieces.json and dict.txt: make them of a published BERT with fairseq-lowrank import-bert FOLDER "
+            f"--output {folder}, say with --bert where they are, or cut as a corpus is with --pieces-of, such as brown-bpe8000"
+        )
+    if not (model.is_file() and dictionary.is_file()):
+        raise ValueError(missing)
+    with open(model, "rb") as file:
+        kind = WordPieces if file.read(1) == b"{" else BytePieces
+    return Cutter(kind(model)), dictionary

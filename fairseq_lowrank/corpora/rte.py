@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from fairseq_lowrank.corpora.corpus import Corpus
 from fairseq_lowrank.corpora.fetch import gather
-from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY
+from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
 
 URLS = {"https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/rte.zip": None}
@@ -54,7 +54,7 @@ def rte(args: argparse.Namespace) -> Path:
 CORPUS = Corpus(
     name="rte",
     prepare=rte,
-    arguments=(PIECES_OF, VOCABULARY),
+    arguments=(PIECES_OF, BERT),
     trial={},
     training=lambda values: TASK.training,
 )

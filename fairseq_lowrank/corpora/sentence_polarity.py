@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Corpus
 from fairseq_lowrank.corpora.fetch import gather
-from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY
+from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
 
 URLS = {"https://www.cs.cornell.edu/people/pabo/movie-review-data/rt-polaritydata.tar.gz": None}
@@ -42,7 +42,7 @@ def sentence_polarity(args: argparse.Namespace) -> Path:
 CORPUS = Corpus(
     name="sentence-polarity",
     prepare=sentence_polarity,
-    arguments=(PIECES_OF, VOCABULARY),
+    arguments=(PIECES_OF, BERT),
     trial={},
     training=lambda values: TASK.training,
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, Corpus
 from fairseq_lowrank.corpora.fetch import gather, make
-from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY, Cutter, cutter_and_dictionary, words
+from fairseq_lowrank.corpora.pieces import BERT, IN_PARAGRAPHS, PIECES_OF, Cutter, cutter_and_dictionary, words
 from fairseq_lowrank.corpora.sentences import binarise_splits
 from fairseq_lowrank.corpora.steps import check_settings
 from fairseq_lowrank.corpora.text import read_lines, whole_file
@@ -88,7 +88,7 @@ def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutte
             texts.write(" ".join(piece for word in cut for piece in word) + "\n")
             asked = []
             for question in paragraph["qas"]:
-                questions.write(cutter(" ".join(question["question"].split())) + "\n")
+                questions.write(cutter(question["question"], IN_PARAGRAPHS) + "\n")
                 # 2.0 gives plausible answers to what has none; they do not count
                 right = [] if question.get("is_impossible") else question["answers"]
                 asked.append({"id": question["id"], "answers": [[one["answer_start"], one["text"]] for one in right]})
@@ -128,7 +128,7 @@ CORPUS = Corpus(
     arguments=(
         Argument("--version", part="-{}", choices=tuple(TASKS), default="1.1", help="which one (default: %(default)s)"),
         PIECES_OF,
-        VOCABULARY,
+        BERT,
     ),
     stand_in=lambda values: "xquad-unanswerable" if values["version"] == "2.0" else "xquad",
     training=lambda values: TASKS[values["version"]].training,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, Corpus
 from fairseq_lowrank.corpora.fetch import gather
-from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY
+from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
 from fairseq_lowrank.corpora.text import read_lines
 
@@ -53,7 +53,11 @@ TASKS: dict[str, tuple[str, SentenceTask, Callable[[dict], Iterator[Example]]]] 
         ),
         entailment,
     ),
-    "rte": ("RTE", SentenceTask("rte", ("entailment", "not_entailment"), server={"test": "RTE.jsonl"}), entailment),
+    "rte": (
+        "RTE",
+        SentenceTask("superglue-rte", ("entailment", "not_entailment"), server={"test": "RTE.jsonl"}),
+        entailment,
+    ),
     "wic": ("WiC", SentenceTask("wic", TRUTH, server={"test": "WiC.jsonl"}, answers=SPELT), wic),
     "multirc": ("MultiRC", SentenceTask("multirc", TRUTH, ("f1",)), multirc),
 }
@@ -87,7 +91,7 @@ CORPUS = Corpus(
     arguments=(
         Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="which one (default: %(default)s)"),
         PIECES_OF,
-        VOCABULARY,
+        BERT,
     ),
     training=lambda values: TASKS[values["task"]][1].training,
 )

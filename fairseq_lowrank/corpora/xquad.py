@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, Corpus
 from fairseq_lowrank.corpora.fetch import gather
-from fairseq_lowrank.corpora.pieces import PIECES_OF, VOCABULARY
+from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.squad import QuestionTask, lay_out_questions, read_paragraphs
 
 URLS = {"https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json": None}
@@ -49,7 +49,7 @@ CORPUS = Corpus(
     arguments=(
         Argument("--unanswerable", action="store_true", part="-unanswerable", help="questions without an answer too"),
         PIECES_OF,
-        VOCABULARY,
+        BERT,
     ),
     trial={},
     training=lambda values: QuestionTask("xquad").training,

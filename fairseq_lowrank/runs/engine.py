@@ -50,7 +50,8 @@ class Engine:
         ours = {"paper": self.recipe.paper, "table": self.recipe.table}
         ours |= {"seed": self.settings.seed, "smoke": self.settings.smoke}
         lines = read_results(self.results, complain)
-        return {line["row"]: line for line in lines if all(line[key] == value for key, value in ours.items())}
+        lines = [line for line in lines if all(line[key] == value for key, value in ours.items())]
+        return {line["row"] + (f"@{line['task']}" if "task" in line else ""): line for line in lines}
 
     def say_done(self, run: Run, line: dict) -> None:
         flags = shlex.split(line["flags"]) if isinstance(line["flags"], str) else line["flags"]
@@ -59,7 +60,10 @@ class Engine:
         say(f"{run}: done already{with_others}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
 
     def run_row(self, run: Run, *, scored: bool = True) -> None:
-        """Train a run and, if `scored`, append its line; where another process is at it, say so and do nothing."""
+        """Train a run, and first what it starts from, and, if `scored`, append its line; where another process is at it, say so
+        and do nothing."""
+        if run.base and not self.pretrain(run.base):
+            return
         self.prepare(run.corpus)
         if self.settings.dry_run:
             self.train_and_score(run, scored)
@@ -71,6 +75,26 @@ class Engine:
                 self.say_done(run, line)  # by another process, since this one looked
             else:
                 self.train_and_score(run, scored, handle)
+
+    def pretrain(self, run: Run) -> bool:
+        """Train what others start from, unless a published checkpoint stands for it; whether it is there then."""
+        if run.published:
+            if not (self.settings.dry_run or run.published.is_file()):
+                raise ValueError(
+                    f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "
+                    f"{run.published.parent}"
+                )
+            return True
+        self.prepare(run.corpus)
+        if self.settings.dry_run:
+            train(run, self.settings, self.root, self.commands)
+            return True
+        with lock(run.folder) as handle:
+            if handle is None:
+                say(f"pre-training {run}: another process is at it")
+                return False
+            train(run, self.settings, self.root, self.commands, handle)
+        return True
 
     def train_and_score(self, run: Run, scored: bool, handle: int | None = None) -> None:
         train(run, self.settings, self.root, self.commands, handle)
@@ -103,16 +127,17 @@ class Engine:
         line = {
             "paper": self.recipe.paper,
             "table": self.recipe.table,
-            "row": run.row,
+            "row": self.recipe.rows[run.row].label,
+            **({"task": run.row.partition("@")[2], "pretraining": pretraining(run.base)} if run.base else {}),
             "position": list(self.recipe.rows).index(run.row),  # among the recipe's rows, for reports
             "architecture": last_value(run.flags, "--arch", ""),
             "flags": shlex.join(run.flags),
             "seed": run.seed,
             **trained,
             "attention_parameters": attention_parameters(run.best, run.data / "bin"),
-            **found,
             **self.losses_of(run),
             "split": self.recipe.split,
+            **found,
             **{key: starts[-1][key] for key in ("commit", "machine", "versions")},
             "alone": all(start["alone"] for start in starts),
             "smoke": self.settings.smoke,
@@ -203,3 +228,13 @@ class Engine:
 
         self.import_plugin()
         return cli.main(words)
+
+
+def pretraining(run: Run) -> dict:
+    """What a line says of the pre-training that its run starts from."""
+    if run.published:
+        return {"row": run.row, "published": run.published.parent.name}
+    trained = read_training_log(run.log)
+    loss = trained["epochs"][-1]["valid_loss"]
+    flags = {"corpus": run.corpus, "flags": shlex.join(run.flags)}
+    return {"row": run.row, **flags, "updates": trained["updates"], "valid_loss": loss}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from fairseq_lowrank.corpora.catalogue import CORPORA, parse
+from fairseq_lowrank.corpora.catalogue import parse
 from fairseq_lowrank.runs.settings import Settings
 
 LOGGING = ("--no-progress-bar", "--log-format", "simple", "--log-interval", "50")
@@ -24,11 +24,21 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row as declared: its corpus's name and its own flags of fairseq-train."""
+    """A row as declared: its corpus's name and its own flags of fairseq-train.
+
+    Of a row that is fine-tuned, `base` names the pre-training that it starts from; LABEL@TASK is its name, so that a table's row
+    LABEL has a training for each task. Of a pre-training, `checkpoint` is a published one that takes its place, if any.
+    """
 
     name: str
     corpus: str
     flags: tuple[str, ...]
+    base: str = ""
+    checkpoint: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name.partition("@")[0]
 
 
 def _pairs(text: str) -> int:
@@ -58,36 +68,48 @@ class Recipe:
     fit: int = 0
     common: tuple[str, ...] = ()
     rows: dict[str, Row] = field(default_factory=dict)
+    bases: dict[str, Row] = field(default_factory=dict)
 
     @classmethod
     def read(cls, kind: str, root: Path, lines: Iterable[str]) -> Recipe:
-        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `plugin`, `fit`, `common FLAGS`, and for
-        each row `row NAME CORPUS FLAGS`.
+        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `plugin`, `fit`, `common FLAGS`, for each row
+        `row NAME CORPUS FLAGS [BASE]`, and before those that start from it `pretraining NAME CORPUS FLAGS [CHECKPOINT]`.
 
         Raises:
-            ValueError: a row declared twice or with an unknown corpus, or `fit` that is no number.
+            ValueError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
         """
         recipe = cls(kind, root)
         for line in lines:
             key, *values = line.rstrip("\n").split("\t")
-            if key == "row":
-                name, corpus, flags = values
-                if name in recipe.rows:
-                    raise ValueError(f"row '{name}' is declared twice")
-                try:
-                    parse(corpus)
-                except ValueError as error:
-                    raise ValueError(f"row '{name}': {error}") from error
-                recipe.rows[name] = Row(name, corpus, tuple(flags.split()))
+            if key in ("row", "pretraining"):
+                recipe.declare(key, *values)
             else:
                 setattr(recipe, key, READ.get(key, str)(values[0]))
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
             raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
 
+    def declare(self, key: str, name: str, corpus: str, flags: str, start: str = "") -> None:
+        """Add a row, which may start from a pre-training, or a pre-training, for which a checkpoint may stand."""
+        rows, what = (self.rows, "base") if key == "row" else (self.bases, "checkpoint")
+        if name in rows:
+            raise ValueError(f"{key} '{name}' is declared twice")
+        try:
+            parse(corpus)
+        except ValueError as error:
+            raise ValueError(f"{key} '{name}': {error}") from error
+        if key == "row" and start and start not in self.bases:
+            raise ValueError(f"row '{name}': no pre-training '{start}' is declared")
+        rows[name] = Row(name, corpus, tuple(flags.split()), **{what: start})
+
     def select(self, settings: Settings) -> list[Row]:
-        """The rows asked for: ROWS, else the outermost for a smoke run, else all."""
-        names = settings.rows or tuple(self.rows)
+        """The rows asked for, by their names or labels: ROWS, else the outermost for a smoke run, else all."""
+        labels = {
+            row.label: [other for other, one in self.rows.items() if one.label == row.label]
+            for row in self.rows.values()
+        }
+        asked = [name for word in settings.rows for name in ([word] if word in self.rows else labels.get(word, [word]))]
+        names = tuple(asked) or tuple(self.rows)
         if settings.smoke and not settings.rows:
             names = (names[0], names[-1])
         for name in names:
@@ -96,17 +118,37 @@ class Recipe:
         return [self.rows[name] for name in dict.fromkeys(names)]
 
     def run(self, row: Row, settings: Settings) -> Run:
-        """What a row comes to: corpus, flags and folders."""
+        """What a row comes to: corpus, flags and folders, and the run that it starts from."""
         seed = ("--seed", str(settings.seed))
-        flags = [*row.flags, *self.common, *settings.precision, *seed, *LOGGING, *settings.extra]
+        base = self.pretraining(self.bases[row.base], settings) if row.base else None
         corpus, work = row.corpus, settings.work
         if settings.smoke:
-            corpus = smoke_corpus(self.kind, corpus)
+            corpus, work = smoke_corpus(self.kind, corpus, base and base.corpus), work / "smoke"
+        flags = [
+            *row.flags,
+            *self.common,
+            *training_flags(corpus),
+            *settings.precision,
+            *seed,
+            *LOGGING,
+            *settings.extra,
+        ]
+        if settings.smoke:
             flags += SMOKE[self.kind](flags)
-            work = work / "smoke"
         where = work / "runs" / f"{self.paper}-{self.table}"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
-        return Run(row.name, settings.seed, corpus, tuple(flags), data, where, plugin)
+        return Run(row.name, settings.seed, corpus, tuple(flags), data, where, plugin, base)
+
+    def pretraining(self, row: Row, settings: Settings) -> Run:
+        """A pre-training, which all tables of the paper share; its seed is 1, whatever the seeds of what starts from it."""
+        flags = [*row.flags, *settings.precision, "--seed", "1", *LOGGING]
+        corpus, work, published = row.corpus, settings.work, Path(row.checkpoint) if row.checkpoint else None
+        if settings.smoke:
+            corpus, work, published = smoke_corpus("language-model", corpus), work / "smoke", None
+            flags += smoke_masked_language_model(flags)
+        where = work / "runs" / f"{self.paper}-pretraining"
+        data, plugin = settings.work / "data" / corpus, self.root / self.plugin
+        return Run(row.name, 1, corpus, tuple(flags), data, where, plugin, published=published)
 
     def results(self, settings: Settings) -> Path:
         """The file that lines are appended to."""
@@ -116,7 +158,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the folder carries a fingerprint of what its numbers depend on, so other flags have another one."""
+    """One training: the folder carries a fingerprint of what its numbers depend on, so other flags have another one.
+
+    `base` is the run that it starts from; `published` a checkpoint that stands for this run.
+    """
 
     row: str
     seed: int
@@ -125,10 +170,15 @@ class Run:
     data: Path
     where: Path
     plugin: Path
+    base: Run | None = None
+    published: Path | None = None
 
     @cached_property
     def fingerprint(self) -> str:
-        what = json.dumps([self.corpus, sorted(last_values(self.flags).items())])
+        what = [self.corpus, sorted(last_values(self.flags).items())]
+        what = json.dumps(
+            [*what, self.base.published.name if self.base.published else self.base.fingerprint] if self.base else what
+        )
         return hashlib.sha256(what.encode()).hexdigest()[:8]
 
     @property
@@ -152,6 +202,8 @@ class Run:
 
     @property
     def last(self) -> Path:
+        if self.published:
+            return self.published
         return self.folder / "checkpoints" / "checkpoint_last.pt"
 
     def __str__(self) -> str:
@@ -206,29 +258,59 @@ def smoke_language_model(flags: Sequence[str]) -> list[str]:
     return small + (["--embed-rank", "4"] if "--embed-rank" in flags else [])
 
 
-def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
-    width = 32 if "--head-dim" in flags else 4 * int(last_value(flags, "--encoder-attention-heads", "8"))
+def smoke_encoder(flags: Sequence[str]) -> list[str]:
+    # with a free head size, heads need not divide the width
+    width = 32 if "--head-dim" in flags else 4 * int(last_value(flags, "--encoder-attention-heads", "24"))
     small = ["--encoder-layers", "1", "--encoder-embed-dim", str(width), "--encoder-ffn-embed-dim", "64"]
-    small += ["--tokens-per-sample", "64", "--max-tokens", "1024", "--update-freq", "1"]
-    return [*small, "--max-update", "10", "--warmup-updates", "2", "--total-num-update", "10"]
+    small += ["--max-positions", "128", "--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
+    small += ["--head-dim", "8"] if "--head-dim" in flags else []
+    return small + (["--total-num-update", "10"] if "--total-num-update" in flags else [])
+
+
+def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
+    return [*smoke_encoder(flags), "--tokens-per-sample", "64", "--max-tokens", "1024"]
+
+
+def smoke_fine_tuning(flags: Sequence[str]) -> list[str]:
+    batch = ["--batch-size", "8"]
+    return smoke_encoder(flags) + batch + (["--window", "128"] if "question_answering" in flags else [])
 
 
 SMOKE = {
     "translation": smoke_translation,
     "language-model": smoke_language_model,
     "masked-language-model": smoke_masked_language_model,
+    "fine-tuning": smoke_fine_tuning,
 }
-SMOKE_CORPUS = {"translation": "multi30k", "language-model": "brown", "masked-language-model": "brown"}
+SMOKE_CORPUS = {
+    "translation": "multi30k",
+    "language-model": "brown",
+    "masked-language-model": "brown",
+    "fine-tuning": "rte",
+}
 
 
-def smoke_corpus(kind: str, name: str) -> str:
-    """The small form of a corpus, or of a small one in its place, joined or cut into pieces as that one is."""
+def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
+    """The small form of a corpus, or of a small one in its place, joined or cut into pieces as that one is.
+
+    What is fine-tuned is cut into the pieces of the small corpus, `pieces_of`, that it was pre-trained on.
+    """
     corpus, values = parse(name)
     if corpus.trial is None:
-        corpus = CORPORA[SMOKE_CORPUS[kind]]
+        other = corpus.stand_in(values) if corpus.stand_in else SMOKE_CORPUS[kind]
+        corpus, fixed = parse(other)
+        values |= {name: value for name, value in fixed.items() if value}
     if pieces := values.get("pieces"):
         values["pieces"] = min(pieces, 2000)
+    if pieces_of:
+        values["pieces_of"] = pieces_of
     return corpus.form(values | corpus.trial)
+
+
+def training_flags(name: str) -> Sequence[str]:
+    """The flags of fairseq-train that a corpus's task asks for."""
+    corpus, values = parse(name)
+    return corpus.training(values) if corpus.training else ()
 
 
 def last_value(flags: Sequence[str], name: str, default: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -76,10 +77,20 @@ def score_masked_language_model(run: Run, settings: Settings, execute: Execute) 
     return {} if settings.dry_run else read_validation(output)
 
 
+def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
+    """The task's measures on all splits but training's, and predictions of those without labels, for a benchmark's server."""
+    data, output = run.data / "bin", run.folder / "predictions"
+    splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
+    words = ["fairseq-lowrank", "predict", str(run.best), "--data", str(data), "--subset", *splits]
+    execute_anew(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
+    return {} if settings.dry_run else read_scores(output / "scores.json")
+
+
 SCORES = {
     "translation": score_translation,
     "language-model": score_language_model,
     "masked-language-model": score_masked_language_model,
+    "fine-tuning": score_fine_tuning,
 }
 
 
@@ -220,6 +231,32 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
             "sentence_values": [round(value, 3) for value in values.tolist()],
         }
     return found
+
+
+def read_scores(path: Path) -> dict:
+    """The scores that `fairseq-lowrank predict` wrote: `value` on the test part, or on validation where that has no labels.
+
+    `scores` has those of its other parts, and exact match beside the F1 of answers, `measures` all that was measured.
+    """
+    found = {split: one for split, one in json.loads(path.read_text(encoding="utf-8")).items() if one["measures"]}
+    if not found:
+        raise ValueError(f"{path} holds no scores")
+    kind = "test" if "test" in found else "valid"
+    main, further = found[kind], found.get(f"{kind}1")
+    scores = {further["name"]: further["score"]} if further else {}
+    if "em" in main["measures"]:
+        scores[f"{main['name']}-em"] = main["measures"]["em"]
+    rounded = {name: round(value, 2) for name, value in scores.items()}
+    measures = {
+        split: {name: round(value, 2) for name, value in one["measures"].items()} for split, one in found.items()
+    }
+    return {
+        "metric": main["name"],
+        "value": round(main["score"], 2),
+        "split": kind,
+        "scores": rounded,
+        "measures": measures,
+    }
 
 
 def attention_parameters(checkpoint: Path, data: Path) -> int:

@@ -51,6 +51,8 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     checkpoints = run.folder / "checkpoints"
     words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(run.plugin)]
     words += ["--save-dir", str(checkpoints), *run.flags]
+    if run.base:
+        words += ["--finetune-from-model", str(run.base.last)]
     if not settings.dry_run:
         if has_ended(run):
             if not run.best.exists():

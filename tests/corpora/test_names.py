@@ -19,6 +19,8 @@ def forms(corpus):
             else st.sampled_from(argument.options["choices"])
             if "choices" in argument.options
             else st.none() | st.integers(1, 10**9)
+            if argument.options.get("type")
+            else st.none() | st.sampled_from(["brown-bpe8000", "wikitext-103-bpe30000"])
             for argument in corpus.parts
         }
     )
@@ -68,6 +70,8 @@ def test_a_name_on_the_command_line_makes_the_folder_of_that_name(form):
         ("wikitext-2-head5", "--size 2 --head 5"),
         ("brown-head500-bpe300", "--head 500 --pieces 300"),
         ("lm1b", ""),
+        ("glue-mnli-by-brown-bpe8000", "--task mnli --pieces-of brown-bpe8000"),
+        ("squad-1.1", "--version 1.1"),
     ],
 )
 def test_names_stay_what_they_were(name, words):

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from fairseq_lowrank import cli
 from fairseq_lowrank.runs.engine import Engine
 from fairseq_lowrank.runs.recipe import Recipe
 from fairseq_lowrank.runs.settings import Settings
@@ -28,6 +29,9 @@ class InProcess:
 
     def __call__(self, words, log, keep=None):
         self.calls.append(words[0])
+        if words[0] == "fairseq-lowrank":
+            assert cli.main(words[1:]) == 0
+            return
         said = self.fairseq_command(words[0].removeprefix("fairseq-"), *words[1:])
         records = [f"date | {record.levelname} | {record.name} | {record.message}" for record in self.caplog.records]
         with open(log, "a", encoding="utf-8") as file:

@@ -25,6 +25,11 @@ ADDED_SCORES = {
     "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
     "valid_perplexity": ("perplexity", "valid"),
 }
+# Scores that are means of others, and of which: GLUE's nine tasks, its two of MNLI one; of SuperGLUE what is prepared here.
+AVERAGES = {
+    "glue": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte", "wnli"),
+    "superglue-5": ("boolq", "cb", "multirc", "superglue-rte", "wic"),
+}
 LOWER_IS_BETTER = {"perplexity", "loss"}
 # Flags that end a training, and what they count.
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
@@ -136,7 +141,7 @@ def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str]
     for name, where in ADDED_SCORES.items():
         if line.get(name) is not None:
             scores[where or ("tokenised_bleu", line["split"])] = line[name]
-    return scores
+    return scores | {(metric, line["split"]): value for metric, value in line.get("scores", {}).items()}
 
 
 def family(metric: str) -> str:
@@ -158,6 +163,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     for line in latest.values():
         for where, value in scores_of(line, published).items():
             values.setdefault(where, []).append(value)
+    add_averages(values)
     # A speed says something only of a training that had the machine to itself.
     speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
     last = list(latest.values())[-1]
@@ -181,6 +187,15 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "other_scale": scale,
         "curves": [{"seed": line["seed"], "points": line["curve"]} for line in latest.values() if line.get("curve")],
     }
+
+
+def add_averages(values: dict[tuple[str, str], list[float]]) -> None:
+    """Add, seed by seed, the means of scores of which all parts are there in as many seeds."""
+    for split in sorted({split for _, split in values}):
+        for name, parts in AVERAGES.items():
+            found = [values.get((part, split), []) for part in parts]
+            if all(found) and len({len(part) for part in found}) == 1:
+                values[name, split] = [statistics.fmean(seed) for seed in zip(*found, strict=True)]
 
 
 def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: str | None = None) -> list[dict]:

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Fixed multi-head attention paper, table 1: BERT-large (24 layers, d 1024) with 8, 16 and 32 heads of size d/h, on SQuAD 1.1 and
+# MNLI. The paper gives three seeds or so a row (SEED), and its settings as BERT's; see examples/settings.sh for what is ours.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=fixedhead TABLE=table1 SPLIT=valid
+for h in 8 16 32; do
+    model="--arch lowrank_bert_large --max-positions 512 --attention mha --encoder-attention-heads $h"
+    CORPUS=$BERT_CORPUS pretraining d1024-h$h $model "${BERT_PRETRAINING[@]}"
+    BASE=d1024-h$h
+    fine_tune h$h-mha squad-1.1 -by-$BERT_CORPUS 3 $model --lr 5e-5
+    fine_tune h$h-mha glue-mnli -by-$BERT_CORPUS 3 $model --lr 2e-5
+done
+COMMON=("${FINE_TUNING[@]}")
+fine_tuning_rows

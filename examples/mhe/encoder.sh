@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# MHE poster, first results table: BERT-base's sizes (12 layers, d 768, 12 heads), seven ways of attention without biases, pre-trained
+# and fine-tuned on GLUE, SuperGLUE, SQuAD 1.1 and 2.0; PRR and PEoP by `fairseq-lowrank report`. The poster names no text, lengths
+# or updates: BERT's, see examples/settings.sh. Of SuperGLUE five tasks, whose mean is `superglue-5` (`scripts/prepare.sh superglue
+# --help` says why not the others); the mean of GLUE has MNLI's matched part. Printed for SQuAD is, by the poster's values, F1.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=mhe TABLE=encoder SPLIT=valid
+for attention in mha sha el mqa skv mhe-add mhe-mul; do
+    model="--arch lowrank_bert_base --max-positions 512 --attention $attention --no-attention-bias"
+    CORPUS=$BERT_CORPUS pretraining $attention $model "${BERT_PRETRAINING[@]}"
+    BASE=$attention
+    for task in cola sst-2 mrpc sts-b qqp mnli qnli rte wnli; do
+        fine_tune $attention glue-$task -by-$BERT_CORPUS 3 $model --lr 2e-5
+    done
+    for task in boolq cb rte wic multirc; do
+        fine_tune $attention superglue-$task -by-$BERT_CORPUS 10 $model --lr 2e-5
+    done
+    for version in 1.1 2.0; do
+        fine_tune $attention squad-$version -by-$BERT_CORPUS 3 $model --lr 5e-5
+    done
+done
+COMMON=("${FINE_TUNING[@]}")
+fine_tuning_rows
