@@ -4,6 +4,9 @@ Bhojanapalli et al. 2020, Theorem 1 (Theorem 1 of the Mixhead paper too): for X 
 softmax(X W_q (X W_k)ᵀ/√d_k) can equal any positive row-stochastic n×n matrix when d_k ≥ n, and for d_k < n there are
 matrices it misses. A constant added to a row of scores changes nothing after the softmax, so one dimension is free:
 d_k = n − 1 already suffices.
+
+Text does not have it: function words come again, and equal rows of X make equal rows of P (Mixhead paper, §4.4.1). With X of
+rank r < n the scores lie in an r-dimensional space, and heads of any size miss matrices: `input_rank` asks for that.
 """
 
 from __future__ import annotations
@@ -41,11 +44,16 @@ def random_row_stochastic(count: int, n: int, *, generator: torch.Generator) -> 
     return exponential / exponential.sum(-1, keepdim=True)
 
 
-def random_inputs(n: int, embed_dim: int, *, generator: torch.Generator) -> Tensor:
-    """Normal hidden states `[n, d]`; of full row rank with probability one when d ≥ n."""
-    if embed_dim < n:
+def random_inputs(n: int, embed_dim: int, rank: int | None = None, *, generator: torch.Generator) -> Tensor:
+    """Normal hidden states `[n, d]`; of full row rank with probability one, or of rank `rank`."""
+    if rank is not None and not 1 <= rank <= min(n, embed_dim):
+        raise ValueError(f"input rank {rank}: expected 1 to {min(n, embed_dim)}, the length and the embedding size")
+    if rank is None and embed_dim < n:
         raise ValueError(f"embed_dim is {embed_dim}, must be at least the length {n} for X to have full row rank")
-    return torch.randn(n, embed_dim, dtype=torch.float64, generator=generator)
+    if rank in (None, n):
+        return torch.randn(n, embed_dim, dtype=torch.float64, generator=generator)
+    z = torch.randn(n, rank, dtype=torch.float64, generator=generator)
+    return z @ torch.randn(rank, embed_dim, dtype=torch.float64, generator=generator)
 
 
 def attention_matrix(x: Tensor, w_query: Tensor, w_key: Tensor) -> Tensor:
@@ -100,7 +108,8 @@ def gradient_fit(
     """Fit W_q, W_k (and, with several heads, the mixing weights M) by Adam on the squared error.
 
     With X of full row rank every query matrix is reachable, so the steps are taken on Q = X W_q and K = X W_k, which
-    are better conditioned; the weights are recovered through the pseudo-inverse of X before the result is computed.
+    are better conditioned; the weights are recovered through the pseudo-inverse of X before the result is computed. With X
+    of a lower rank r they are taken on coordinates in an orthonormal basis of its columns, [n, r].
     Mixing is P̄_i = Σ_j M[j,i] P_j (Mixhead paper, equation 12).
 
     Args:
@@ -113,7 +122,8 @@ def gradient_fit(
         The fitted matrices `[R, t, n, n]`.
     """
     problems, wanted, n, _ = target.shape
-    shape = (problems, heads, n, head_dim)
+    basis = column_basis(x)
+    shape = (problems, heads, n if basis is None else basis.size(1), head_dim)
     query = torch.randn(shape, dtype=target.dtype, generator=generator).requires_grad_()
     key = torch.randn(shape, dtype=target.dtype, generator=generator).requires_grad_()
     start = torch.eye(heads) if wanted == heads else torch.full((heads, wanted), 1 / heads)
@@ -125,15 +135,26 @@ def gradient_fit(
     optimizer = torch.optim.Adam([query, key, mixing] if heads > 1 else [query, key], lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     scale = 1 / math.sqrt(head_dim)
+
+    def projected() -> tuple[Tensor, Tensor]:
+        return (query, key) if basis is None else (basis @ query, basis @ key)
+
     for _ in range(steps):
         optimizer.zero_grad()
-        fitted = mix((query @ key.mT * scale).softmax(-1))
+        q, k = projected()
+        fitted = mix((q @ k.mT * scale).softmax(-1))
         relative_error(fitted, target).square().sum().backward()
         optimizer.step()
         schedule.step()
     with torch.no_grad():
-        inverse = torch.linalg.pinv(x)
-        return mix(attention_matrix(x, inverse @ query, inverse @ key))
+        inverse, (q, k) = torch.linalg.pinv(x), projected()
+        return mix(attention_matrix(x, inverse @ q, inverse @ k))
+
+
+def column_basis(x: Tensor) -> Tensor | None:
+    """Orthonormal columns that span those of x `[n, d]`; None where that is all of ℝⁿ."""
+    rank = int(torch.linalg.matrix_rank(x))
+    return None if rank == x.size(0) else torch.linalg.svd(x).U[:, :rank]
 
 
 def default_head_dims(n: int) -> list[int]:
@@ -150,6 +171,7 @@ def experiment(
     head_dims: Iterable[int] | None = None,
     *,
     embed_dim: int | None = None,
+    input_rank: int | None = None,
     steps: int = 1000,
     seed: int = 1,
     progress: bool = True,
@@ -164,6 +186,7 @@ def experiment(
         heads: number of mixed heads h.
         matrices: number of problems; the h-matrix question draws `heads` matrices for each.
         embed_dim: width d of X, default n; must be at least n.
+        input_rank: rank of X, default n; below n there is no closed form.
         steps: updates of each gradient fit.
     """
     if n < 2 or heads < 2 or matrices < 1 or steps < 1:
@@ -174,7 +197,8 @@ def experiment(
     if head_dims[0] < 1:
         raise ValueError(f"head size {head_dims[0]} is not positive")
     generator = torch.Generator().manual_seed(seed)
-    x = random_inputs(n, n if embed_dim is None else embed_dim, generator=generator)
+    x = random_inputs(n, n if embed_dim is None else embed_dim, input_rank, generator=generator)
+    full_rank = input_rank in (None, n)
     target = random_row_stochastic(matrices * heads, n, generator=generator).view(matrices, heads, n, n)
     first = target[:, :1]
     fits = []
@@ -185,8 +209,9 @@ def experiment(
 
     with tqdm(total=4 * len(head_dims), desc="fitting", disable=not progress) as bar:
         for head_dim in head_dims:
-            fitted = attention_matrix(x, *closed_form(x, first, head_dim))
-            record("closed form", ONE_HEAD, head_dim, 1, fitted, first)
+            if full_rank:
+                fitted = attention_matrix(x, *closed_form(x, first, head_dim))
+                record("closed form", ONE_HEAD, head_dim, 1, fitted, first)
             bar.update()
             for series, used, wanted in (
                 (ONE_HEAD, 1, first),

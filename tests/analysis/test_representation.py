@@ -76,6 +76,33 @@ def test_inputs_of_lower_rank_are_refused():
         representation.closed_form(x, target, 4)
 
 
+def test_inputs_have_the_rank_asked_for():
+    generator = torch.Generator().manual_seed(1)
+    assert torch.linalg.matrix_rank(representation.random_inputs(8, 12, 3, generator=generator)) == 3
+    with pytest.raises(ValueError, match="input rank 9: expected 1 to 8"):
+        representation.random_inputs(8, 12, 9, generator=generator)
+
+
+def test_no_head_size_suffices_where_the_inputs_have_a_lower_rank():
+    full, low = (
+        representation.experiment(n=6, heads=2, matrices=2, head_dims=[6], input_rank=rank, steps=200, progress=False)
+        for rank in (None, 3)
+    )
+    assert {fit.method for fit in low} == {"gradient"}
+    error = {fit.series: fit.error for fit in full if fit.method == "gradient"}
+    for fit in low:
+        assert fit.error > max(0.1, 5 * error[fit.series])
+
+
+def test_equal_positions_attend_alike_whatever_is_fitted():
+    x, target = problem(4, 4, count=1)
+    x[3] = x[0]
+    fitted = representation.gradient_fit(
+        x, target.view(1, 1, 4, 4), 4, 2, steps=30, generator=torch.Generator().manual_seed(0)
+    )
+    torch.testing.assert_close(fitted[..., 0, :], fitted[..., 3, :])
+
+
 def test_the_command_writes_a_table_and_files(tmp_path, capsys):
     flags = ["--length", "5", "--heads", "2", "--matrices", "1", "--head-dims", "1", "4", "--steps", "5"]
     assert cli.main(["representation", *flags, "--output", str(tmp_path)]) == 0
