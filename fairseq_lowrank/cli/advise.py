@@ -15,6 +15,8 @@ and every sentence gives its numbers and its source.
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
   fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
+
+With --output it draws depth against width: log₃ d as a curve, the embedding's rank, and the models of as many parameters.
 """
 
 from pathlib import Path
@@ -37,13 +39,15 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--subset", default="train", help="whose lengths are read (default %(default)s)")
     parser.add_argument("--length", type=int, metavar="N", help="sequence length, in place of the data's")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    _output.add_output_arguments(
+        parser, "advise.json, advise.csv, and depth against width as advise-depth.png and .pdf"
+    )
 
 
 def run(args) -> None:
     import numpy
 
-    from fairseq_lowrank.analysis.advice import checks
+    from fairseq_lowrank.analysis.advice import checks, depth
     from fairseq_lowrank.analysis.advice.lengths import describe_lengths, read_lengths
     from fairseq_lowrank.analysis.architecture import stacks
 
@@ -66,7 +70,8 @@ def run(args) -> None:
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
-    findings = checks.advise(model_args, vocab_size, lengths)
+    facts = checks.Facts(model_args, vocab_size, lengths)
+    findings = checks.advise_on(facts)
     if not findings:
         raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
     stats = {name: describe_lengths(values) for name, values in lengths.items()}
@@ -78,6 +83,9 @@ def run(args) -> None:
         "remedies_need": remedies_need(model_args, findings),
     }
     _output.show(args, result, as_text(result))
+    rows = [row for stack in facts.stacks for row in depth.curve(stack)]
+    figures = {"advise-depth": depth.draw(facts.stacks, model_args.arch)} if args.output and facts.stacks else {}
+    _output.write(args, NAME, result | {"depth": rows}, rows, figures)
 
 
 def remedies_need(model_args, findings) -> dict | None:

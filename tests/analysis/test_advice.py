@@ -198,7 +198,7 @@ def test_a_narrower_width_is_a_multiple_of_the_heads():
 def test_more_heads_than_the_rank_leave_no_narrower_width():
     flags = ["--decoder-attention-heads", "32"]
     found = one(findings(LM, flags, vocab_size=20, lengths={}), "embedding rank")
-    assert [change.partition(" ")[0] for change, _ in found.changes] == ["a"]
+    assert [change.partition(" ")[0] for change, _ in found.changes] == ["a", "--embed-kernel"]
 
 
 def test_a_smaller_head_is_no_remedy_for_a_small_one():
@@ -212,7 +212,17 @@ def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
         findings("lowrank_transformer_lm", ["--embed-rank", "16"], vocab_size=2000, lengths={}), "embedding rank"
     )
     assert (finding.verdict, finding.numbers["embedding_rank"]) == (checks.BOTTLENECK, 16)
-    assert changes(finding) == {"no --embed-rank": 2000 * 512 - 16 * (2000 + 512)}
+    assert changes(finding) == {
+        "no --embed-rank": 2000 * 512 - 16 * (2000 + 512),
+        "--embed-kernel 32 (a convolution over the last 32 tokens)": 31 * 16 * 512,
+    }
+
+
+def test_a_convolved_embedding_has_the_rank_of_its_kernel():
+    flags = ["--embed-rank", "16", "--embed-kernel", "4"]
+    finding = one(findings("lowrank_transformer_lm", flags, vocab_size=2000, lengths={}), "embedding rank")
+    assert finding.numbers["embedding_rank"] == 64
+    assert not [change for change in changes(finding) if "--embed-kernel" in change]
 
 
 def test_adaptive_input_has_the_rank_of_its_bands_together():

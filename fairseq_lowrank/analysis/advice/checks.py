@@ -89,7 +89,11 @@ class Facts:
 
 def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> list[Finding]:
     """All findings for an architecture's arguments, its vocabulary and the lengths of its data, see :class:`Facts`."""
-    facts = Facts(args, vocab_size, lengths)
+    return advise_on(Facts(args, vocab_size, lengths))
+
+
+def advise_on(facts: Facts) -> list[Finding]:
+    """All findings for facts that are known already."""
     return [finding for check in CHECKS for finding in check(facts)]
 
 
@@ -219,11 +223,16 @@ def _depth(stack: Stack, facts: Facts) -> Finding:
         f"{stack.name}: L = {layers} layers, log₃ d = {threshold:.1f}, H = {heads} heads, embedding rank r = {rank}."
     )
     if layers > threshold and heads < rank:
-        text = f"{about} L > log₃ d and H < r: depth and width both count, up to the rank."
+        text = (
+            f"{about} L > log₃ d, for any width below 3^L = {3**layers:,}, and H < r: depth and width both count, up to the "
+            "rank."
+        )
         return Finding("depth", FINE, text, f"{WIES}, theorem 2", numbers)
     reasons = []
     if layers <= threshold:
-        reasons.append("with L ≤ log₃ d another layer helps more than more width")
+        reasons.append(
+            f"with L ≤ log₃ d another layer helps more than more width: L layers are enough for a width below 3^L = {3**layers:,}"
+        )
     if heads >= rank:
         reasons.append("with H ≥ r the theorem's lower bound is empty: fewer heads, or a higher rank")
     changes = [("one more layer", per_layer)] if layers <= threshold else []
