@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,7 +106,8 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
         args = options.parse_args_and_arch(options.get_training_parser(), input_args=command)
         if hasattr(model := ARCH_MODEL_REGISTRY[args.arch], "check_args"):
             model.check_args(as_namespace(convert_namespace_to_omegaconf(args).model))
-        assert args.seed == 1 and args.log_format == "simple"
+        assert args.seed == 1 or name.endswith("seeds.sh")
+        assert args.log_format == "simple"
     scoring = [
         command for name in ("generate", "eval-lm", "validate") for command in commands(output, f"fairseq-{name}")
     ]
@@ -234,10 +236,10 @@ def test_fixed_heads_are_trained_and_tested_on_single_sentences_of_256_pieces_at
 def test_the_sizes_of_both_curves_of_figure_1_are_printed(recipe):
     said = recipe("fixedhead/fig1.sh", ROWS="d256-h8-mha d512-h8-mha h70-fixedhead").stdout
     sizes = {line.split()[0]: line.split()[1:] for line in said.splitlines() if re.match(r"(d\d+-)?h\d+-", line)}
-    # 32,008 · d tied embeddings; 6 layers of 4·d·h·d_k + 8·d² weights with their biases and norms
+    # 32,008 · d tied embeddings; 6 layers of 4·d·h·d_k + 8·d² weights with their biases and norms, and the last norm
     assert sizes["d256-h8-mha"] == ["12,933,120", "4,739,072", "1,579,008"]
-    assert sizes["d512-h8-mha"][:2] == ["35,302,400", "18,914,304"]
-    assert sizes["h70-fixedhead"][:2] == ["25,158,016", "16,963,968"]
+    assert sizes["d512-h8-mha"][:2] == ["35,303,424", "18,915,328"]
+    assert sizes["h70-fixedhead"][:2] == ["25,158,528", "16,964,480"]
 
 
 @pytest.mark.parametrize("name", ["fig1", "fig2", "fig3", "fig4"])
@@ -251,6 +253,15 @@ def test_the_vocabulary_bottleneck_is_the_loss_on_blocks_with_learned_positions(
     said = run(POSITIONS="sinusoidal").stdout
     assert f"{name}-sinusoidal/" in said and "--decoder-learned-pos" not in said
     assert run(POSITIONS="none", fails=True).stdout == "POSITIONS=none: expected learned or sinusoidal\n"
+
+
+def test_seven_networks_are_trained_with_five_seeds_each(recipe):
+    def seeds(**variables):
+        trained = last_flags(recipe("vocabulary_bottleneck/seeds.sh", **variables).stdout, "fairseq-train")
+        return Counter(command["--seed"] for command in trained)
+
+    assert seeds() == dict.fromkeys("12345", 7)
+    assert seeds(SEED=3) == {"3": 7}
 
 
 def test_table_9_has_one_window_of_context_at_every_length(recipe):
