@@ -148,7 +148,7 @@ def test_a_smoke_run_ends_in_one_line_and_is_not_run_twice(slices, tmp_path, nam
     assert done.returncode == 0, done.stdout
     [line] = read_results(tmp_path / "results.jsonl")
     assert (line["row"], line["metric"], line["smoke"]) == (row, metric, True)
-    assert done.stdout.splitlines()[-1].endswith(f"parameters), in {tmp_path / 'results.jsonl'}")
+    assert done.stdout.splitlines()[-1].endswith(f"parameters, smoke run), in {tmp_path / 'results.jsonl'}")
     assert line["updates"] > 0 and line["value"] >= 0 and line["attention_parameters"] < line["parameters"]
     assert line["machine"]["threads"] == 1 and line["alone"] is False and len(line["commit"]) >= 5
     log = gzip.decompress((tmp_path / line["log"]).read_bytes()).decode()

@@ -151,10 +151,8 @@ class Engine:
             raise ValueError(f"{run}: {error}; nothing is recorded") from error
         line["log"] = self.keep_log(run)
         append_result(self.results, line)
-        print(
-            f"{run.row}: {line['metric']} {line['value']} ({line['parameters']:,} parameters), in {self.results}",
-            flush=True,
-        )
+        about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
+        print(f"{run.row}: {line['metric']} {line['value']} ({about}), in {self.results}", flush=True)
 
     def losses_of(self, run: Run) -> dict:
         """The field of a line for losses a sentence, where the recipe asks for it."""
