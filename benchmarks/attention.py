@@ -120,10 +120,14 @@ def ours(name: str, options: argparse.Namespace, device: str | None = None) -> M
 
 
 def default_layers(options: argparse.Namespace) -> list[str]:
-    """Every preset that can have these sizes, with the number that it needs, and sigsoftmax beside two of them."""
+    """Every preset that can have these sizes, with the number that it needs, sigsoftmax beside two of them, and on a GPU
+    what the kernels of the triton backend compute."""
     axes = {preset: ",".join(f"{axis}={value}" for axis, value in VARIANTS[preset].axes.items()) for preset in PRESETS}
     names = [preset + (axes[preset] and f":{axes[preset]}") for preset in PRESETS]
-    return [name for name in (*names, "mha+sigsoftmax", "mixhead-a+sigsoftmax") if not refusal(name, options)]
+    names += ["mha+sigsoftmax", "mixhead-a+sigsoftmax"]
+    if options.device.startswith("cuda"):
+        names += [f"{name}@triton" for name in ("mixhead-a", "mixhead-b", "talking-heads", "mha+sigsoftmax")]
+    return [name for name in names if not refusal(name, options)]
 
 
 def refusal(name: str, options: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +43,14 @@ MIXINGS = {
 SIZES = ((16, 64), (8, 128))
 MARKS = ("<!-- kernels: benchmarks/kernels.py --write -->", "<!-- /kernels -->")
 # Per score and head, in products of 2·d_k operations, and in mixings of 2·H operations; the same of flash attention.
-PRODUCTS = {"row_statistics": 1, "attend": 2, "row_sums": 2, "query_gradients": 3, "key_gradients": 3, "value_gradients": 2}
+PRODUCTS = {
+    "row_statistics": 1,
+    "attend": 2,
+    "row_sums": 2,
+    "query_gradients": 3,
+    "key_gradients": 3,
+    "value_gradients": 2,
+}
 MIXED = {"attend": 1, "row_sums": 2, "query_gradients": 1, "key_gradients": 1, "value_gradients": 1}
 FLASH_PRODUCTS = 7
 
@@ -100,15 +107,23 @@ class Compiled(NamedTuple):
         return 2 * self.heads * moving * width * parts
 
 
-def compiled(call: AttentionCall, chip: int) -> Iterator[Compiled]:
-    """Every kernel of the forward and backward pass of ``call``."""
+def compiled(call: AttentionCall, chip: int, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:
+    """Every kernel of the forward and backward pass of ``call``, or those of ``names``."""
     launched: list[Kernel] = []
     launch = Launch(call, 1, run=launched.append)
     with torch.no_grad():
         heads, kept = launch.forward()
         launch.backward(heads, *kept)
     for kernel in launched:
-        yield compile_kernel(kernel, chip)
+        if name_of(kernel) in names:
+            yield compile_kernel(kernel, chip)
+
+
+def name_of(kernel: Kernel) -> str:
+    """Of the function; that of keys is compiled for values too."""
+    name = kernel.function.__name__
+    of_values = name == "key_gradients" and not kernel.arguments[-1].value
+    return "value_gradients" if of_values else name
 
 
 def compile_kernel(kernel: Kernel, chip: int) -> Compiled:
@@ -122,15 +137,21 @@ def compile_kernel(kernel: Kernel, chip: int) -> Compiled:
     source = ASTSource(function, signature, constants, attributes)
     result = triton.compile(source, target=target, options=parsed.__dict__)
     shape = bound["shape"]
-    name = function.__name__
-    if name == "key_gradients" and not bound["OF_KEYS"].value:
-        name = "value_gradients"
     registers, stack = resources(result.asm["cubin"])
     sizes = (shape.ROWS, shape.KEYS, shape.CHUNK)
     rows, keys, columns = (size.value for size in sizes)
     dims = shape.TOGETHER.value, shape.PADDED_DIM.value, shape.PADDED_VALUE_DIM.value
     return Compiled(
-        name, chip, rows, keys, columns, kernel.options["num_warps"], registers, stack, result.metadata.shared, *dims
+        name_of(kernel),
+        chip,
+        rows,
+        keys,
+        columns,
+        kernel.options["num_warps"],
+        registers,
+        stack,
+        result.metadata.shared,
+        *dims,
     )
 
 
@@ -145,7 +166,9 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(registers), int(stack) + int(re.search(r"LOCAL:(\d+)", report)[1])
 
 
-def call_of(mixing: str, heads: int, dim: int, dtype: torch.dtype = torch.bfloat16, everything: bool = False) -> AttentionCall:
+def call_of(
+    mixing: str, heads: int, dim: int, dtype: torch.dtype = torch.bfloat16, everything: bool = False
+) -> AttentionCall:
     """A causal call of a composition; with ``everything``, of padding, a float mask and dropout too."""
     before, after, activation = MIXINGS[mixing]
     batch, length = 2, 64
@@ -168,7 +191,18 @@ def call_of(mixing: str, heads: int, dim: int, dtype: torch.dtype = torch.bfloat
 
 
 def table(rows: list[tuple[str, Compiled]]) -> str:
-    header = ("h, d_k", "mixing", "kernel", "tile", "columns", "warps", "registers", "spilled", "shared KiB", "blocks an SM")
+    header = (
+        "h, d_k",
+        "mixing",
+        "kernel",
+        "tile",
+        "columns",
+        "warps",
+        "registers",
+        "spilled",
+        "shared KiB",
+        "blocks an SM",
+    )
     header = (*header, "MFLOP a tile", "KiB a tile")
     cells = []
     for (mixing, heads, dim), one in rows:

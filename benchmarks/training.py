@@ -45,7 +45,7 @@ class Training:
         )
         words = dictionary(options.vocabulary)
         task = LanguageModelingTask(cfg.task, words, words)
-        self.model = models.build(task, cfg, options.device, options.seed).train()
+        self.model = models.build(task, cfg, options.device, options.seed).to(getattr(torch, options.dtype)).train()
         self.criterion = task.build_criterion(cfg.criterion)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4)
 
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--embed-dim", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=10000)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the whole model")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--attention-dropout", type=float, default=0.0)
     measure.add_common_arguments(parser, rounds=15)

@@ -38,8 +38,9 @@ from fairseq_lowrank.ops.attention.recomputing import Recomputing
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
 _LEAST_ROWS, _MOST_ROWS = 64, 128
-# Scores of a block of several batch entries at most: 2 MiB in float32, so that its few buffers stay in a CPU's cache.
-_SCORES = 1 << 19
+# Scores of a block of several batch entries at most. On a CPU 2 MiB in float32, so that its few buffers stay in its cache; a GPU
+# waits for each launch, so that it takes many entries at once, in 128 MiB.
+_SCORES, _SCORES_ON_A_GPU = 1 << 19, 1 << 25
 
 # In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
@@ -117,10 +118,9 @@ class _Problem:
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
             self.positions, self.offset = self.queries, None
-        limits = [mixing.most_scores for mixing in (call.before, call.mixing) if mixing and mixing.most_scores]
         self.rows = min(max(self.positions, 1), max(_LEAST_ROWS, min(_MOST_ROWS, self.num_keys // 128 * 16)))
         scores = self.heads * self.rows * self.num_keys
-        self.entries = min(max(self.batch, 1), max(1, min(limits, default=_SCORES) // max(scores, 1)))
+        self.entries = min(max(self.batch, 1), max(1, _most_scores(call, call.v.device.type) // max(scores, 1)))
         self.work = Workspace(call.v, (self.entries * scores + 3) // 4 * 4)
         self.dtype, device = self.work.dtype, call.v.device
         self.scores = call.scores.blocks(self.work)
@@ -260,6 +260,14 @@ class _Bias:
         if not self.bias.requires_grad:
             return None
         return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
+
+
+def _most_scores(call: AttentionCall, device: str) -> int:
+    """Of a block of several batch entries on a kind of device."""
+    if device != "cpu":
+        return _SCORES_ON_A_GPU
+    limits = [mixing.most_scores for mixing in (call.before, call.mixing) if mixing and mixing.most_scores]
+    return min(limits, default=_SCORES)
 
 
 def _length(part: slice) -> int:

@@ -22,12 +22,13 @@ _DTYPES = {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: floa
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, columns of the output that a program writes, and its warps."""
+    """Queries and keys of a tile, columns of the output that a program writes, its warps, and tiles in flight."""
 
     rows: int
     keys: int
     columns: int
     warps: int
+    stages: int
 
 
 class Kernel(NamedTuple):
@@ -42,7 +43,7 @@ class Kernel(NamedTuple):
         self.function[self.grid](*self.arguments, **self.options)
 
 
-def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.dtype, dropout: bool) -> Tile:
     """The tile of a kernel.
 
     Args:
@@ -51,13 +52,18 @@ def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.d
         dim: size of a query's head, padded.
         value_dim: size of a value's head, padded.
         dtype: of the operation.
+        dropout: whether weights are dropped.
     """
-    gradients = kernel in ("query_gradients", "key_gradients", "value_gradients")
     width = dim if kernel in ("query_gradients", "key_gradients") else value_dim
     if together == 1:
-        return Tile(32, 32, min(width, 64), 4) if dtype == torch.float32 else Tile(64, 32, width, 4)
-    # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers beside its operands.
-    return Tile(16, 16, min(width, (32 if gradients else 64) * 16 // together), 8)
+        return Tile(32, 32, min(width, 64), 4, 1) if dtype == torch.float32 else Tile(64, 32, width, 4, 1)
+    # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers beside its operands, and in
+    # the backward pass beside the numbers that dropout draws.
+    most = 32 if kernel in ("query_gradients", "key_gradients") and dropout else 64
+    pipelined = (
+        kernel in ("query_gradients", "key_gradients", "value_gradients") and together * max(dim, value_dim) <= 1024
+    )
+    return Tile(16, 16, min(width, most * 16 // together), 8, 2 if pipelined else 1)
 
 
 class Launch:
@@ -148,7 +154,7 @@ class Launch:
 
     def _launch(self, name: str, arguments: tuple) -> None:
         function = kernels.key_gradients if name == "value_gradients" else getattr(kernels, name)
-        shape, warps = self._shape(name)
+        shape, tile = self._shape(name)
         by_keys = name in ("key_gradients", "value_gradients")
         rows, count = (shape.KEYS, self.keys) if by_keys else (shape.ROWS, self.queries)
         columns = {"query_gradients": self.q, "key_gradients": self.k, "attend": self.v, "value_gradients": self.v}
@@ -156,20 +162,20 @@ class Launch:
         programs = cdiv(count, rows.value) * self.batch * (self.heads if shape.TOGETHER == 1 else 1)
         grid = (programs, cdiv(width, shape.CHUNK.value))
         further = (constexpr(name == "key_gradients"),) if by_keys else ()
-        options = {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
         self.run(Kernel(function, grid, (*arguments, shape, *further), options))
 
-    def _shape(self, name: str) -> tuple[kernels.Shape, int]:
+    def _shape(self, name: str) -> tuple[kernels.Shape, Tile]:
         meets = self.call.before is not None or (self.call.mixes_weights and name != "row_statistics")
         together = max(16, next_power_of_2(self.heads)) if meets else 1
         dims = self.q.size(3), self.v.size(3)
         padded = [max(16, next_power_of_2(dim)) for dim in dims]
-        tile = tile_of(name, together, *padded, self.dtype)
+        tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None)
         exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
         numbers = (self.heads, together, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1], tile.columns)
         groups = self.k.size(1), self.v.size(1)
         further = (self.call.activation == "sigsoftmax", _DTYPES[self.dtype], "ieee" if exact else "tf32", _INTERPRETED)
-        return kernels.Shape(*map(constexpr, (*numbers, *groups, *further))), tile.warps
+        return kernels.Shape(*map(constexpr, (*numbers, *groups, *further))), tile
 
     def _tensors(self, q: kernels.View, k: kernels.View, v: kernels.View, statistics: Tensor) -> tuple:
         return q, k, v, self.scale, self.before, self.mixing, self.mask, self.dropout, statistics

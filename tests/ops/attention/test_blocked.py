@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_problems import LargestTensor, attend, leaves, mixing_of
+from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
 
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
 from fairseq_lowrank.ops.attention import blocked
@@ -126,6 +126,16 @@ def test_compiled_code_around_it_gives_the_same(device):
     torch.testing.assert_close(found, wanted)
 
 
+def test_static_mixing_is_stock_attention_to_the_values_of_all_heads_side_by_side(device):
+    """Σ_j M[j, i] P_j V_i, from P_j [V_1 … V_h] of PyTorch's own kernel: an oracle on any device, h times the work."""
+    built = problem(90, device, mixing="static", heads=4)
+    v = built["v"]
+    every = v.transpose(1, 2).flatten(2)[:, None].expand(-1, 4, -1, -1)
+    heads, _ = attend(**built | {"v": every, "mixing": None}, backend="sdpa")
+    expected = torch.einsum("ji,bjtid->bitd", built["mixing"].weight, heads.unflatten(-1, (4, -1)))
+    torch.testing.assert_close(attend(**built, backend="blocked")[0], expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_gradient_of_a_bias_has_its_shape(device):
     for shape in [(1, HEADS, 1, 90), (90, 1), (1, 1, 1, 1), (1, HEADS, 90, 90)]:
         bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
@@ -175,6 +185,13 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
         (kept[0][:, :, : length // 2], kept[0][:, :, length // 2 :]),
     ]:
         assert (first == second).float().mean().item() == pytest.approx(0.5, abs=0.02)
+
+
+def test_batch_entries_share_blocks_as_far_as_a_cpu_has_cache_and_a_gpu_memory():
+    call = call_of(**problem(64, "cpu", mixing="positionwise"))
+    assert [blocked._most_scores(call, kind) for kind in ("cpu", "cuda")] == [1 << 16, 1 << 25]
+    call = call_of(**problem(64, "cpu", mixing="static"))
+    assert [blocked._most_scores(call, kind) for kind in ("cpu", "cuda")] == [1 << 19, 1 << 25]
 
 
 def test_it_says_that_it_returns_no_weights(device):
