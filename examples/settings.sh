@@ -46,6 +46,21 @@ BAEVSKI=(
 # (§4.1.3) says that the original takes 64 GPUs, of 2,048 tokens each (§4.3), and halves the effective batch: 65,536.
 BAEVSKI_LM1B=("${BAEVSKI[@]}" --min-lr 1e-05 --lr-period-updates 137000 --lr-shrink 0.6 --max-update 975000)
 
+# Transformer-XL: the authors' script for their base model on WikiText-103 (kimiyoung/transformer-xl, run_wt103_base.sh): 60
+# streams of segments of 150 with memory of 150, Adam, cosine. Several GPUs share the streams.
+TRANSFORMER_XL_WIKI2=(
+    --task segment_lm --tokens-per-sample 150 --memory-length 150
+    --optimizer adam --lr 0.00025 --lr-scheduler cosine --clip-norm 0.25 $(batch 9000 9000 150) --max-update 200000
+    --batch-size-valid 10 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
+)
+TRANSFORMER_XL=("${TRANSFORMER_XL_WIKI2[@]}" --criterion adaptive_loss --ddp-backend legacy_ddp)
+
+# The same on LM1B (run_lm1b_base.sh): 224 streams of segments of 32 with memory of 32.
+TRANSFORMER_XL_LM1B=(
+    "${TRANSFORMER_XL[@]}" --tokens-per-sample 32 --memory-length 32 $(batch 7168 7168 32) --warmup-updates 20000
+    --max-update 500000
+)
+
 # The fixed multi-head attention paper's language model (§4.1): Adam, tensor2tensor, and an input of one example, capped at
 # 256 sub-words, so a sentence of LM1B and no block of running text. The rest is fairseq's recipe for a vanilla Transformer
 # and 300,000 updates: the text at hand gives no more.

@@ -105,6 +105,8 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--max-tokens -3", "--max-tokens -3: expected a number >= 1"),
         ("--max-tokens 2", "no sentence or block of the data is left"),
         ("--batch-size 0", "--batch-size 0: expected a number >= 1"),
+        ("--batch-size-valid 0", "--batch-size-valid 0: expected a number >= 1"),
+        ("--batch-size-valid some", "--batch-size-valid some: expected a number >= 1"),
         ("--update-freq 0", "--update-freq 0: expected a number >= 1"),
         ("--log-interval 0", "--log-interval 0: expected a number >= 1"),
         ("--save-interval 0", "--save-interval 0: expected a number >= 1"),

@@ -82,11 +82,19 @@ AT_LEAST_ONE = (
 def unusable_portions(args: argparse.Namespace) -> str | None:
     """Which number of tokens, sentences, workers or updates is none, or None."""
     for name in AT_LEAST_ONE:
-        if (number := getattr(args, name, None)) is not None and number < 1:
+        if (number := getattr(args, name, None)) is not None and not _is_at_least_one(number):
             return f"--{name.replace('_', '-')} {number}: expected a number >= 1"
     if args.num_workers < 0:
         return f"--num-workers {args.num_workers}: expected a number >= 0"
     return None
+
+
+def _is_at_least_one(number: int | str) -> bool:
+    # fairseq reads a flag as text where its default is another flag's value, as that of --batch-size-valid is
+    try:
+        return float(number) >= 1
+    except ValueError:
+        return False
 
 
 # fairseq leaves out what is too long, with a warning, and looks for the last batch where none is.

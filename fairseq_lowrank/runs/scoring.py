@@ -48,14 +48,17 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
 
 
 def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict:
-    """Perplexity or loss on the test set, with a context window in proportion to fairseq's 400 of 512.
+    """Perplexity or loss on the test set, with a context window in proportion to fairseq's 400 of 512, or with memory where
+    segments follow each other.
 
     EVALUATE holds further flags of fairseq-eval-lm: another window, sentences instead of blocks.
     """
     length = int(last_value(run.flags, "--tokens-per-sample", "512"))
     output = run.folder / "evaluate-test.out"
     words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(run.plugin)]
-    words += ["--gen-subset", "test", "--tokens-per-sample", str(length), "--context-window", str(length * 25 // 32)]
+    words += ["--gen-subset", "test", "--tokens-per-sample", str(length)]
+    task = last_value(run.flags, "--task", "language_modeling")
+    words += ["--task", task] if task == "segment_lm" else ["--context-window", str(length * 25 // 32)]
     words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best), *settings.evaluate]
     execute_anew(execute, words, output, settings)
     return {} if settings.dry_run else read_perplexity(output, settings.metric)

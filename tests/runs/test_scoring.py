@@ -4,6 +4,8 @@ import pytest
 
 from fairseq_lowrank.corpora.text import write_lines
 from fairseq_lowrank.runs import scoring
+from fairseq_lowrank.runs.recipe import Run
+from fairseq_lowrank.runs.settings import Settings
 
 # As fairseq 0.12 prints with --log-format simple; the run was interrupted in epoch 2 and went on from epoch 1's checkpoint.
 LOG = """\
@@ -107,3 +109,16 @@ def test_what_is_said_of_the_test_set_is_read_of_masked_words_and_next_sentences
 def test_a_perplexity_that_is_no_number_is_read_as_such(tmp_path, value):
     write_lines(tmp_path / "out", ["| Evaluated 58 tokens in 9.1s", f"| Loss (base 2): {value}, Perplexity: {value}"])
     assert str(scoring.read_perplexity(tmp_path / "out")["value"]) == value
+
+
+def test_blocks_are_scored_with_a_window_and_segments_that_follow_each_other_with_memory(tmp_path):
+    called = []
+    for task in ("language_modeling", "segment_lm"):
+        flags = ("--task", task, "--tokens-per-sample", "64")
+        run = Run("row", 1, "brown", flags, tmp_path, tmp_path, tmp_path)
+        scoring.score(
+            "language-model", run, Settings(work=tmp_path, dry_run=True), lambda words, log: called.append(words)
+        )
+    blocks, segments = called
+    assert blocks[blocks.index("--context-window") + 1] == "50" and "--task" not in blocks
+    assert segments[segments.index("--task") + 1] == "segment_lm" and "--context-window" not in segments

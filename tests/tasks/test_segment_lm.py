@@ -40,7 +40,7 @@ def test_a_batch_holds_the_next_block_of_each_stream(blocks, rows, workers, expe
 TRAIN = [
     "--cpu", "--task", "segment_lm", "--arch", "lowrank_transformer_xl", "--decoder-layers", 2, "--decoder-embed-dim", 16,
     "--decoder-input-dim", 16, "--decoder-output-dim", 16, "--decoder-ffn-embed-dim", 16, "--decoder-attention-heads", 4,
-    "--tokens-per-sample", 12, "--memory-length", 12, "--batch-size", 4, "--optimizer", "adam", "--lr", 0.01,
+    "--tokens-per-sample", 12, "--memory-length", 12, "--batch-size", 4, "--batch-size-valid", 3, "--optimizer", "adam", "--lr", 0.01,
     "--dropout", 0.2, "--attention-dropout", 0.1, "--seed", 3, "--num-workers", 0, "--no-progress-bar", "--clip-norm", 1,
 ]
 # fmt: on
@@ -117,7 +117,11 @@ def perplexity(log):
 
 
 def test_perplexity_with_memory_is_that_of_one_long_pass(train, fairseq_command, language_model_data, tmp_path):
-    train("run", "--max-update", 30)
+    state = train("run", "--max-update", 3)
+    for name, tensor in state["model"].items():
+        if "self_attn" in name:
+            tensor.mul_(10)  # what was seen before has to matter
+    torch.save(state, tmp_path / "run" / "checkpoint_last.pt")
     # fmt: off
     evaluate = ["eval-lm", language_model_data, "--cpu", "--task", "segment_lm", "--gen-subset", "test", "--path",
                 tmp_path / "run" / "checkpoint_last.pt"]
