@@ -81,20 +81,21 @@ def test_column_sums_start_as_mha(controls):
 
 @pytest.fixture(scope="module")
 def declared():
-    """``declared(recipe)``: the flags of its rows, by name."""
+    """``declared(recipe)``: by row the folder for ``--user-dir``, and its flags from ``--arch`` on."""
+    # recipes say which plugin their rows have and whether losses are told, and nothing outside does
+    given = {"DRY_RUN": "1", "THREADS": "1", "LOWRANK_WORK": "/nowhere", "PLUGIN": "elsewhere", "FIT": "many"}
     found = {}
 
-    def read(recipe: str) -> dict[str, list[str]]:
+    def read(recipe: str) -> dict[str, tuple[str, list[str]]]:
         if recipe not in found:
-            environment = dict(os.environ) | {"DRY_RUN": "1", "THREADS": "1", "LOWRANK_WORK": "/nowhere"}
-            done = subprocess.run(
-                ["bash", EVIDENCE / recipe], env=environment, capture_output=True, text=True, check=True
-            )
+            command = ["bash", EVIDENCE / recipe]
+            done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=True)
             words = [shlex.split(line) for line in done.stderr.splitlines() if line.startswith("+ fairseq-train ")]
             found[recipe] = {
-                Path(line[line.index("--save-dir") + 1]).parent.name.split("-seed")[0]: line[
-                    line.index("--save-dir") + 2 :
-                ]
+                Path(line[line.index("--save-dir") + 1]).parent.name.split("-seed")[0]: (
+                    line[line.index("--user-dir") + 1],
+                    line[line.index("--save-dir") + 2 :],
+                )
                 for line in words
             }
         return found[recipe]
@@ -110,7 +111,7 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
     rows = declared("above_head_size.sh")
 
     def parameters(name: str) -> int:
-        arch, *flags = rows[name][1:]
+        _, (_, arch, *flags) = rows[name]
         return count(architecture.build(architecture.parse(arch, flags), PIECES))["total"]
 
     assert parameters(control) == pytest.approx(parameters(row), rel=0.005)
@@ -126,3 +127,8 @@ def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
         assert set(one.rows) <= set(rows), one
         assert (one.metric, one.split in ("fit", "valid", "test")) == ("bits", True)
         assert f"| {one.name.split()[0]} |" in (EVIDENCE.parent.parent / "docs" / "evidence.md").read_text()
+
+
+def test_rows_have_the_plugin_of_their_recipe(declared):
+    assert declared("above_head_size.sh")["h4-mha"][0].endswith("/fairseq_lowrank")
+    assert declared("fast_start.sh")["h4-mha-2e-3"][0].endswith("/examples/evidence/controls")
