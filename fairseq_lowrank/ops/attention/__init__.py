@@ -105,7 +105,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     """The backends from the fastest on."""
     _, heads, queries, keys = call.scores.shape
     prefer = _PREFERENCES.get(call.v.device.type, _Preference())
-    fused = (triton,) if call.v.dtype in prefer.triton else ()
+    fused = (triton,) if call.v.dtype in prefer.triton and triton.cannot(call) is None and triton.holds(call) else ()
     if is_traced(call.v):
         # One choice for all lengths.
         avoid = call.dropout_p or sdpa.needs_causal_tensor(call)

@@ -82,6 +82,13 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def holds(call: AttentionCall) -> bool:
+    """Whether the tiles of ``call`` were seen to stay in registers (benchmarks/kernels.py): ``auto`` takes no others."""
+    heads, dims = call.scores.shape[1], (call.scores.q.size(3), call.v.size(3))
+    plain = call.mask.additive is None and not call.dropout_p
+    return heads <= 16 and max(dims) <= 64 and plain
+
+
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
     if isinstance(call.before, DiagonalMixing):
         call = replace(call, before=StaticMixing(torch.diag(call.before.weight)))

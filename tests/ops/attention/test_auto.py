@@ -65,6 +65,22 @@ def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, devic
         assert not operation.sdpa.needs_causal_tensor(call)
 
 
+def test_on_a_gpu_half_precision_takes_the_kernels_where_their_tiles_stay_in_registers():
+    def first(built, dtype=torch.bfloat16, device_type="cuda"):
+        call = operation_call(built, device_type)
+        call.v.dtype = dtype
+        return operation._preference(call)[0]
+
+    mixed = problem("causal", (4, 4), "softmax", ("static", "static"), 0.0, 16)
+    assert first(mixed) is operation.triton
+    assert first(mixed, torch.float32) is not operation.triton
+    assert first(mixed, device_type="cpu") is not operation.triton
+    assert first(mixed | {"dropout_p": 0.1}) is not operation.triton
+    assert first(problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)) is operation.sdpa
+    wide = mixed | {name: torch.zeros(1, 4, 16, 128) for name in "qkv"}
+    assert first(wide) is not operation.triton
+
+
 def operation_call(built, device_type):
     call = call_of(**built)
     v = SimpleNamespace(device=SimpleNamespace(type=device_type), dtype=call.v.dtype, size=call.v.size, is_meta=False)
