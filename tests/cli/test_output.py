@@ -15,6 +15,7 @@ from fairseq_lowrank.cli import _output
 
 FOLDER_COMMANDS = {
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
+    "advise": ["--arch", "transformer", "--vocab-size", "1000", "--length", "9"],
     "inspect": ["checkpoint.pt"],
     "spectrum": ["checkpoint.pt"],
     "representation": [],
