@@ -93,6 +93,8 @@ class Engine:
             self.shown.append(run)
             train(run, self.settings, self.root, self.commands)
             return True
+        if has_ended(run):
+            return True
         with lock(run.folder) as handle:
             if handle is None:
                 say(f"pre-training {run}: another process is at it")
