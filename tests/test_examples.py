@@ -109,9 +109,13 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
         assert args.seed == 1 or name.endswith("seeds.sh")
         assert args.log_format == "simple"
     scoring = [
-        command for name in ("generate", "eval-lm", "validate") for command in commands(output, f"fairseq-{name}")
+        command
+        for name in ("generate", "eval-lm", "validate", "lowrank")
+        for command in commands(output, f"fairseq-{name}")
     ]
-    assert len(scoring) >= len(training)
+    # of what is fine-tuned the pre-training is not scored
+    scored = [command for command in training if "--finetune-from-model" in command] or training
+    assert len(scoring) >= len(scored)
     for command in outermost(commands(output, "fairseq-generate")):
         options.parse_args_and_arch(options.get_generation_parser(), input_args=command)
     for command in outermost(commands(output, "fairseq-eval-lm")):

@@ -31,6 +31,7 @@ class Engine:
         self.commands = commands or Commands(dry_run=settings.dry_run, threads=settings.threads)
         self.results = recipe.results(settings)
         self.prepared: set[str] = set()
+        self.shown: list[Run] = []  # pre-trainings of a dry run
 
     def run_rows(self) -> None:
         """Run the rows asked for that have no line yet, and append one for each."""
@@ -85,9 +86,14 @@ class Engine:
                     f"{run.published.parent}"
                 )
             return True
+        if self.settings.dry_run and run in self.shown:
+            return True
         self.prepare(run.corpus)
         if self.settings.dry_run:
+            self.shown.append(run)
             train(run, self.settings, self.root, self.commands)
+            return True
+        if has_ended(run):
             return True
         with lock(run.folder) as handle:
             if handle is None:

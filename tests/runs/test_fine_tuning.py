@@ -15,7 +15,7 @@ from fairseq_lowrank.runs.scoring import read_scores
 from fairseq_lowrank.runs.settings import Settings
 
 MODEL = "--arch lowrank_bert_base --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2"
-TRAINING = "--max-positions 32 --optimizer adam --lr 0.01 --max-update 3 --cpu --no-epoch-checkpoints --required-batch-size-multiple 1"
+TRAINING = "--max-positions 32 --optimizer adam --lr 0.01 --max-update 3 --cpu --no-epoch-checkpoints --num-workers 0 --required-batch-size-multiple 1"
 MASKED = f"{MODEL} {TRAINING} --task masked_lm --criterion masked_lm --tokens-per-sample 32 --max-tokens 100"
 
 
