@@ -48,10 +48,15 @@ def check_folder(path: Path) -> None:
 
 def check_checkpoint(path: Path) -> None:
     """Refuse what is no name for a checkpoint, or stands where none can be written."""
-    if path.is_dir():
-        raise ValueError(f"--output {path}: is a folder; expected the name of a file, {path / 'checkpoint.pt'} for one")
-    if path.suffix != ".pt":
+    if not path.is_dir() and path.suffix != ".pt":
         raise ValueError(f"--output {path}: expected the name of a checkpoint, ending in .pt")
+    check_file(path, example="checkpoint.pt")
+
+
+def check_file(path: Path, example: str = "output.txt") -> None:
+    """Refuse what stands where no file can be written."""
+    if path.is_dir():
+        raise ValueError(f"--output {path}: is a folder; expected the name of a file, {path / example} for one")
     if not path.parent.is_dir():
         raise ValueError(f"--output {path}: there is no folder {path.parent}")
     _check_writable(path, path.parent)

@@ -8,6 +8,8 @@ The file of word pieces is written by import-bert.
 
 from pathlib import Path
 
+from fairseq_lowrank.cli import _output
+
 NAME = "wordpieces"
 HELP = "cut text into the word pieces of a BERT"
 
@@ -16,6 +18,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("pieces", type=Path, metavar="PIECES", help="wordpieces.json")
     parser.add_argument("text", type=Path, metavar="TEXT", help="a text, a sentence a line, plain or .gz")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="where to write the pieces")
+    parser.set_defaults(check_output=_output.check_file)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
 
 

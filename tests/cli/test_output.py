@@ -23,8 +23,11 @@ FOLDER_COMMANDS = {
     "variants": [],
     "compare": ["results"],
     "controlled": ["matrices", "--results", "results.jsonl"],
+    "import-bert": ["bert-base-uncased"],
+    "predict": ["checkpoint.pt", "--data", "data"],
 }
-FILE_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
+CHECKPOINT_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
+FILE_COMMANDS = CHECKPOINT_COMMANDS | {"wordpieces": ["wordpieces.json", "train.txt"]}
 
 
 def refusal(command, arguments, output, monkeypatch, capsys):
@@ -60,9 +63,14 @@ def test_a_folder_that_cannot_be_is_refused_before_computing(command, tmp_path, 
 
 
 @pytest.mark.parametrize("command", FILE_COMMANDS)
-def test_a_checkpoint_that_cannot_be_written_is_refused_before_computing(command, tmp_path, monkeypatch, capsys):
-    for output, message in (("", "is a folder"), ("none/a.pt", "there is no folder"), ("a.json", "ending in .pt")):
+def test_a_file_that_cannot_be_written_is_refused_before_computing(command, tmp_path, monkeypatch, capsys):
+    for output, message in (("", "is a folder"), ("none/a.pt", "there is no folder")):
         assert message in refusal(command, FILE_COMMANDS[command], tmp_path / output, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("command", CHECKPOINT_COMMANDS)
+def test_a_checkpoint_ends_in_pt(command, tmp_path, monkeypatch, capsys):
+    assert "ending in .pt" in refusal(command, CHECKPOINT_COMMANDS[command], tmp_path / "a.json", monkeypatch, capsys)
 
 
 def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch, capsys):

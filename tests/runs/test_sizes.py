@@ -11,7 +11,7 @@ def run(tmp_path):
     """``run(corpus, flags)``: a run whose corpus is not prepared."""
 
     def make(corpus: str, flags: str) -> Run:
-        return Run("row", 1, corpus, tuple(flags.split()), tmp_path / corpus, tmp_path / "runs")
+        return Run("row", 1, corpus, tuple(flags.split()), tmp_path / corpus, tmp_path / "runs", tmp_path)
 
     return make
 
