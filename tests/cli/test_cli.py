@@ -66,3 +66,10 @@ def test_fused_parts_are_reported_from_what_fairseq_found(monkeypatch, capsys):
 def test_the_module_runs_as_a_command():
     result = subprocess.run([sys.executable, "-m", "fairseq_lowrank.cli", "--version"], capture_output=True, text=True)
     assert result.stdout == f"fairseq-lowrank {fairseq_lowrank.__version__}\n"
+
+
+def test_no_library_talks_beside_a_command_that_loads_fairseq():
+    pytest.importorskip("fairseq")
+    command = [sys.executable, "-W", "ignore", "-m", "fairseq_lowrank.cli", "params", "--arch", "transformer"]
+    result = subprocess.run([*command, "--vocab-size", "100"], capture_output=True, text=True)
+    assert result.returncode == 0 and "DEBUG" not in result.stderr + result.stdout
