@@ -68,8 +68,8 @@ def test_the_module_runs_as_a_command():
     assert result.stdout == f"fairseq-lowrank {fairseq_lowrank.__version__}\n"
 
 
-def test_no_library_talks_beside_a_command_that_loads_fairseq():
+def test_no_library_talks_beside_a_command_that_loads_fairseq(tmp_path):
     pytest.importorskip("fairseq")
     command = [sys.executable, "-W", "ignore", "-m", "fairseq_lowrank.cli", "params", "--arch", "transformer"]
-    result = subprocess.run([*command, "--vocab-size", "100"], capture_output=True, text=True)
+    result = subprocess.run([*command, "--vocab-size", "100", "--output", tmp_path], capture_output=True, text=True)
     assert result.returncode == 0 and "DEBUG" not in result.stderr + result.stdout
