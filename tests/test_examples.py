@@ -195,17 +195,21 @@ def test_an_update_sees_as_many_tokens_on_any_number_of_gpus(recipe, name, token
 
 
 def test_sequences_that_fill_a_step_make_an_update_as_near_as_they_can(recipe):
-    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=2).stdout, 2) == {65536}
-    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=5).stdout, 5) == {61440}
-    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8, N=512).stdout, 8) == {65536}
-    assert tokens_per_update(recipe("mixhead/table2.sh", GPUS=4).stdout, 4) == {32768}
+    one_billion = {"ROWS": "baevski-mha baevski-mixhead-a baevski-mixhead-b"}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=2, **one_billion).stdout, 2) == {65536}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=5, **one_billion).stdout, 5) == {61440}
+    assert tokens_per_update(recipe("mixhead/table3.sh", GPUS=8, N=512, **one_billion).stdout, 8) == {65536}
+    assert tokens_per_update(recipe("mixhead/table2.sh", GPUS=4, ROWS="vanilla-mha vanilla-mixhead-b").stdout, 4) == {
+        32768
+    }
     for length in ("0", "long"):
         refused = recipe("mixhead/table3.sh", N=length, fails=True)
         assert f"N={length}: expected the number of tokens in a block\n" in refused.stdout
 
 
 def test_lm1b_follows_the_schedule_of_baevski_and_auli(recipe):
-    for command in commands(recipe("mixhead/table3.sh").stdout, "fairseq-train"):
+    rows = "baevski-mha baevski-mixhead-a baevski-mixhead-b"
+    for command in commands(recipe("mixhead/table3.sh", ROWS=rows).stdout, "fairseq-train"):
         last = dict(pairwise(command))
         warmup, first, updates = (
             int(last[f"--{name}"]) for name in ("warmup-updates", "lr-period-updates", "max-update")

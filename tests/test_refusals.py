@@ -344,7 +344,6 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("spectrum mixhead.pt --data mt --sequences 0", "--sequences 0: expected at least 1"),
         ("spectrum mixhead.pt --data mt --labels a b", "--labels: 2 names for 1 checkpoints"),
         ("inspect bare", "bare is not a checkpoint file"),
-        ("inspect lm.pt", "has neither head mixing nor head embeddings"),
         ("inspect empty.txt", "empty.txt cannot be read as a checkpoint"),
         ("representation --length 0", "expected at least 2"),
         ("representation --embed-dim 0", "must be at least the length 16"),

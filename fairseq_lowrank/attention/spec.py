@@ -199,8 +199,6 @@ class AttentionSpec:
             raise ValueError(
                 f"unused_key_projection with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
             )
-        if setting.max_positions is not None:
-            _check_size("max_positions", setting.max_positions)
         score = SCORES[self.score](projection, setting._replace(synthesizer_heads=self.synthesizer_heads))
         if score.numbers > LARGEST_PROJECTION:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -36,11 +37,14 @@ class Synthesizer(Score):
                 f"score {self.name!r} has no keys, of which projection {projection.name!r} makes something: expected one of "
                 f"{', '.join(PROJECTIONS)}"
             )
-        if setting.max_positions is None:
+        positions = setting.max_positions
+        if positions is None:
             raise ValueError(
                 f"score {self.name!r} has a number of its own for each position: give their number (max_positions=N)"
             )
-        self.max_positions = setting.max_positions
+        if not isinstance(positions, Integral) or isinstance(positions, bool) or positions < 1:
+            raise ValueError(f"max_positions={positions!r}: expected a positive integer")
+        self.max_positions = positions
         self.memory_sizes = {"value": projection.sizes.value_dim}
 
     @property
