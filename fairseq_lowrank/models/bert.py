@@ -15,10 +15,11 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.tasks.masked_lm import MaskedLMTask
-from fairseq.utils import get_activation_fn, safe_getattr
+from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
 from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.models.defaults import set_defaults
 
 SEGMENTS = ("pair", "one")
 
@@ -205,22 +206,17 @@ def check_bert_sizes(args) -> None:
         raise Refused(f"--layer-norm-eps {args.layer_norm_eps:g}: expected a number above 0")
 
 
-def _default(args, **values) -> None:
-    for name, value in values.items():
-        setattr(args, name, safe_getattr(args, name, value))
-
-
 @register_model_architecture("lowrank_bert", "lowrank_bert_base")
 def base(args) -> None:
     """BERT-base: 12 layers, d 768, ffn 3072, 12 heads, 512 positions, dropout 0.1 throughout (Devlin et al. 2019, section 3, A.2)."""
-    _default(args, max_positions=512, num_segment=2, segments=None, layer_norm_eps=1e-12, pooler_dropout=0.1)
+    set_defaults(args, max_positions=512, num_segment=2, segments=None, layer_norm_eps=1e-12, pooler_dropout=0.1)
     base_architecture(args)
 
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_large")
 def large(args) -> None:
     """BERT-large: 24 layers, d 1024, ffn 4096, 16 heads (Devlin et al. 2019, section 3)."""
-    _default(
+    set_defaults(
         args, encoder_layers=24, encoder_embed_dim=1024, encoder_ffn_embed_dim=4096, encoder_attention_heads=16
     )  # fmt: skip
     base(args)
@@ -229,7 +225,7 @@ def large(args) -> None:
 @register_model_architecture("lowrank_bert", "lowrank_bert_fixed")
 def fixed(args) -> None:
     """The fixed multi-head paper's BERT (section 4.2): 24 layers, d 512, ffn 4096, 8 heads of size 128 whatever their number."""
-    _default(
+    set_defaults(
         args,
         encoder_layers=24,
         encoder_embed_dim=512,

@@ -9,7 +9,8 @@ from fairseq.models.transformer_lm import (
     base_lm_architecture,
     transformer_lm_baevski_wiki103,
 )
-from fairseq.utils import safe_getattr
+
+from fairseq_lowrank.models.defaults import set_defaults
 
 
 @dataclass
@@ -28,11 +29,6 @@ class LowrankTransformerLanguageModel(TransformerLanguageModel):
         return {}
 
 
-def _default(args, **values) -> None:
-    for name, value in values.items():
-        setattr(args, name, safe_getattr(args, name, value))
-
-
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_wiki103")
 def wiki103(args) -> None:
     """fairseq's `transformer_lm_wiki103`, after Baevski and Auli (2019), who have 16 heads: 16 layers, d 1024, ffn 4096, 8 heads,
@@ -47,9 +43,9 @@ def synthesizer_wiki103(args) -> None:
     The paper's 248M are met by one second layer for all heads beside the four projections of standard attention, so by a projection
     of keys that feeds nothing; without ``--unused-key-projection``, which is set here alone, they are 231.2M.
     """
-    _default(args, attention_score="synthesizer-dense")
+    set_defaults(args, attention_score="synthesizer-dense")
     if args.attention_score == "synthesizer-dense":
-        _default(args, synthesizer_heads=1)
+        set_defaults(args, synthesizer_heads=1)
         args.unused_key_projection = True
     wiki103(args)
 
@@ -57,14 +53,14 @@ def synthesizer_wiki103(args) -> None:
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_wiki103_vanilla")
 def wiki103_vanilla(args) -> None:
     """The Mixhead paper's vanilla Transformer on WikiText-103 (table 1): 6 layers, d 512, ffn 2048, 8 heads, tied."""
-    _default(args, share_decoder_input_output_embed=True)
+    set_defaults(args, share_decoder_input_output_embed=True)
     base_lm_architecture(args)
 
 
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_wiki2")
 def wiki2(args) -> None:
     """The Mixhead paper's vanilla Transformer on WikiText-2 (table 2): 16 layers, d 512, ffn 2048, 8 heads, tied."""
-    _default(args, decoder_layers=16)
+    set_defaults(args, decoder_layers=16)
     wiki103_vanilla(args)
 
 
@@ -74,7 +70,7 @@ def gbw(args) -> None:
 
     Dropout is 0.1 in layers and attention alone, and projections are not tied (Baevski and Auli 2019, §3, §4.1, §5.4).
     """
-    _default(
+    set_defaults(
         args,
         adaptive_input_cutoff="60000,160000",
         adaptive_softmax_cutoff="60000,160000",
@@ -92,7 +88,7 @@ def lm1b_small(args) -> None:
 
     The paper gives no feed-forward size and no tying; ffn = 4d and tied embeddings are tensor2tensor's, which it uses.
     """
-    _default(
+    set_defaults(
         args,
         decoder_embed_dim=256,
         decoder_ffn_embed_dim=1024,

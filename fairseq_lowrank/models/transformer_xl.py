@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import CAUSAL
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.models.adaptive import BandedInput, BandedSoftmax
-from fairseq_lowrank.models.language_model import _default
+from fairseq_lowrank.models.defaults import set_defaults
 from fairseq_lowrank.tasks.segment_lm import SegmentLanguageModelingTask, SegmentMemory
 
 
@@ -295,8 +295,8 @@ def _check(args, task) -> None:
 def _base(args) -> None:
     """What the papers' sizes share: norms after each sublayer, relative scores, no biases in attention, dropout alike everywhere."""
     normalize_before = safe_getattr(args, "decoder_normalize_before", False)
-    _default(args, attention_score="relative", no_attention_bias=True, dropout=0.1)
-    _default(args, activation_dropout=args.dropout)
+    set_defaults(args, attention_score="relative", no_attention_bias=True, dropout=0.1)
+    set_defaults(args, activation_dropout=args.dropout)
     base_lm_architecture(args)
     args.decoder_normalize_before = normalize_before  # which fairseq's language models set
 
@@ -305,7 +305,7 @@ def _base(args) -> None:
 def wiki103(args) -> None:
     """Dai et al.'s base model on WikiText-103, the Mixhead paper's (table 1): 16 layers, d 410, 10 heads of size 41, ffn 2100,
     memory of 150, adaptive input and softmax of one size, tied, with biases: 151.1M."""
-    _default(
+    set_defaults(
         args,
         adaptive_input=True,
         adaptive_input_cutoff="20000,40000,200000",
@@ -323,12 +323,12 @@ def wiki103(args) -> None:
 @register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_wiki2")
 def wiki2(args) -> None:
     """The Mixhead paper's model on WikiText-2 (table 2): as on WikiText-103 with ffn 1000 and one tied softmax: 40.3M."""
-    _default(args, share_decoder_input_output_embed=True, decoder_ffn_embed_dim=1000, memory_length=150)
+    set_defaults(args, share_decoder_input_output_embed=True, decoder_ffn_embed_dim=1000, memory_length=150)
     _sixteen_layers(args)
 
 
 def _sixteen_layers(args) -> None:
-    _default(
+    set_defaults(
         args,
         decoder_layers=16,
         decoder_embed_dim=410,
@@ -343,7 +343,7 @@ def _sixteen_layers(args) -> None:
 def lm1b(args) -> None:
     """The Mixhead paper's model on LM1B (table 3): 18 layers, d 1024, 8 heads of size 128, ffn 4096, memory of 32, no dropout, bands
     that shrink by 4, tied embeddings, own projections: 293.7M. (The authors' softmax has biases, 0.8M more.)"""
-    _default(
+    set_defaults(
         args,
         adaptive_input=True,
         adaptive_input_cutoff="20000,40000,200000",

@@ -282,6 +282,15 @@ def _last_key(start, mask, shape):
 
 
 @triton.jit
+def _scored(left, right, scale, matrix, mask, batch, heads, t, s, shape, KIND: tl.constexpr, KEYS_FIRST: tl.constexpr):
+    """Of a tile: scale · left rightᵀ of each head, the scores mixed and with the additive mask, and the logits."""
+    unmixed = _product(left, _flipped(right), shape) * scale
+    scores = _mixed(matrix, unmixed, shape, KIND, KEYS_FIRST, True)
+    scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
+    return unmixed, scores, _logits(scores, visible, shape)
+
+
+@triton.jit
 def row_statistics(q, k, scale, before, mask, lse, shape):
     """Pass 1: the log-sum-exp of each row of logits, 0 where no key is seen."""
     start, batch, heads = _place(mask.queries, shape, shape.ROWS)
@@ -293,10 +302,7 @@ def row_statistics(q, k, scale, before, mask, lse, shape):
     for first in range(0, _last_key(start, mask, shape), shape.KEYS):
         keys = _load(k, batch, heads, first, mask.keys, 0, shape, shape.KEY_GROUPS, shape.DIM, shape.KEYS, shape.PADDED_DIM)  # fmt: skip
         s = (first + tl.arange(0, shape.KEYS))[None, None, :]
-        scores = _product(queries, _flipped(keys), shape) * scale
-        scores = _mixed(matrix, scores, shape, before.KIND, False, True)
-        scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
-        logits = _logits(scores, visible, shape)
+        _, _, logits = _scored(queries, keys, scale, matrix, mask, batch, heads, t, s, shape, before.KIND, False)
         new = tl.maximum(most, tl.max(logits, 2))
         finite = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(most - finite) + tl.sum(tl.exp(logits - finite[:, :, None]), 2)
@@ -319,10 +325,8 @@ def attend(q, k, v, scale, before, mixing, mask, dropout, lse, output, shape):
     for first in range(0, _last_key(start, mask, shape), shape.KEYS):
         keys = _load(k, batch, heads, first, mask.keys, 0, shape, shape.KEY_GROUPS, shape.DIM, shape.KEYS, shape.PADDED_DIM)  # fmt: skip
         s = (first + tl.arange(0, shape.KEYS))[None, None, :]
-        scores = _product(queries, _flipped(keys), shape) * scale
-        scores = _mixed(before_matrix, scores, shape, before.KIND, False, True)
-        scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
-        weights = tl.exp(_logits(scores, visible, shape) - statistics)
+        _, _, logits = _scored(queries, keys, scale, before_matrix, mask, batch, heads, t, s, shape, before.KIND, False)
+        weights = tl.exp(logits - statistics)
         weights = _mixed(matrix, weights, shape, mixing.KIND, False, False)
         weights = _dropped(weights, dropout, batch, heads[:, None, None], t, s, shape)
         values = _load(v, batch, heads, first, mask.keys, column, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.KEYS, shape.CHUNK)  # fmt: skip
@@ -348,10 +352,8 @@ def row_sums(q, k, v, scale, before, mixing, mask, dropout, lse, grad, sums, mix
     for first in range(0, _last_key(start, mask, shape), shape.KEYS):
         keys = _load(k, batch, heads, first, mask.keys, 0, shape, shape.KEY_GROUPS, shape.DIM, shape.KEYS, shape.PADDED_DIM)  # fmt: skip
         s = (first + tl.arange(0, shape.KEYS))[None, None, :]
-        scores = _product(queries, _flipped(keys), shape) * scale
-        scores = _mixed(before_matrix, scores, shape, before.KIND, False, True)
-        scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
-        weights = tl.exp(_logits(scores, visible, shape) - statistics)
+        _, _, logits = _scored(queries, keys, scale, before_matrix, mask, batch, heads, t, s, shape, before.KIND, False)
+        weights = tl.exp(logits - statistics)
         values = _load(v, batch, heads, first, mask.keys, 0, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.KEYS, shape.PADDED_VALUE_DIM)  # fmt: skip
         grad_mixed = _product(grads, _flipped(values), shape)
         grad_mixed = _dropped(grad_mixed, dropout, batch, heads[:, None, None], t, s, shape)
@@ -408,10 +410,10 @@ def query_gradients(q, k, v, scale, before, mixing, mask, dropout, lse, grad, su
         keys = _load(k, batch, heads, first, mask.keys, 0, shape, shape.KEY_GROUPS, shape.DIM, shape.KEYS, shape.PADDED_DIM)  # fmt: skip
         values = _load(v, batch, heads, first, mask.keys, 0, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.KEYS, shape.PADDED_VALUE_DIM)  # fmt: skip
         s = (first + tl.arange(0, shape.KEYS))[None, None, :]
-        unmixed = _product(queries, _flipped(keys), shape) * scale
-        scores = _mixed(before_matrix, unmixed, shape, before.KIND, False, True)
-        scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
-        weights = tl.exp(_logits(scores, visible, shape) - statistics)
+        unmixed, scores, logits = _scored(
+            queries, keys, scale, before_matrix, mask, batch, heads, t, s, shape, before.KIND, False
+        )
+        weights = tl.exp(logits - statistics)
         grad_mixed = _product(grads, _flipped(values), shape)
         grad_mixed = _dropped(grad_mixed, dropout, batch, heads[:, None, None], t, s, shape)
         grad_scores = _score_gradient(weights, scores, grad_mixed, matrix, row_sums, shape, mixing.KIND, False)
@@ -451,10 +453,10 @@ def key_gradients(q, k, v, scale, before, mixing, mask, dropout, lse, grad, sums
         if mixing.KIND == POSITIONWISE:
             matrix = _matrix(mixing, batch, first, mask.queries, shape, not OF_KEYS)
         statistics = _load_rows(lse, batch, heads, first, mask.queries, shape)[:, None, :]
-        scores = _product(keys, _flipped(queries), shape) * scale
-        scores = _mixed(before_matrix, scores, shape, before.KIND, True, True)
-        scores, visible = _biased(scores, mask, batch, heads[:, None, None], t, s, shape)
-        weights = tl.exp(_logits(scores, visible, shape) - statistics)
+        _, scores, logits = _scored(
+            keys, queries, scale, before_matrix, mask, batch, heads, t, s, shape, before.KIND, True
+        )
+        weights = tl.exp(logits - statistics)
         if OF_KEYS:
             grads = _load(grad, batch, heads, first, mask.queries, 0, shape, shape.HEADS, shape.VALUE_DIM, shape.ROWS, shape.PADDED_VALUE_DIM)  # fmt: skip
             grad_mixed = _product(values, _flipped(grads), shape)
