@@ -151,5 +151,5 @@ BROWN_BERT=(
     "${BROWN_BERT_MODEL[@]}" --task bert_pretraining --criterion bert_pretraining --tokens-per-sample 128
     --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-06 --weight-decay 0.01 --clip-norm 1.0
     --lr 1e-3 --lr-scheduler polynomial_decay --warmup-updates 200 --total-num-update 2000 --max-update 2000
-    $(batch 4096 4096 128) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
+    $(batch 2048 2048 128) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
 )

@@ -9,7 +9,7 @@ for attention in mha mixhead-b mhe-mul mqa sha el skv; do
     CORPUS=$PIECES pretraining $attention --attention $attention "${BROWN_BERT[@]}"
     BASE=$attention
     for task in sentence-polarity rte; do
-        fine_tune $attention $task -by-$PIECES 4 --attention $attention "${BROWN_BERT_MODEL[@]}" --lr 1e-4
+        fine_tune $attention $task -by-$PIECES 3 --attention $attention "${BROWN_BERT_MODEL[@]}" --lr 1e-4
     done
 done
 COMMON=("${FINE_TUNING[@]}")

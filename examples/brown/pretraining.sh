@@ -3,7 +3,7 @@
 # model (4 layers, d 256, 8 heads of size 32, pairs of up to 128 tokens), equally many updates for all. Scored by the perplexity
 # of masked words on the test set, with the share of next sentences told right. Objectives, masks and dropout are BERT's (Devlin
 # et al. 2019); sizes, rates and updates are ours, for a corpus of a million words.
-# Half an hour to an hour a row on 2 cores. Settings from outside: see ../common.sh.
+# Half an hour a row on one core. Settings from outside: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=brown TABLE=pretraining CORPUS=brown-bpe8000
