@@ -43,8 +43,8 @@ fi
 kernels=(mixhead-a@triton mixhead-b@triton talking-heads@triton mha+sigsoftmax@triton)
 
 step check-kernels 110 fairseq-lowrank check-kernels --device "$device" "${checks[@]}"
-step formula 50 "${attention[@]}" --lengths "${lengths[0]}" --layers mixhead-a@triton mixhead-a@reference mixhead-a@blocked \
-    --output "$parts/formula.json"
+step formula 50 "${attention[@]}" --lengths "${lengths[0]}" \
+    --layers mixhead-a@triton mixhead-a@reference mixhead-a@blocked mixhead-a@sdpa --output "$parts/formula.json"
 step attention 90 "${attention[@]}" --lengths "${lengths[@]}" --layers "${kernels[@]}" --output "$parts/attention.json" \
     --picture "$results/gpu.svg"
 step long 60 "${attention[@]}" --lengths "${long[@]}" --layers mixhead-a@triton mixhead-b@triton --output "$parts/long.json"

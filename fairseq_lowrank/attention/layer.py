@@ -269,7 +269,7 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         groups = self.projection.memory_heads
         memory = {name: torch.empty(1, groups, 1, size) for name, size in self.score.memory_sizes.items()}
         self.eval()  # a projection wrapped in quantisation noise would draw some
-        call = self._call(q, memory, AttentionMask())
+        call = self._call(q, memory, AttentionMask(), dropout_p=self.dropout_module.p)
         self.train()
         return call
 

@@ -99,7 +99,12 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         ("el", {"vdim": 8}, "'el' uses the keys as values and needs vdim = kdim: vdim=8, kdim=12"),
         ("skv", {"kdim": 8}, "'shared-kv' uses the keys as values and needs vdim = kdim: vdim=12, kdim=8"),
         ("mha", {"backend": "flash"}, "backend='flash': expected one of auto, reference, sdpa"),
-        ("mixhead-b", {"backend": "sdpa"}, "backend='sdpa' cannot compute head mixing; use backend='auto'"),
+        (
+            "talking-heads",
+            {"backend": "sdpa"},
+            "backend='sdpa' cannot compute head mixing of scores, before the softmax; use",
+        ),
+        ("mixhead-a", {"backend": "sdpa", "dropout": 0.1}, "'sdpa' cannot compute dropout after head mixing; use"),
         ("mha", {"backend": "sdpa", "activation": "sigsoftmax"}, "'sdpa' cannot compute the activation sigsoftmax"),
         ("mha", {"dropout": 1.0}, "dropout=1.0: expected a number with 0 <= dropout < 1"),
     ],

@@ -113,6 +113,19 @@ def test_a_layer_is_exported_for_all_lengths(preset):
         torch.testing.assert_close(program.module()(x, padding), model(x, padding))
 
 
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b"])
+def test_mixing_by_pytorchs_own_kernels_compiles_and_is_exported(preset):
+    model, length = Causal(preset, backend="sdpa"), torch.export.Dim("length", min=2, max=4096)
+    x, padding = inputs()
+    expected, found = model(x, padding), compiled(model, dynamic=True)(x, padding)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(gradients(found, x, model), gradients(expected, x, model), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    program = torch.export.export(model, (x.detach(), padding), dynamic_shapes=({0: length}, {1: length}))
+    x, padding = inputs(150)
+    torch.testing.assert_close(program.module()(x, padding), model(x, padding))
+
+
 def test_an_exported_layer_refuses_second_derivatives():
     model, (x, padding) = Causal("mixhead-a").eval(), inputs()
     run = torch.export.export(model, (x.detach(), padding)).module()

@@ -125,7 +125,7 @@ ADAPTIVE = ("--adaptive-input", "--adaptive-input-cutoff", "9,30", "--tie-adapti
         (("--scale-heads", "--head-dim", "8"), "--scale-heads needs heads * head size = embedding size: 8 * 8 != 512"),
         (("--attention", "fixedhead"), "needs a head size"),
         (("--decoder-attention-heads", "7"), "embed_dim=512 is not divisible by num_heads=7"),
-        (("--attention", "mixhead-b", "--attention-backend", "sdpa"), "cannot compute head mixing"),
+        (("--attention", "talking-heads", "--attention-backend", "sdpa"), "cannot compute head mixing of scores"),
         (("--attention", "el", "--head-dim", "8"), "head_dim = embed_dim / num_heads = 64"),
         (("--attention-sites", "decoder,middle"), "--attention-sites 'decoder,middle'"),
     ],

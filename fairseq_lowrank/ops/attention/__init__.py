@@ -39,7 +39,7 @@ BACKENDS = ("auto", *_BACKENDS)
 
 
 class _Preference(NamedTuple):
-    """What "auto" takes on a kind of device, as measured there."""
+    """What "auto" takes on a kind of device, as measured there, or counted (docs/performance.md)."""
 
     reference_scores: int = 0
     """Below so many scores, over the heads of a batch entry, fewer and simpler steps win over fewer bytes."""
@@ -51,11 +51,14 @@ class _Preference(NamedTuple):
     """Whether SDPA drops weights without making all of them."""
     triton: tuple[torch.dtype, ...] = ()
     """Dtypes in which our kernels win over blocks."""
+    value_columns: int = 0
+    """Up to so many columns of values, those of all heads side by side, SDPA of each of these values wins over blocks that
+    mix heads by one M, in those dtypes."""
 
 
 _PREFERENCES = {
     "cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False),
-    "cuda": _Preference(triton=(torch.bfloat16, torch.float16)),
+    "cuda": _Preference(triton=(torch.bfloat16, torch.float16), value_columns=256),
 }
 
 
@@ -108,11 +111,13 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     fused = (triton,) if call.v.dtype in prefer.triton and triton.cannot(call) is None and triton.holds(call) else ()
     if is_traced(call.v):
         # One choice for all lengths.
-        avoid = call.dropout_p or sdpa.needs_causal_tensor(call)
+        avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
     shared = call.v.size(1) < heads
     few = heads * queries * keys < prefer.reference_scores and not shared
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
+    if call.mixes_weights:
+        return (*fused, sdpa, *others) if _repeats_cheaply(call, prefer) else others
     drops = call.dropout_p and not prefer.sdpa_drops
     if drops or (sdpa.needs_causal_tensor(call) and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.
@@ -120,3 +125,12 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     if shared and call.mask.causal and keys in prefer.blocked_keys:
         return blocked, sdpa, reference
     return sdpa, *others
+
+
+def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
+    """Whether SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
+    if not isinstance(call.mixing, StaticMixing) or call.v.dtype not in prefer.triton:
+        return False
+    # A mask that is a tensor would be read once for each value.
+    plain = not sdpa.has_other_masks(call) and not sdpa.needs_causal_tensor(call)
+    return plain and sdpa.value_columns(call) <= min(prefer.value_columns, call.scores.shape[3])

@@ -1,14 +1,23 @@
-"""PyTorch's fused ``scaled_dot_product_attention``: softmax attention of dot products without mixing across heads."""
+"""PyTorch's fused ``scaled_dot_product_attention``: softmax attention of dot products.
+
+It computes one head at a time, and so mixes none. But mixing after the softmax is a sum of what each head makes of every
+value, Σ_s Σ_j M_t[j, i] P_j[t, s] V_i[s] = Σ_j M_t[j, i] (P_j V_i)[t]: with G different values it is G plain calls, in which all
+heads read the same value, and one product with M. That is exact, in linear memory (the outputs G times), and nothing here of it
+is ours to get wrong. See :func:`value_columns` for what it costs.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_lowrank.ops.activation import without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import narrowed
 from fairseq_lowrank.ops.attention.scores import DotProduct
@@ -18,8 +27,10 @@ def cannot(call: AttentionCall) -> str | None:
     """What of ``call`` this backend cannot compute, in words, or ``None``."""
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
-    if call.before is not None or call.mixes_weights:
-        return "head mixing"
+    if call.before is not None:
+        return "head mixing of scores, before the softmax"
+    if call.mixes_weights and call.dropout_p:
+        return "dropout after head mixing"
     if call.activation != "softmax":
         return f"the activation {call.activation}"
     if call.need_weights:
@@ -41,26 +52,49 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     if call.score_bias is not None:
         bias = narrowed(call.score_bias, q.dtype)
         dense = bias if dense is None else dense + bias
+    attend = partial(_attend, mask=dense, dropout_p=call.dropout_p, is_causal=causal, scale=call.scores.factor)
+    heads = _mixed(call, attend) if call.mixes_weights else call.scaled(attend(q, k, v))
+    return heads, None
+
+
+def value_columns(call: AttentionCall) -> int:
+    """How many columns of values each head reads where heads are mixed: for each score a forward pass takes 4 operations a
+    column and a backward pass 10, where unmixed heads have the columns of one value."""
+    return call.v.size(1) * _width(call)
+
+
+def _width(call: AttentionCall) -> int:
+    """A size of queries, keys and values that every fused kernel takes: the same for all, and a multiple of 8."""
+    return -(-max(call.scores.q.size(3), call.v.size(3)) // 8) * 8
+
+
+def _mixed(call: AttentionCall, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """Σ_j M_t[j, i] (P_j V_i)[t] ``[B, H, T, Dv]``."""
+    width, groups, dim = _width(call), call.v.size(1), call.v.size(3)
+    q, k, v = (F.pad(tensor, (0, width - tensor.size(3))) for tensor in (call.scores.q, call.scores.k, call.v))
+    mixed = []
+    # Of M the columns of the heads that share a value: [H, H/G], or [B, T, H, H/G].
+    for value, matrix in zip(v.split(1, dim=1), call.mixing.matrices().chunk(groups, dim=-1), strict=True):
+        every = attend(q, k, value.expand(-1, k.size(1), -1, -1))[..., :dim]
+        with without_autocast(every):
+            wide = torch.promote_types(every.dtype, torch.float32)
+            mixed.append((matrix.mT.to(wide) @ every.transpose(1, 2).to(wide)).to(every.dtype))
+    return torch.cat(mixed, dim=2).transpose(1, 2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: float | bool) -> Tensor:
+    """Unmixed heads ``[B, H, T, Dv]`` of queries ``[B, H, T, D]``; ``mask`` is added to their scores."""
     heads = q.size(1)
     groups = math.gcd(k.size(1), v.size(1))
     if groups not in (1, heads):
         # Groups become entries of the batch, whose heads then share what they read: nothing is copied.
+        mask = None if mask is None else _grouped(mask, len(v), groups)
         q, k, v = (tensor.unflatten(1, (groups, -1)).flatten(0, 1) for tensor in (q, k, v))
-        dense = None if dense is None else _grouped(dense, len(call.v), groups)
-    if dense is not None:
-        dense = dense.expand(*q.shape[:3], k.size(2))
-    result = F.scaled_dot_product_attention(
-        q,
-        _shared(k, q.size(1)),
-        _shared(v, q.size(1)),
-        attn_mask=dense,
-        dropout_p=call.dropout_p,
-        is_causal=causal,
-        scale=call.scores.factor,
-    )
-    if groups not in (1, heads):
-        result = result.unflatten(0, (-1, groups)).flatten(1, 2)
-    return call.scaled(result), None
+    if mask is not None:
+        mask = mask.expand(*q.shape[:3], k.size(2))
+    k, v = (_shared(tensor, q.size(1)) for tensor in (k, v))
+    result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+    return result.unflatten(0, (-1, groups)).flatten(1, 2) if groups not in (1, heads) else result
 
 
 def _shared(tensor: Tensor, heads: int) -> Tensor:
@@ -90,6 +124,10 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
     Ours is aligned bottom right: the same where T = S, and no mask at all where T = 1.
     """
     mask, (_, _, queries, keys) = call.mask, call.scores.shape
-    other_parts = mask.key_padding is not None or mask.additive is not None or call.score_bias is not None
-    other_parts = other_parts or mask.appended or mask.repeats > 1
+    other_parts = has_other_masks(call) or mask.appended or mask.repeats > 1
     return hides_later_keys(call) and (queries != keys or other_parts)
+
+
+def has_other_masks(call: AttentionCall) -> bool:
+    """Whether anything but causality hides keys or is added to scores: to SDPA a tensor, which flash attention does not take."""
+    return call.mask.key_padding is not None or call.mask.additive is not None or call.score_bias is not None

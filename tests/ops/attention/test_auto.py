@@ -81,6 +81,51 @@ def test_on_a_gpu_half_precision_takes_the_kernels_where_their_tiles_stay_in_reg
     assert first(wide) is not operation.triton
 
 
+@pytest.fixture
+def without_triton(monkeypatch):
+    monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: "triton is not installed")
+
+
+def chosen_on_a_gpu(built, dtype=torch.bfloat16, device_type="cuda"):
+    call = operation_call(built, device_type)
+    call.v.dtype = dtype
+    candidates = (module for module in operation._preference(call) if module.cannot(call) is None)
+    return next(module for module in candidates if module.unavailable(device_type, dtype) is None)
+
+
+def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_columns_to_read(without_triton):
+    def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=256, dim=64, **options):
+        built = problem(mask, groups, "softmax", rules, 0.0, length)
+        sizes = {"q": 4, "k": groups[0], "v": groups[1]}
+        return built | {name: torch.zeros(1, heads, length, dim) for name, heads in sizes.items()} | options
+
+    assert chosen_on_a_gpu(mixed()) is operation.sdpa
+    assert chosen_on_a_gpu(mixed(mask="none", groups=(1, 1), length=64)) is operation.sdpa
+    assert chosen_on_a_gpu(mixed(groups=(4, 2), dim=128)) is operation.sdpa
+    for other in (
+        mixed(length=255),
+        mixed(dim=72, length=1024),
+        mixed(mask="padding", length=1024),
+        mixed(score_bias=torch.zeros(1, 256)),
+        mixed(rules=("none", "positionwise")),
+        mixed(rules=("static", "static")),
+        mixed(activation="sigsoftmax"),
+        mixed(dropout_p=0.1),
+    ):
+        assert chosen_on_a_gpu(other) is operation.blocked
+    assert chosen_on_a_gpu(mixed(), torch.float32) is operation.blocked
+    assert chosen_on_a_gpu(mixed(), device_type="cpu") is operation.blocked
+    assert chosen_on_a_gpu(mixed(need_weights=True)) is operation.reference
+
+
+def test_on_a_gpu_our_kernels_mix_where_they_run(monkeypatch):
+    built = problem("causal", (4, 4), "softmax", ("none", "static"), 0.0, 256)
+    monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: None)
+    assert chosen_on_a_gpu(built) is operation.triton
+    wide = built | {name: torch.zeros(1, 1, 256, 160) for name in "kv"} | {"q": torch.zeros(1, 4, 256, 160)}
+    assert chosen_on_a_gpu(wide) is operation.sdpa
+
+
 def operation_call(built, device_type):
     call = call_of(**built)
     v = SimpleNamespace(device=SimpleNamespace(type=device_type), dtype=call.v.dtype, size=call.v.size, is_meta=False)

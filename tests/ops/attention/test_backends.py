@@ -12,7 +12,7 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.parts import Part
 
 # What a backend computes, where that is not everything.
-COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": ("none", "diagonal"), "befores": ("none",)}}
+COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": MIXINGS, "befores": ("none",)}}
 # The kernels of triton run on a GPU, and not in float64: test_triton.py.
 BACKENDS = tuple(backend for backend in BACKENDS if backend != "triton")
 FAST = [backend for backend in BACKENDS if backend != "reference"]
@@ -77,6 +77,10 @@ def cases():
                 yield backend, activation, mixing
 
 
+def cases_with_dropout():
+    return [case for case in cases() if case[0] != "sdpa" or case[2] in ("none", "diagonal")]
+
+
 def problem(activation, mixing, device, length, dim=4, heads=2, batch=2):
     generator = torch.Generator().manual_seed(3)
 
@@ -126,7 +130,7 @@ def test_queries_without_keys_give_zeros_and_no_gradient(backend, activation, mi
     assert found["q"][1, :, 0].abs().max() == 0
 
 
-@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
+@pytest.mark.parametrize(("backend", "activation", "mixing"), cases_with_dropout())
 def test_dropout_zeroes_weights_at_its_rate_and_scales_the_rest(backend, activation, mixing, device):
     length, rate = 64, 0.25
     long = problem(activation, mixing, device, length) | {"mask": AttentionMask(True)}
@@ -146,7 +150,7 @@ def test_dropout_zeroes_weights_at_its_rate_and_scales_the_rest(backend, activat
     assert torch.equal(attend(**long, dropout_p=rate, backend=backend)[0], dropped)
 
 
-@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
+@pytest.mark.parametrize(("backend", "activation", "mixing"), cases_with_dropout())
 def test_gradients_under_dropout_use_the_mask_of_the_forward_pass(backend, activation, mixing, device):
     small = problem(activation, mixing, device, 3, dim=2, batch=1) | {"mask": AttentionMask(True)}
     parts = leaves(small)
@@ -183,16 +187,15 @@ def test_auto_leaves_plain_softmax_attention_to_sdpa_and_tells_it_of_causality(d
 
 
 def test_sdpa_says_what_it_cannot_compute(device):
-    plain = problem("softmax", "static", device, 3)
-    advice = "; use backend='auto' or 'reference'"
-    with pytest.raises(ValueError, match=f"backend='sdpa' cannot compute head mixing{advice}"):
-        attend(**plain, backend="sdpa")
-    plain["mixing"] = None
-    with pytest.raises(ValueError, match=f"cannot compute the activation sigsoftmax{advice}"):
-        attend(**plain | {"activation": "sigsoftmax"}, backend="sdpa")
-    with pytest.raises(ValueError, match=f"cannot compute the attention weights \\(need_weights\\){advice}"):
-        attend(**plain, need_weights=True, backend="sdpa")
-    with pytest.raises(ValueError, match="cannot compute head mixing"):
-        attend(**plain | {"before": StaticMixing(torch.eye(2, device=device))}, backend="sdpa")
+    mixed, mixing = problem("softmax", "static", device, 3), StaticMixing(torch.eye(2, device=device))
+    for options, reason in [
+        ({"activation": "sigsoftmax"}, "the activation sigsoftmax"),
+        ({"need_weights": True}, r"the attention weights \(need_weights\)"),
+        ({"before": mixing}, "head mixing of scores, before the softmax"),
+        ({"dropout_p": 0.1}, "dropout after head mixing"),
+    ]:
+        with pytest.raises(ValueError, match=f"^backend='sdpa' cannot compute {reason}; use backend='auto' or 'ref"):
+            attend(**mixed | options, backend="sdpa")
+    attend(**mixed | {"mixing": None, "dropout_p": 0.1}, backend="sdpa")
     with pytest.raises(ValueError, match="backend='flash': expected one of auto, reference, sdpa"):
-        attend(**plain, backend="flash")
+        attend(**mixed, backend="flash")

@@ -126,14 +126,17 @@ def test_compiled_code_around_it_gives_the_same(device):
     torch.testing.assert_close(found, wanted)
 
 
-def test_static_mixing_is_stock_attention_to_the_values_of_all_heads_side_by_side(device):
-    """Σ_j M[j, i] P_j V_i, from P_j [V_1 … V_h] of PyTorch's own kernel: an oracle on any device, h times the work."""
-    built = problem(90, device, mixing="static", heads=4)
-    v = built["v"]
-    every = v.transpose(1, 2).flatten(2)[:, None].expand(-1, 4, -1, -1)
-    heads, _ = attend(**built | {"v": every, "mixing": None}, backend="sdpa")
-    expected = torch.einsum("ji,bjtid->bitd", built["mixing"].weight, heads.unflatten(-1, (4, -1)))
-    torch.testing.assert_close(attend(**built, backend="blocked")[0], expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("mixing", ["static", "positionwise"])
+def test_mixing_is_that_by_pytorchs_own_kernels(mixing, groups, device):
+    """An oracle on any device that shares no code with the blocks."""
+    built = problem(700, device, mixing=mixing, heads=4, groups=groups)
+    results = []
+    for backend in ("blocked", "sdpa"):
+        heads, _ = attend(**built, backend=backend)
+        results.append((heads, *gradients(heads, built)))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_gradient_of_a_bias_has_its_shape(device):
