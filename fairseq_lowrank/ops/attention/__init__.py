@@ -133,4 +133,5 @@ def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
         return False
     # A mask that is a tensor would be read once for each value.
     plain = not sdpa.has_other_masks(call) and not sdpa.needs_causal_tensor(call)
-    return plain and sdpa.value_columns(call) <= min(prefer.value_columns, call.scores.shape[3])
+    few = sdpa.value_columns(call) <= min(prefer.value_columns, call.scores.shape[3])
+    return plain and few and sdpa.is_fused(call)

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 
 from fairseq_lowrank.ops.activation import without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
@@ -61,6 +62,18 @@ def value_columns(call: AttentionCall) -> int:
     """How many columns of values each head reads where heads are mixed: for each score a forward pass takes 4 operations a
     column and a backward pass 10, where unmixed heads have the columns of one value."""
     return call.v.size(1) * _width(call)
+
+
+def is_fused(call: AttentionCall) -> bool:
+    """Whether PyTorch has a fused kernel for what :func:`compute` asks of a GPU where heads are mixed and nothing but
+    causality hides: it has none for bfloat16 before sm_80, and would build all T×S weights."""
+    recording = torch.is_grad_enabled()
+    examples = (
+        tensor.new_empty(1, 1, 8, _width(call)).requires_grad_(recording and tensor.requires_grad)
+        for tensor in (call.scores.q, call.scores.k, call.v)
+    )
+    asked = SDPAParams(*examples, None, 0.0, True, False)
+    return can_use_flash_attention(asked) or can_use_efficient_attention(asked)
 
 
 def _width(call: AttentionCall) -> int:

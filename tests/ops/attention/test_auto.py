@@ -84,6 +84,7 @@ def test_on_a_gpu_half_precision_takes_the_kernels_where_their_tiles_stay_in_reg
 @pytest.fixture
 def without_triton(monkeypatch):
     monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: "triton is not installed")
+    monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: True)
 
 
 def chosen_on_a_gpu(built, dtype=torch.bfloat16, device_type="cuda"):
@@ -93,12 +94,13 @@ def chosen_on_a_gpu(built, dtype=torch.bfloat16, device_type="cuda"):
     return next(module for module in candidates if module.unavailable(device_type, dtype) is None)
 
 
-def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_columns_to_read(without_triton):
-    def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=256, dim=64, **options):
-        built = problem(mask, groups, "softmax", rules, 0.0, length)
-        sizes = {"q": 4, "k": groups[0], "v": groups[1]}
-        return built | {name: torch.zeros(1, heads, length, dim) for name, heads in sizes.items()} | options
+def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=256, dim=64, **options):
+    built = problem(mask, groups, "softmax", rules, 0.0, length)
+    sizes = {"q": 4, "k": groups[0], "v": groups[1]}
+    return built | {name: torch.zeros(1, heads, length, dim) for name, heads in sizes.items()} | options
 
+
+def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_columns_to_read(without_triton):
     assert chosen_on_a_gpu(mixed()) is operation.sdpa
     assert chosen_on_a_gpu(mixed(mask="none", groups=(1, 1), length=64)) is operation.sdpa
     assert chosen_on_a_gpu(mixed(groups=(4, 2), dim=128)) is operation.sdpa
@@ -118,12 +120,15 @@ def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_column
     assert chosen_on_a_gpu(mixed(need_weights=True)) is operation.reference
 
 
-def test_on_a_gpu_our_kernels_mix_where_they_run(monkeypatch):
-    built = problem("causal", (4, 4), "softmax", ("none", "static"), 0.0, 256)
+def test_on_a_gpu_whose_pytorch_would_build_all_weights_blocks_mix(without_triton, monkeypatch):
+    monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: False)
+    assert chosen_on_a_gpu(mixed()) is operation.blocked
+
+
+def test_on_a_gpu_our_kernels_mix_where_they_run(without_triton, monkeypatch):
     monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: None)
-    assert chosen_on_a_gpu(built) is operation.triton
-    wide = built | {name: torch.zeros(1, 1, 256, 160) for name in "kv"} | {"q": torch.zeros(1, 4, 256, 160)}
-    assert chosen_on_a_gpu(wide) is operation.sdpa
+    assert chosen_on_a_gpu(mixed()) is operation.triton
+    assert chosen_on_a_gpu(mixed(groups=(1, 1), dim=160)) is operation.sdpa
 
 
 def operation_call(built, device_type):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from attention_problems import LargestTensor, attend, leaves, mixing_of
+from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
 
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
+from fairseq_lowrank.ops.attention import sdpa
 
 LENGTH = 1024
 
@@ -51,11 +52,11 @@ def test_no_tensor_grows_with_the_square_of_the_length(options):
 
 def test_each_value_is_attended_to_once(device, monkeypatch):
     """However many heads share it."""
-    calls, sdpa = [], torch.nn.functional.scaled_dot_product_attention
+    calls, fused = [], torch.nn.functional.scaled_dot_product_attention
 
     def spy(q, k, v, **options):
         calls.append((q.size(-1), k.size(-1), v.size(-1)))
-        return sdpa(q, k, v, **options)
+        return fused(q, k, v, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
     attend(**problem(device, heads=6, groups=(3, 2), dims=(5, 9), length=7), backend="sdpa")
@@ -90,6 +91,17 @@ def test_under_autocast_values_and_gradients_stay_near_float32(mixing, device):
     assert (heads - expected).norm() <= 0.01 * expected.norm()
     for gradient, exact in zip(found, expected_gradients, strict=True):
         assert (gradient - exact).norm() <= 0.03 * exact.norm()
+
+
+def test_pytorch_tells_whether_it_has_a_fused_kernel(device, monkeypatch):
+    call = call_of(**problem(device, dtype=torch.float16, dims=(5, 9)))
+    assert sdpa.is_fused(call) == device.startswith("cuda")
+    asked = []
+    monkeypatch.setattr(sdpa, "can_use_efficient_attention", lambda params: asked.append(params) or True)
+    monkeypatch.setattr(sdpa, "can_use_flash_attention", lambda params: False)
+    assert sdpa.is_fused(call)
+    sizes = {(tensor.size(-1), tensor.dtype, tensor.requires_grad) for tensor in (asked[0].query, asked[0].value)}
+    assert sizes == {(16, torch.float16, True)} and asked[0].is_causal
 
 
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
