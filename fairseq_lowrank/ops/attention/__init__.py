@@ -49,6 +49,8 @@ class _Preference(NamedTuple):
     """So many keys shared by heads under causality are faster in blocks than in SDPA."""
     sdpa_drops: bool = True
     """Whether SDPA drops weights without making all of them."""
+    sdpa_of_two_sizes: bool = True
+    """Whether SDPA takes values of another size than keys without making all weights."""
     triton: tuple[torch.dtype, ...] = ()
     """Dtypes in which our kernels win over blocks."""
     value_columns: int = 0
@@ -57,7 +59,7 @@ class _Preference(NamedTuple):
 
 
 _PREFERENCES = {
-    "cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False),
+    "cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False, sdpa_of_two_sizes=False),
     "cuda": _Preference(triton=(torch.bfloat16, torch.float16), value_columns=256),
 }
 
@@ -111,7 +113,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     fused = (triton,) if call.v.dtype in prefer.triton and triton.cannot(call) is None and triton.holds(call) else ()
     if is_traced(call.v):
         # One choice for all lengths.
-        avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call)
+        avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
     shared = call.v.size(1) < heads
     few = heads * queries * keys < prefer.reference_scores and not shared
@@ -119,8 +121,9 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     if call.mixes_weights:
         return (*fused, sdpa, *others) if _repeats_cheaply(call, prefer) else others
     drops = call.dropout_p and not prefer.sdpa_drops
-    if drops or (sdpa.needs_causal_tensor(call) and queries * keys > prefer.mask_scores):
-        # SDPA would build a T×S tensor: all weights, to drop some of them, or the mask.
+    whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
+    if drops or (whole and queries * keys > prefer.mask_scores):
+        # SDPA would build a T×S tensor: all weights, or the mask.
         return others
     if shared and call.mask.causal and keys in prefer.blocked_keys:
         return blocked, sdpa, reference

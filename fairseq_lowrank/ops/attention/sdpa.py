@@ -144,3 +144,8 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
 def has_other_masks(call: AttentionCall) -> bool:
     """Whether anything but causality hides keys or is added to scores: to SDPA a tensor, which flash attention does not take."""
     return call.mask.key_padding is not None or call.mask.additive is not None or call.score_bias is not None
+
+
+def has_two_sizes(call: AttentionCall) -> bool:
+    """Whether values are wider or narrower than keys, which the CPU's fused kernel does not take."""
+    return isinstance(call.scores, DotProduct) and call.scores.q.size(3) != call.v.size(3)

@@ -54,6 +54,16 @@ def test_auto_makes_no_tensor_of_all_scores(case):
     assert largest.bytes < 4 * LENGTH**2  # those of one head
 
 
+@pytest.mark.parametrize("value_dim", [1, 8])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+def test_auto_makes_no_tensor_of_all_scores_where_values_have_another_size(mask, value_dim):
+    built = problem(mask, (4, 4), "softmax", ("none", "none"), 0.0)
+    built["v"] = torch.ones(1, HEADS, LENGTH, value_dim, requires_grad=True)
+    with LargestTensor() as largest:
+        attend(**built)[0].sum().backward()
+    assert largest.bytes < 4 * LENGTH**2
+
+
 @pytest.mark.parametrize("device_type", ["cpu", "cuda", "a device of which nothing was measured"])
 @pytest.mark.parametrize("case", CASES[::11], ids=str)
 def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, device_type):
