@@ -215,6 +215,43 @@ def test_runs_of_another_scale_are_not_averaged_with_the_papers():
     assert own["ours"]["other_scale"] == ["500 of 50000 updates"]
 
 
+FLAGS = "--max-update 100"
+
+
+def fine_tuned(row, task, value, metric, **changes):
+    flags = {"table": "table5", "metric": metric, "split": "valid", "flags": FLAGS, "updates": 100}
+    point = {"updates": changes.get("updates", 100), "train_loss": 1.0, "valid_loss": value / 50}
+    return line(row, value, task=task, curve=[point], **flags | changes)
+
+
+def test_tasks_of_a_row_stand_side_by_side_whatever_the_scale_of_each():
+    lines = [
+        fine_tuned("mha", "mnli", 80.0, "mnli-m"),
+        fine_tuned("mha", "cola", 50.0, "cola", updates=60),
+        fine_tuned("mha", "rte", 60.0, "rte", updates=70, smoke=False),
+    ]
+    ours = only(lines)["mha"]["ours"]
+    assert {score["metric"]: score["mean"] for score in ours["scores"]} == {"mnli-m": 80.0, "cola": 50.0, "rte": 60.0}
+    assert ours["other_scale"] == ["cola: 60 of 100 updates", "rte: 70 of 100 updates"]
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    shown = {cell[0]: dict(zip(header, cell, strict=True)) for cell in cells}["BERT-base, the authors' run"]
+    assert shown["updates"] == "60 to 100"
+    # within a task the rule is that of rows: the paper's scale wins, and what is the same everywhere is said once
+    again = fine_tuned("mha", "cola", 52.0, "cola", seed=2)
+    assert only([*lines, again])["mha"]["ours"]["other_scale"] == ["rte: 70 of 100 updates"]
+    smoke = [{**one, "smoke": True, "updates": 10} for one in lines]
+    assert only(smoke)["mha"]["ours"]["other_scale"] == ["smoke run", "10 of 100 updates"]
+
+
+def test_each_task_has_a_plot_of_its_own():
+    lines = [fine_tuned(row, task, 60.0, task) for row in ("mha", "mixhead-b") for task in ("rte", "cola")]
+    tables = comparison.build(lines, PAPERS)
+    plots = with_logs(tables, [])
+    assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table5-rte": 2, "mixhead-table5-cola": 2}
+    text = as_markdown(tables, {"mixhead-table5-rte": "rte.png", "mixhead-table5-cola": "cola.png"})
+    assert "![Learning curves](rte.png)" in text and "![Learning curves](cola.png)" in text
+
+
 def test_a_row_run_with_another_attention_than_its_name_says_is_marked():
     for attention, marks in (("mixhead-b", ["attention mixhead-b (row: mixhead-a)"]), ("mixhead-a", [])):
         rows = only([line("h4-mixhead-a", 34.0, flags=f"--attention {attention}")])

@@ -152,12 +152,10 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     """One row of a report from the lines of one row of a table: mean and spread over seeds.
 
     Runs at the paper's scale win over others, those over smoke runs, and runs of different scales are not averaged: the
-    scale of the last one counts. Of lines of the same seed, metric and split the last one counts.
+    scale of the last one counts, of each task that was fine-tuned. Of lines of the same seed, metric and split the last one
+    counts.
     """
-    lines = [line for line in lines if not line["smoke"]] or lines
-    marks = [other_scale(line, published) for line in lines]
-    scale = [] if [] in marks else marks[-1]
-    lines = [line for line, found in zip(lines, marks, strict=True) if found == scale]
+    lines, scale = at_one_scale([line for line in lines if not line["smoke"]] or lines, published)
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     values: dict[tuple[str, str], list[float]] = {}
     for line in latest.values():
@@ -173,7 +171,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "seeds": sorted({line["seed"] for line in latest.values()}),
         "parameters": last["parameters"],
         "attention_parameters": last.get("attention_parameters"),
-        "updates": last["updates"],
+        "updates": sorted({line["updates"] for line in latest.values()}),
         "tokens_per_second": round(statistics.fmean(speeds)) if speeds else None,
         "scores": [
             {
@@ -185,8 +183,30 @@ def collect(lines: list[dict], published: dict | None) -> dict:
             for (metric, split), found in values.items()
         ],
         "other_scale": scale,
-        "curves": [{"seed": line["seed"], "points": line["curve"]} for line in latest.values() if line.get("curve")],
+        "curves": [
+            {"task": line.get("task"), "seed": line["seed"], "points": line["curve"]}
+            for line in latest.values()
+            if line.get("curve")
+        ],
     }
+
+
+def at_one_scale(lines: list[dict], published: dict | None) -> tuple[list[dict], list[str]]:
+    """Of the lines of each task those at the paper's scale, or else at that of the last one; and in what these differ."""
+    kept, scales = [], {}
+    for task in dict.fromkeys(line.get("task") for line in lines):
+        found = [(line, other_scale(line, published)) for line in lines if line.get("task") == task]
+        marks = [mark for _, mark in found]
+        scales[task] = [] if [] in marks else marks[-1]
+        kept += [line for line, mark in found if mark == scales[task]]
+    shared = [mark for mark in next(iter(scales.values())) if all(mark in scale for scale in scales.values())]
+    further = [f"{task}: {mark}" for task, scale in scales.items() for mark in scale if mark not in shared]
+    return kept, shared + further
+
+
+def plot_name(table: dict, task: str | None) -> str:
+    """The name of the plot of a table's learning curves, one for each task: their losses are of different kinds."""
+    return "-".join(filter(None, (table["paper"], table["table"], task)))
 
 
 def add_averages(values: dict[tuple[str, str], list[float]]) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy
 
+from fairseq_lowrank.analysis.report.comparison import plot_name
 from fairseq_lowrank.analysis.report.papers import canonical_row, split_row
 from fairseq_lowrank.runs.scoring import read_training_log
 
 
 def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:
-    """Learning curves by plot: one plot for every table that carries curves, and one for the logs given.
+    """Learning curves by plot: one for every table that carries curves, or every task in it, and one for the logs given.
 
     Args:
         logs: files that fairseq-train wrote, or folders with files named `train.log`.
@@ -22,18 +23,12 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
     """
     plots = {}
     for table in tables:
-        curves = [
-            {
-                "row": row["row"],
-                "label": f"{row['label']}, seed {curve['seed']}" if len(ours["seeds"]) > 1 else row["label"],
-                **curve,
-            }
-            for row in table["rows"]
-            if (ours := row["ours"])
-            for curve in ours["curves"]
-        ]
-        if curves:
-            plots[f"{table['paper']}-{table['table']}"] = curves
+        for row in table["rows"]:
+            for curve in row["ours"]["curves"] if row["ours"] else ():
+                seeds = len(row["ours"]["seeds"])
+                label = f"{row['label']}, seed {curve['seed']}" if seeds > 1 else row["label"]
+                own = plots.setdefault(plot_name(table, curve["task"]), [])
+                own.append({"row": row["row"], "label": label, "seed": curve["seed"], "points": curve["points"]})
     files = [file for path in logs for file in (sorted(path.rglob("train.log")) if path.is_dir() else [path])]
     if logs and not files:
         raise ValueError(f"no train.log in {', '.join(map(str, logs))}")

@@ -8,7 +8,7 @@ import math
 import re
 from importlib import resources
 
-from fairseq_lowrank.analysis.report.comparison import family, short_count
+from fairseq_lowrank.analysis.report.comparison import family, plot_name, short_count
 
 NAMES = {
     "loss": "loss (nats a token)",
@@ -57,7 +57,7 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
                 (f"{title} {NAMES.get(group, group)}, paper", lambda row, r=ratio, g=group: published_ratio(row, r, g))
             )
     if ours:
-        made.append(("updates", lambda row: f"{row['ours']['updates']:,}" if row["ours"] else ""))
+        made.append(("updates", updates_cell))
         made.append(("seeds", lambda row: str(len(row["ours"]["seeds"])) if row["ours"] else ""))
         made.append(("tokens/s", lambda row: str((row["ours"] or {}).get("tokens_per_second") or "")))
     if any(row["ours"] and row["ours"]["other_scale"] for row in rows):
@@ -71,6 +71,18 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
 def attention_cell(row: dict) -> str:
     count = (row["ours"] or {}).get("attention_parameters")
     return "" if count is None else short_count(count)
+
+
+def updates_cell(row: dict) -> str:
+    """The updates of a row's runs, from the fewest to the most."""
+    updates = row["ours"]["updates"] if row["ours"] else []
+    return " to ".join(f"{number:,}" for number in dict.fromkeys([*updates[:1], *updates[-1:]]))
+
+
+def plots(table: dict) -> list[str]:
+    """The names of a table's plots."""
+    tasks = [curve["task"] for row in table["rows"] if row["ours"] for curve in row["ours"]["curves"]]
+    return [plot_name(table, task) for task in dict.fromkeys(tasks)]
 
 
 def printed_parameters(published: dict) -> str:
@@ -118,8 +130,8 @@ def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
         parts += ["| " + " | ".join(map(escape, header)) + " |", "|" + " --- |" * len(header)]
         parts += ["| " + " | ".join(map(escape, row)) + " |" for row in rows]
         parts.append("")
-        if picture := pictures.get(f"{table['paper']}-{table['table']}"):
-            parts += [f"![Learning curves]({picture})", ""]
+        for name in filter(pictures.get, plots(table)):
+            parts += [f"![Learning curves]({pictures[name]})", ""]
     if "logs" in pictures:
         parts += ["## Learning curves", "", f"![Learning curves]({pictures['logs']})", ""]
     return "\n".join(parts)
@@ -145,5 +157,5 @@ def as_html(tables: list[dict], figures: dict) -> str:
         images[name] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
-        tables=[{**table, "cells": columns(table)} for table in tables], images=images
+        tables=[{**table, "cells": columns(table), "plots": plots(table)} for table in tables], images=images
     )
