@@ -50,7 +50,9 @@ def count(model: nn.Module) -> dict:
         for name, parameter in layer.module.named_parameters():
             kinds.setdefault(parameter, "attention")
             sites[layer.site] = sites.get(layer.site, 0) + parameter.numel()
-            biases += parameter.numel() * name.endswith(("proj.bias", "bias_k", "bias_v", "synthesizer.bias"))
+            # u and v of relative positions are no biases of projections
+            of_projection = name.endswith(("proj.bias", "synthesizer.bias")) or name in ("bias_k", "bias_v")
+            biases += parameter.numel() * of_projection
         if getattr(getattr(layer.module, "score", None), "unused_key_projection", False):
             unused += sum(parameter.numel() for parameter in layer.module.k_proj.parameters())
     for name, module in model.named_modules():

@@ -136,6 +136,6 @@ def table(header: list[str], rows: list[list]) -> str:
 
 
 def axes_table(columns: dict[str, dict]) -> str:
-    """What attention is made of, a row an axis: ``columns`` holds the axes of each site, or other place, by its name."""
-    names = dict.fromkeys(name for axes in columns.values() for name in axes)
+    """What attention is made of, a row an axis that has a value: ``columns`` holds those of each site, or other place, by its name."""
+    names = dict.fromkeys(name for axes in columns.values() for name, value in axes.items() if value)
     return table(["", *columns], [[name, *(axes.get(name) or "" for axes in columns.values())] for name in names])

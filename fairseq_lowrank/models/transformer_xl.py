@@ -285,6 +285,8 @@ def _check(args, task) -> None:
         raise Refused("--character-embeddings: not in lowrank_transformer_xl; expected words or an adaptive input")
     if args.memory_length < 0:
         raise Refused(f"--memory-length {args.memory_length}: expected a number of positions >= 0")
+    if args.clamp_length < -1:
+        raise Refused(f"--clamp-length {args.clamp_length}: expected a distance >= 0, or -1 for none")
     if args.memory_length and isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
         raise Refused(
             f"--memory-length {args.memory_length}: needs segments that follow each other, which --task segment_lm hands over; "

@@ -108,6 +108,13 @@ def test_parameters_over_plain_attention(architecture, flags, extra):
     assert parameters.describe(architecture, 100_000, flags)["extra"] == extra
 
 
+def test_both_vectors_of_relative_positions_are_counted_beside_the_projections():
+    flags = ["--task", "segment_lm", "--decoder-layers", "2", "--attention", "mixhead-b"]
+    found = counts("lowrank_transformer_xl_wiki2", 100, *flags)
+    projections, mixing = 5 * 410 * 410, 10 * 10 + 41 * 10
+    assert found["attention_without_biases"] == found["attention"] == 2 * (projections + 2 * 410 + mixing)
+
+
 def test_what_feeds_nothing_is_counted_apart():
     flags = ["--tokens-per-sample", "512"]
     data = parameters.describe("lowrank_synthesizer_lm_wiki103", 267_744, flags)

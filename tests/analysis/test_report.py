@@ -243,6 +243,13 @@ def test_tasks_of_a_row_stand_side_by_side_whatever_the_scale_of_each():
     assert only(smoke)["mha"]["ours"]["other_scale"] == ["smoke run", "10 of 100 updates"]
 
 
+def test_scores_of_development_parts_stand_beside_the_papers_of_the_test_server():
+    header, (_, cells, _) = columns(comparison.build([fine_tuned("mha", "cola", 51.0, "cola")], PAPERS)[0])
+    place = header.index("valid cola")
+    assert header[place + 1] == "test cola, paper" and cells[place : place + 2] == ["51.00", "52.6"]
+    assert cells[header.index("test rte, paper")] == "68.0"  # as printed
+
+
 def test_each_task_has_a_plot_of_its_own():
     lines = [fine_tuned(row, task, 60.0, task) for row in ("mha", "mixhead-b") for task in ("rte", "cola")]
     tables = comparison.build(lines, PAPERS)

@@ -270,6 +270,7 @@ def test_checkpointed_activations_give_the_same_gradients():
         (["--scale-heads"], "--scale-heads True: not in a Transformer-XL"),
         (["--character-embeddings"], "--character-embeddings: not in lowrank_transformer_xl"),
         (["--memory-length", "-1"], "--memory-length -1: expected a number of positions >= 0"),
+        (["--clamp-length", "-2"], "--clamp-length -2: expected a distance >= 0, or -1 for none"),
         (["--attention-backend", "sdpa"], "backend='sdpa' cannot compute scores other than dot products"),
         (["--adaptive-input"], "--adaptive-input needs --adaptive-input-cutoff"),
     ],

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import multiprocessing
 import re
 
 import pytest
@@ -127,6 +128,38 @@ def test_fairseqs_own_bert_learns_both_too(flags, brown, tmp_path, fairseq_comma
     state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))["model"]
     assert state["encoder.sentence_projection_layer.weight"].any() and state["encoder.masked_lm_pooler.bias"].any()
     assert any("mixing" in name for name in state) == ("mixhead-b" in flags)
+
+
+def train_one_of_two(rank, words):
+    """What `fairseq-lowrank launch` lets one of two workers do."""
+    from fairseq_cli import train
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["fairseq-train", *map(str, words), "--distributed-rank", str(rank)])
+        train.cli_main()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="autograd's threads for GPUs do not outlive a fork")
+def test_two_workers_train_as_one_process_with_twice_the_batches(brown, tmp_path, fairseq_command):
+    none = [word for flag in ("", "attention-", "pooler-") for word in (f"--{flag}dropout", 0)]
+    flags = [brown, *TINY, *none, "--attention", "mixhead-b", "--max-update", 8, "--max-tokens-valid", 384]
+    fairseq_command("train", *flags, "--save-dir", tmp_path / "one", "--update-freq", 2)
+    # fmt: off
+    together = ["--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
+                "--distributed-init-method", (tmp_path / "meeting").as_uri()]
+    # fmt: on
+    words = [*flags, "--save-dir", tmp_path / "two", *together]
+    workers = [multiprocessing.get_context("fork").Process(target=train_one_of_two, args=(i, words)) for i in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    one, two = (
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name / "checkpoint_last.pt")) for name in ("one", "two")
+    )
+    torch.testing.assert_close(two["model"], one["model"], rtol=0, atol=1e-4)
+    assert two["extra_state"]["val_loss"] == pytest.approx(one["extra_state"]["val_loss"], abs=2e-3)
 
 
 def test_a_checkpoint_is_validated(brown, tmp_path, fairseq_command):

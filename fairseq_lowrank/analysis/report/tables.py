@@ -32,6 +32,10 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
         )
     )
     order = list(dict.fromkeys([*((split, family(metric)) for split, metric in measured), *printed]))
+    metrics = list(dict.fromkeys(metric for _, metric in order))
+    order.sort(
+        key=lambda where: metrics.index(where[1])
+    )  # what is measured on other splits than the paper's stands beside it
     made = [("", lambda row: row["label"])]
     made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
     if any("attention_parameters" in (row["published"] or {}) for row in rows):
@@ -108,14 +112,14 @@ def published_cell(split: str, metric: str):
         published = row["published"] or {}
         value = published.get("values", {}).get(metric, {}).get(split)
         spread = published.get("spread", {}).get(metric, {}).get(split)
-        return "" if value is None else f"{value:g}" + (f" ± {spread:g}" if spread is not None else "")
+        return "" if value is None else f"{value}" + (f" ± {spread}" if spread is not None else "")
 
     return text
 
 
 def published_ratio(row: dict, ratio: str, metric: str) -> str:
     value = (row["published"] or {}).get(ratio, {}).get(metric)
-    return "" if value is None else f"{value:g}"
+    return "" if value is None else str(value)
 
 
 def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
