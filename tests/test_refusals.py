@@ -147,6 +147,15 @@ CASES: dict[str, list[tuple[str, str]]] = {
     LANGUAGE_MODEL: [
         ("--tokens-per-sample -5", "--tokens-per-sample -5: expected a number >= 1"),
         ("--tokens-per-sample 0", "--tokens-per-sample 0: expected a number >= 1"),
+        ("--max-target-positions 8", "--max-target-positions 8: expected a number >= 16, the --tokens-per-sample"),
+        (
+            "--attention-score synthesizer-dense --synthesizer-heads 0",
+            "synthesizer_heads=0: expected a positive integer",
+        ),
+        (
+            "--attention-score synthesizer-dense --synthesizer-heads 3",
+            "synthesizer_heads=3: expected a divisor of num_",
+        ),
         ("--sample-break-mode nope", "argument --sample-break-mode: invalid choice"),
         ("--adaptive-softmax-cutoff 100,50", "--adaptive-softmax-cutoff 100,50: expected rising numbers"),
         ("--adaptive-softmax-cutoff a,b", "'a,b' is not evaluated"),

@@ -24,7 +24,19 @@ def unusable_for_training(args: argparse.Namespace) -> str | None:
     for every in args.update_freq:
         if every < 1:
             return f"--update-freq {every}: expected a number >= 1"
-    return unusable_portions(args) or missing_data(args) or missing_checkpoint(args) or unknown_metric(args)
+    portions = unusable_portions(args) or too_short_for_blocks(args)
+    return portions or missing_data(args) or missing_checkpoint(args) or unknown_metric(args)
+
+
+# fairseq leaves the blocks out, with a warning, and then lacks a batch.
+def too_short_for_blocks(args: argparse.Namespace) -> str | None:
+    """Why a language model takes none of the blocks of its text but the last one, or None."""
+    if not issubclass(tasks.TASK_REGISTRY.get(args.task, object), LanguageModelingTask):
+        return None
+    length, positions = args.tokens_per_sample, getattr(args, "max_target_positions", None)
+    if positions is None or positions < 1 or args.sample_break_mode not in (None, "none") or positions >= length:
+        return None
+    return f"--max-target-positions {positions}: expected a number >= {length}, the --tokens-per-sample of each block"
 
 
 def missing_checkpoint(args: argparse.Namespace) -> str | None:

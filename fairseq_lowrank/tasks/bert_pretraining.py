@@ -70,6 +70,19 @@ class BertPretrainingTask(FairseqTask):
         check_settings(cfg)
         return cls(cfg, Dictionary.load(os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")))
 
+    def build_model(self, cfg, from_checkpoint: bool = False):
+        """The model.
+
+        Raises:
+            ValueError: it is too short for the pairs, or tells their segments not apart.
+        """
+        length, positions = self.cfg.tokens_per_sample, getattr(cfg, "max_positions", None)
+        if positions is not None and 0 < positions < length:
+            raise Refused(f"--tokens-per-sample {length}: expected at most {positions}, the model's --max-positions")
+        if getattr(cfg, "num_segment", None) == 1:
+            raise Refused("--num-segment 1: expected 2, the segments of a pair")
+        return super().build_model(cfg, from_checkpoint)
+
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         """Make the pairs of a split.
 

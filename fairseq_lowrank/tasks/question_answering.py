@@ -176,15 +176,15 @@ class QuestionAnsweringTask(FairseqTask):
                 raise Refused(
                     f"{folder} holds no {name}: expected the folder `bin` that scripts/prepare.sh squad makes"
                 )
+        for name in ("doc_stride", "max_answer_length", "max_question_length"):
+            if getattr(cfg, name) < 1:
+                raise Refused(f"--{name.replace('_', '-')} {getattr(cfg, name)}: expected a number of tokens >= 1")
         least = cfg.max_question_length + 4 + cfg.double_separator
         if not least <= cfg.window <= cfg.max_positions:
             raise Refused(
                 f"--window {cfg.window}: expected {least} (a question of --max-question-length, a token of the paragraph and what "
                 f"separates them) to {cfg.max_positions} (--max-positions)"
             )
-        for name in ("doc_stride", "max_answer_length"):
-            if getattr(cfg, name) < 1:
-                raise Refused(f"--{name.replace('_', '-')} {getattr(cfg, name)}: expected a number of tokens >= 1")
         dictionary = Dictionary.load(str(folder / "question" / "dict.txt"))
         dictionary.add_symbol("<mask>")
         return cls(cfg, dictionary)

@@ -138,6 +138,8 @@ def test_questions_without_an_answer_and_a_pre_trained_model(prepare_questions, 
         ("--window 60", "--window 60: expected 68 (a question of --max-question-length"),
         ("--window 301", "--window 301: expected 68"),
         ("--doc-stride 0 --window 200", "--doc-stride 0: expected a number of tokens >= 1"),
+        ("--max-question-length 0 --window 200", "--max-question-length 0: expected a number of tokens >= 1"),
+        ("--max-answer-length -1 --window 200", "--max-answer-length -1: expected a number of tokens >= 1"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(prepare_questions, refusal, flags, message):

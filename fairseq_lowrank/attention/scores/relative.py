@@ -68,7 +68,7 @@ class RelativePositions(Score):
         exact = torch.promote_types(dtype, torch.float32)
         distances = torch.arange(keys - 1, keys - 1 - count, -1, device=layer.pos_bias_u.device, dtype=exact)
         if self.longest >= 0:
-            distances = distances.clamp(max=self.longest)
+            distances = distances.clamp(max=float(self.longest))
         table = sinusoids(distances, self.projection.sizes.embed_dim).to(dtype)
         table = F.dropout(table, self.dropout, layer.training)
         return split_heads(layer.pos_proj(table[:, None]), self.projection.sizes.head_dim)
