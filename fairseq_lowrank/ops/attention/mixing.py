@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 from fairseq_lowrank.ops.attention.blocks import Block
-from fairseq_lowrank.ops.attention.parts import Part
+from fairseq_lowrank.ops.attention.parts import Part, is_traced
 
 Out = Callable[..., Tensor]
 """Of a shape, memory to write into."""
@@ -113,8 +113,8 @@ class PositionwiseMixing(HeadMixing):
         """
         with without_autocast(query):
             # In [T, B, H, D], the order in which a layer projects queries, the product copies nothing.
-            query, query_weight, base = (at_least_float32(tensor) for tensor in (query, query_weight, base))
-            return cls((query.permute(2, 0, 1, 3) @ query_weight + base).transpose(0, 1))
+            query_weight, base = at_least_float32(query_weight), at_least_float32(base)
+            return cls((_wide_product(query.permute(2, 0, 1, 3), query_weight) + base).transpose(0, 1))
 
     def matrices(self) -> Tensor:
         return at_least_float32(self.weight)
@@ -196,6 +196,42 @@ class _DiagonalBlocks:
 
     def gradients(self) -> list[Tensor | None]:
         return [self.gradient.flatten().to(self.weight.dtype)]
+
+
+def _wide_product(queries: Tensor, weight: Tensor) -> Tensor:
+    """``queries [..., D] @ weight [D, H]`` in float32 or better, of which autograd keeps the queries in their own dtype."""
+    wide = at_least_float32(queries)
+    if wide is queries or is_traced(queries):  # a compiler chooses itself what it keeps
+        return wide @ weight
+    return _WideProduct.apply(queries, weight)
+
+
+class _WideProduct(torch.autograd.Function):
+    """The queries are widened once more for the gradient of the weight: a copy of twice their size is not kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(queries: Tensor, weight: Tensor) -> Tensor:
+        return at_least_float32(queries) @ weight
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (queries, weight), (of_queries, of_weight) = ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            (grad @ weight.t()).to(queries.dtype) if of_queries else None,
+            at_least_float32(queries).flatten(0, -2).t() @ grad.flatten(0, -2) if of_weight else None,
+        )
+
+    @staticmethod
+    def jvp(ctx, queries_tangent: Tensor, weight_tangent: Tensor) -> Tensor:
+        queries, weight = ctx.saved_tensors
+        return at_least_float32(queries_tangent) @ weight + at_least_float32(queries) @ weight_tangent
 
 
 def _rows(by_query: Tensor) -> Tensor:
