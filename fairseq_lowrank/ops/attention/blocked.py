@@ -41,6 +41,8 @@ _LEAST_ROWS, _MOST_ROWS = 64, 128
 # Scores of a block of several batch entries at most. On a CPU 2 MiB in float32, so that its few buffers stay in its cache; a GPU
 # waits for each launch, so that it takes many entries at once, in 128 MiB.
 _SCORES, _SCORES_ON_A_GPU = 1 << 19, 1 << 25
+# Fewer than these, 16 MiB, a GPU reads and writes faster than it is told to: then a block has more queries.
+_LEAST_SCORES_ON_A_GPU = 1 << 22
 
 # In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
@@ -118,7 +120,7 @@ class _Problem:
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
             self.positions, self.offset = self.queries, None
-        self.rows = min(max(self.positions, 1), max(_LEAST_ROWS, min(_MOST_ROWS, self.num_keys // 128 * 16)))
+        self.rows = min(max(self.positions, 1), _rows(call))
         scores = self.heads * self.rows * self.num_keys
         self.entries = min(max(self.batch, 1), max(1, _most_scores(call, call.v.device.type) // max(scores, 1)))
         self.work = Workspace(call.v, (self.entries * scores + 3) // 4 * 4)
@@ -142,6 +144,7 @@ class _Problem:
         # Dropout compares numbers of 16 bits: p is rounded to a multiple of 2⁻¹⁶ below 1.
         self._threshold = min(round(call.dropout_p * 2**16), 2**16 - 1)
         self.dropout_scale = 1 / (1 - self._threshold / 2**16)
+        self._generator = torch.Generator(device) if self._threshold else None
 
     def blocks(self) -> Iterator[Block]:
         index = 0
@@ -201,7 +204,7 @@ class _Problem:
         """1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
         if not self._threshold:
             return None
-        generator = torch.Generator(self.call.v.device).manual_seed(self.seed + block.index)
+        generator = self._generator.manual_seed(self.seed + block.index)
         # Four numbers of 16 bits from each of 64. They stay integers: a bool factor is slow on the CPU.
         numbers = self.work.buffer("noise", (shape.numel() + 3) // 4 * 4, dtype=torch.int16)
         numbers.view(torch.int64).random_(-(2**63), None, generator=generator)
@@ -260,6 +263,15 @@ class _Bias:
         if not self.bias.requires_grad:
             return None
         return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
+
+
+def _rows(call: AttentionCall) -> int:
+    """Queries of a block, if there are as many."""
+    batch, heads, _, keys = call.scores.shape
+    rows = max(_LEAST_ROWS, min(_MOST_ROWS, keys // 128 * 16))
+    if call.v.device.type == "cpu":
+        return rows
+    return max(rows, _LEAST_SCORES_ON_A_GPU // max(batch * heads * keys, 1) // 16 * 16)
 
 
 def _most_scores(call: AttentionCall, device: str) -> int:

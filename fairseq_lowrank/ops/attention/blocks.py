@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Keys of a tile in which the gradients of keys and values are summed.
+# Keys of a tile in which the gradients of keys and values are summed on a CPU.
 _TILE = 256
 
 
@@ -54,8 +54,9 @@ class Workspace:
             left, right = (left * scale, right) if left.numel() < right.numel() else (left, right * scale)
             scale = 1.0
         if self.like.dtype != self.dtype:
-            result = torch.bmm(left.to(self.like.dtype), right.to(self.like.dtype)).to(self.dtype).mul_(scale)
-            return result if out is None else out.copy_(result)
+            result = torch.bmm(left.to(self.like.dtype), right.to(self.like.dtype))
+            result = result.to(self.dtype) if out is None else out.copy_(result)
+            return result if scale == 1 else result.mul_(scale)
         if out is None:
             out = left.new_empty(left.size(0), left.size(1), right.size(2))
         return torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
@@ -64,14 +65,14 @@ class Workspace:
 class KeyGradient:
     """The gradient of keys or values ``[B, G, S, D]``, summed over blocks.
 
-    Transposed, since qᵀ ds is a faster product than dsᵀ q, and in tiles of keys, [tiles, B·G, D, _TILE]: several threads
-    share a product into contiguous memory better.
+    Transposed, since qᵀ ds is a faster product than dsᵀ q, and on a CPU in tiles of keys, [tiles, B·G, D, _TILE]: several
+    threads share a product into contiguous memory better. A GPU takes all keys at once.
     """
 
     def __init__(self, keys: Tensor, work: Workspace) -> None:
         self.keys, self.work = keys, work
         batch, groups, count, dim = keys.shape
-        self.tile = min(_TILE, count)
+        self.tile = min(_TILE, count) if keys.device.type == "cpu" else count
         tiles = -(-count // self.tile) if self.tile else 0
         self.total = torch.zeros(tiles, batch * groups, dim, self.tile, dtype=work.dtype, device=keys.device)
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
-from fairseq_lowrank.ops.attention import blocked
+from fairseq_lowrank.ops.attention import blocked, blocks
 
 HEADS, DIM = 2, 4
 
@@ -195,6 +197,66 @@ def test_batch_entries_share_blocks_as_far_as_a_cpu_has_cache_and_a_gpu_memory()
     assert [blocked._most_scores(call, kind) for kind in ("cpu", "cuda")] == [1 << 16, 1 << 25]
     call = call_of(**problem(64, "cpu", mixing="static"))
     assert [blocked._most_scores(call, kind) for kind in ("cpu", "cuda")] == [1 << 19, 1 << 25]
+
+
+def test_a_gpu_gets_blocks_that_are_worth_a_launch():
+    """16 heads of 512 keys: 64 queries of one entry are half a million scores, all 512 of them four million."""
+
+    def rows(batch, length, device="meta"):
+        x = torch.empty(batch, 16, length, 64, device=device)
+        return blocked._Problem(call_of(x, x, mask=AttentionMask(True)), 0).rows
+
+    assert [rows(1, 512), rows(2, 512), rows(64, 512)] == [512, 256, 64]
+    assert [rows(1, 2048), rows(1, 8192)] == [128, 128]
+    assert rows(1, 512, "cpu") == 64
+
+
+@pytest.mark.parametrize("options", [{"mixing": "static", "before": "static"}, {"mixing": "positionwise"}], ids=str)
+def test_gradients_of_keys_summed_at_once_as_on_a_gpu_are_right(options, monkeypatch):
+    built = problem(600, "cpu", **options)
+    expected = gradients(attend(**built, backend="blocked")[0], built)
+    monkeypatch.setattr(blocks, "_TILE", 600)
+    for one, other in zip(gradients(attend(**built, backend="blocked")[0], built), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class Waits(TorchDispatchMode):
+    """Remembers operations that need numbers of a tensor, for which a GPU would be waited for."""
+
+    READING = ("_local_scalar_dense", "item", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        chosen = [leaf for leaf in tree_leaves(args[1:]) if torch.is_tensor(leaf) and leaf.dtype == torch.bool]
+        if function.overloadpacket.__name__ in self.READING or (function.overloadpacket.__name__ == "index" and chosen):
+            self.found.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mixing": "static", "before": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
+        {"mixing": "positionwise", "mask": AttentionMask(True, parted_padding(200), torch.zeros(200, 200))},
+        {"mixing": "diagonal", "before": "diagonal", "score_bias": torch.zeros(200), "groups": 1},
+    ],
+    ids=["static", "positionwise", "diagonal"],
+)
+def test_no_number_is_read_that_a_gpu_would_be_waited_for(options):
+    built = {
+        name: part.detach().bfloat16().requires_grad_() if torch.is_tensor(part) else part
+        for name, part in problem(200, "cpu", **options).items()
+    }
+    with Waits() as waits:
+        heads, _ = attend(**built, backend="blocked")
+        gradients(heads, built)
+        found = len(waits.found)
+        torch.ones(1).item()
+    # the seed of dropout, which is drawn on the CPU, and what shows that waiting is seen
+    assert found == int("dropout_p" in options) and len(waits.found) == found + 1
 
 
 def test_it_says_that_it_returns_no_weights(device):
