@@ -4,18 +4,21 @@
     python benchmarks/attention.py --layers fairseq mixhead-a mixhead-a@reference --lengths 2048 --dropout 0.1
     python benchmarks/attention.py --layers mqa gqa:key_value_heads=4 fixedhead:head_dim=128 mha:value_dim=32+sigsoftmax
     python benchmarks/attention.py --device cuda --dtype bfloat16 --baseline sdpa --lengths 512 2048 8192 16384
+    python benchmarks/attention.py --operation --baseline sdpa --layers mixhead-a mixhead-b       without the projections
 
 A layer is PRESET[:AXIS=VALUE,…][+sigsoftmax][@BACKEND], such as gqa:key_value_heads=2 (AXIS is a keyword of
 build_attention), or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
 (PyTorch's fused attention between four projections), flex-sigsoftmax (the same with FlexAttention, compiled on a GPU; on
 the CPU only --direction forward), x-transformers (its attention with post-softmax talking heads).
 x-transformers needs requirements/bench.txt. All layers take turns in every round; ratios are medians of the
-ratios within a round. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it.
+ratios within a round. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it. With --operation
+queries, keys and values are given: what of a layer's time is attention's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -27,7 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.analysis.variants import VARIANTS
-from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, MultiheadAttention, build_attention
+from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, AttentionSpec, MultiheadAttention, build_attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 
 FLEX = "flex-sigsoftmax"
 PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "x-transformers": "x_transformers"}
@@ -47,6 +51,28 @@ class FusedAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+
+
+class Operation(nn.Module):
+    """A layer's attention alone, of queries, keys and values ``[T, B, 3 · H · D]`` side by side."""
+
+    def __init__(self, layer: FusedAttention | MultiheadAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        heads = layer.heads if isinstance(layer, FusedAttention) else layer.num_heads
+        q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
+        if isinstance(layer, FusedAttention):
+            return layer.attend(q, k, v).permute(2, 0, 1, 3).flatten(2)
+        mixings = {"before": layer.score_mixing, "mixing": layer.mixing}
+        parts = {name: module and module.operation(q) for name, module in mixings.items()}
+        dropout = layer.dropout_module.p if self.training else 0.0
+        call = AttentionCall(
+            DotProduct(q, k), v, AttentionMask(True), activation=layer.spec.activation, dropout_p=dropout, **parts
+        )
+        return attention(call, layer.backend)[0].permute(2, 0, 1, 3).flatten(2)
 
 
 class FlexSigsoftmax(FusedAttention):
@@ -89,6 +115,8 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
     else:
         module = ours(name, options)
         call = lambda module, x: module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]  # noqa: E731
+    if options.operation:
+        module, call = Operation(module), lambda module, x: module(x)
     module.to(options.device, options.torch_dtype).train(options.direction == "training")
     return Layer(module, call, held)
 
@@ -139,6 +167,15 @@ def refusal(name: str, options: argparse.Namespace) -> str:
     return ""
 
 
+def has_operation(name: str, options: argparse.Namespace) -> bool:
+    """Whether its attention reads queries, keys and values of embed_dim each, as :class:`Operation` gives them."""
+    if name in PEERS:
+        return name in ("sdpa", FLEX)
+    layer = ours(name, options, device="meta")
+    others = dataclasses.replace(layer.spec, activation="softmax", mixing="none", score_mixing="none", head_dim=None)
+    return others == AttentionSpec() and layer.head_dim * layer.num_heads == layer.embed_dim
+
+
 class Layer:
     """One timed step: forward, and backward to the input and all parameters where the direction asks for it."""
 
@@ -160,8 +197,9 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
     """Results of every layer at one sequence length."""
     batch = max(1, options.tokens // length)
     generator = torch.Generator().manual_seed(0)
-    shape = (length, batch, options.embed_dim)
-    x, cotangent = (torch.randn(shape, generator=generator).to(options.device, options.torch_dtype) for _ in range(2))
+    widths = (3 if options.operation else 1) * options.embed_dim, options.embed_dim
+    drawn = (torch.randn(length, batch, width, generator=generator) for width in widths)
+    x, cotangent = (tensor.to(options.device, options.torch_dtype) for tensor in drawn)
     training = options.direction == "training"
     x.requires_grad_(training)
     layers = {name: build(name, options, length) for name in options.layers}
@@ -221,7 +259,8 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     head_dim = settings["head_dim"] or settings["embed_dim"] // heads
-    figure.suptitle(f"One self-attention layer, h = {heads}, d_k = {head_dim}, {settings['direction']}")
+    what = "The attention of one layer" if settings["operation"] else "One self-attention layer"
+    figure.suptitle(f"{what}, h = {heads}, d_k = {head_dim}, {settings['direction']}")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     print(f"wrote {path}")
@@ -238,6 +277,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--head-dim", type=int, help="head size of our layers (default: embed-dim / heads)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--operation", action="store_true", help="without projections, of sdpa and layers of plain ones"
+    )
     parser.add_argument("--direction", default="training", choices=("training", "forward"))
     parser.add_argument("--dropout", type=float, default=0.0, help="attention dropout of every layer")
     measure.add_common_arguments(parser, rounds=15)
@@ -261,6 +303,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"{FLEX} has no dropout, and on the CPU no backward pass: --dropout 0 --direction forward")
         if name not in PEERS and (reason := refusal(name, options)):
             parser.error(f"layer {name!r}: {reason} (or a peer: {', '.join(PEERS)})")
+        if options.operation and not has_operation(name, options):
+            parser.error(f"--operation knows sdpa, {FLEX} and layers of plain projections, not {name!r}")
     return options
 
 
@@ -293,6 +337,7 @@ def main() -> None:
             "head_dim",
             "dtype",
             "device",
+            "operation",
             "direction",
             "dropout",
             "rounds",

@@ -1,8 +1,9 @@
 """What the compiler makes of the triton backend's kernels, without a GPU, and what that predicts of their speed.
 
-    python benchmarks/kernels.py                          the table of common sizes, compiled for sm_90
+    python benchmarks/kernels.py                                     a table of common sizes, compiled for sm_90
     python benchmarks/kernels.py --chips 80 90 100 --everything
-    python benchmarks/kernels.py --write docs/performance.md         puts the table between its marks there
+    python benchmarks/kernels.py --auto benchmarks/results/kernels.json    compiles all that "auto" takes, for an hour
+    python benchmarks/kernels.py --write docs/performance.md         puts its tables between their marks there
 
 Nothing here is measured. `registers` and `shared` are the compiler's; `blocks an SM` what fits by registers, shared memory and
 threads; `operations` and `bytes` those of a tile: products of matrices, and what it reads of keys and values, or of queries
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -24,24 +26,26 @@ from typing import NamedTuple
 import measure
 import torch
 import triton
+from tqdm import tqdm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, PositionwiseMixing
+from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
+from fairseq_lowrank.ops.attention.triton import COMPILED_DIMS, COMPILED_HEADS, COMPILED_RULES, holds
 
 # Shared memory of a block at most, of an SM, and threads of an SM.
 CHIPS = {80: (163, 164, 2048), 90: (227, 228, 2048), 100: (227, 228, 2048)}
 REGISTERS = 65536
-MIXINGS = {
-    "A": ("none", "static", "softmax"),
-    "B": ("none", "positionwise", "softmax"),
-    "talking heads": ("static", "static", "softmax"),
-    "sigsoftmax": ("none", "none", "sigsoftmax"),
-}
+MIXINGS = dict(zip(("none", "A", "B", "talking heads"), COMPILED_RULES, strict=True))
 SIZES = ((16, 64), (8, 128))
-MARKS = ("<!-- kernels: benchmarks/kernels.py --write -->", "<!-- /kernels -->")
+RESULTS = Path(__file__).with_name("results") / "kernels.json"
+MARKS = {
+    name: (f"<!-- kernels, {name}: benchmarks/kernels.py --write -->", f"<!-- /kernels, {name} -->")
+    for name in ("all", "detail")
+}
 # Per score and head, in products of 2·d_k operations, and in mixings of 2·H operations; the same of flash attention.
 PRODUCTS = {
     "row_statistics": 1,
@@ -107,23 +111,62 @@ class Compiled(NamedTuple):
         return 2 * self.heads * moving * width * parts
 
 
-def compiled(call: AttentionCall, chip: int, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:
-    """Every kernel of the forward and backward pass of ``call``, or those of ``names``."""
+class Configuration(NamedTuple):
+    """What the compiler sees of a call and a chip. Lengths that are no multiples of 16 leave it the least to know."""
+
+    mixing: str
+    """One of :data:`MIXINGS`."""
+    activation: str
+    heads: int
+    dim: int
+    chip: int
+    causal: bool = True
+    padding: bool = True
+    dtype: str = "bfloat16"
+    weights: str = "float32"
+    """The dtype of the matrices of mixing."""
+    length: int = 70
+    everything: bool = False
+    """A mask of floats and dropout too."""
+    triton: str = triton.__version__
+
+
+def of_auto() -> list[Configuration]:
+    """What is compiled for all that "auto" takes.
+
+    Every composition and chip, of the sizes of :func:`representative`, under causality and padding in bfloat16; of the widest,
+    both kinds of mixing, what else "auto" takes on one chip: other masks, dtypes and lengths, and fewer heads.
+    """
+    sizes = itertools.product(MIXINGS, ACTIVATIONS, COMPILED_HEADS, COMPILED_DIMS)
+    every = [Configuration(*size, chip) for size in sizes for chip in CHIPS]
+    taken = {representative(one) for one in every if holds(call_of(one))}
+    changes: list[dict] = [
+        {"causal": causal, "padding": padding} for causal, padding in ((False, False), (False, True), (True, False))
+    ]
+    changes += [{"dtype": "float16"}, {"weights": "bfloat16"}, {"length": 64}, {"length": 1}]
+    changes += [{"heads": 8}, {"heads": 4, "dim": 32}]
+    widest = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
+    return [one for one in every if one in taken] + [one._replace(**change) for one in widest for change in changes]
+
+
+def representative(one: Configuration) -> Configuration:
+    """What is compiled for it. Fewer than 16 heads are padded to 16: these kernels differ in what they do not read and write."""
+    if one.heads == 16:
+        return one
+    widest = [one._replace(heads=12, dim=dim) for dim in COMPILED_DIMS]
+    return next(other for other in reversed(widest) if holds(call_of(other)))
+
+
+def compiled(one: Configuration, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:
+    """Every kernel of the forward and backward pass of a configuration, or those of ``names``."""
     launched: list[Kernel] = []
-    launch = Launch(call, 1, run=launched.append)
+    launch = Launch(call_of(one), 1, run=launched.append)
     with torch.no_grad():
         heads, kept = launch.forward()
         launch.backward(heads, *kept)
     for kernel in launched:
-        if name_of(kernel) in names:
-            yield compile_kernel(kernel, chip)
-
-
-def name_of(kernel: Kernel) -> str:
-    """Of the function; that of keys is compiled for values too."""
-    name = kernel.function.__name__
-    of_values = name == "key_gradients" and not kernel.arguments[-1].value
-    return "value_gradients" if of_values else name
+        if kernel.name in names:
+            yield compile_kernel(kernel, one.chip)
 
 
 def compile_kernel(kernel: Kernel, chip: int) -> Compiled:
@@ -142,7 +185,7 @@ def compile_kernel(kernel: Kernel, chip: int) -> Compiled:
     rows, keys, columns = (size.value for size in sizes)
     dims = shape.TOGETHER.value, shape.PADDED_DIM.value, shape.PADDED_VALUE_DIM.value
     return Compiled(
-        name_of(kernel),
+        kernel.name,
         chip,
         rows,
         keys,
@@ -166,94 +209,155 @@ def resources(cubin: bytes) -> tuple[int, int]:
     return int(registers), int(stack) + int(re.search(r"LOCAL:(\d+)", report)[1])
 
 
-def call_of(
-    mixing: str, heads: int, dim: int, dtype: torch.dtype = torch.bfloat16, everything: bool = False
-) -> AttentionCall:
-    """A causal call of a composition; with ``everything``, of padding, a float mask and dropout too."""
-    before, after, activation = MIXINGS[mixing]
-    batch, length = 2, 64
+def call_of(one: Configuration) -> AttentionCall:
+    batch, dtype = 2, getattr(torch, one.dtype)
+    heads, length = one.heads, one.length
 
     def projected() -> torch.Tensor:
-        return torch.zeros(length, batch, heads, dim, dtype=dtype).permute(1, 2, 0, 3).requires_grad_()
+        return torch.zeros(length, batch, heads, one.dim, dtype=dtype).permute(1, 2, 0, 3).requires_grad_()
 
-    rules = {
-        "none": lambda: None,
-        "static": lambda: StaticMixing(torch.zeros(heads, heads, requires_grad=True)),
-        "positionwise": lambda: PositionwiseMixing(torch.zeros(batch, length, heads, heads, requires_grad=True)),
+    def mixing(rule: type | None) -> HeadMixing | None:
+        shape = (batch, length, heads, heads) if rule is PositionwiseMixing else (heads, heads)
+        return rule and rule(torch.zeros(shape, dtype=getattr(torch, one.weights), requires_grad=True))
+
+    padding = torch.zeros(batch, length, dtype=torch.bool) if one.padding else None
+    additive = torch.zeros(length, length, dtype=dtype) if one.everything else None
+    mask = AttentionMask(one.causal, padding, additive)
+    before, after = map(mixing, MIXINGS[one.mixing])
+    scores, dropout = DotProduct(projected(), projected()), 0.1 if one.everything else 0.0
+    return AttentionCall(scores, projected(), mask, None, before, after, one.activation, dropout)
+
+
+def compile_all(path: Path) -> dict[Configuration, list[Compiled]]:
+    """Of :func:`of_auto`, by this version of Triton, beside what others made; written after each, so that an interrupted run goes on."""
+    grid = of_auto()
+    found = {
+        one: kernels
+        for one, kernels in (read(path) if path.exists() else {}).items()
+        if one.triton != triton.__version__ or one in grid
     }
-    mask = AttentionMask(True)
-    if everything:
-        padding = torch.zeros(batch, length, dtype=torch.bool)
-        mask = AttentionMask(True, padding, torch.zeros(length, length, dtype=dtype))
-    scores = DotProduct(projected(), projected())
-    dropout = 0.1 if everything else 0.0
-    return AttentionCall(scores, projected(), mask, None, rules[before](), rules[after](), activation, dropout)
+    for one in tqdm(grid, disable=None):
+        if one not in found:
+            found[one] = list(compiled(one))
+            write(path, found)
+    return found
 
 
-def table(rows: list[tuple[str, Compiled]]) -> str:
-    header = (
-        "h, d_k",
-        "mixing",
-        "kernel",
-        "tile",
-        "columns",
-        "warps",
-        "registers",
-        "spilled",
-        "shared KiB",
-        "blocks an SM",
-    )
-    header = (*header, "MFLOP a tile", "KiB a tile")
+def write(path: Path, found: dict[Configuration, list[Compiled]]) -> None:
+    """A line a configuration."""
+    lines = [
+        json.dumps(one._asdict() | {"kernels": {kernel.kernel: kernel[2:] for kernel in kernels}})
+        for one, kernels in found.items()
+    ]
+    fields = json.dumps(Compiled._fields[2:])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(f'{{"fields": {fields},\n"results": [\n' + ",\n".join(lines) + "\n]}\n")
+    partial.replace(path)
+
+
+def read(path: Path = RESULTS) -> dict[Configuration, list[Compiled]]:
+    """What :func:`write` wrote."""
+    found = {}
+    for entry in json.loads(path.read_text())["results"]:
+        kernels = entry.pop("kernels")
+        one = Configuration(**entry)
+        found[one] = [Compiled(name, one.chip, *numbers) for name, numbers in kernels.items()]
+    return found
+
+
+def called(one: Configuration) -> str:
+    """Its mixing and activation."""
+    return one.mixing if one.activation == "softmax" else f"{one.mixing}, {one.activation}"
+
+
+def detailed(found: dict[Configuration, list[Compiled]]) -> str:
+    """A table of every kernel."""
+    header = ("h, d_k", "mixing", "kernel", "tile", "columns", "warps", "registers", "spilled", "shared KiB")
+    header = (*header, "blocks an SM", "MFLOP a tile", "KiB a tile")
     cells = []
-    for (mixing, heads, dim), one in rows:
-        chip = f"sm_{one.chip}"
-        cells.append(
-            (
-                f"{heads}, {dim} ({chip})",
-                mixing,
-                one.kernel,
-                f"{one.rows} × {one.keys}",
-                one.columns,
-                one.warps,
-                one.registers,
-                one.stack,
-                f"{one.shared / 1024:.0f}",
-                one.blocks,
-                f"{one.operations / 1e6:.2f}",
-                f"{one.bytes / 1024:.0f}",
+    for one, kernels in found.items():
+        for kernel in kernels:
+            cells.append(
+                (
+                    f"{one.heads}, {one.dim} (sm_{one.chip})",
+                    called(one),
+                    kernel.kernel,
+                    f"{kernel.rows} × {kernel.keys}",
+                    kernel.columns,
+                    kernel.warps,
+                    kernel.registers,
+                    kernel.stack,
+                    f"{kernel.shared / 1024:.0f}",
+                    kernel.blocks,
+                    f"{kernel.operations / 1e6:.2f}",
+                    f"{kernel.bytes / 1024:.0f}",
+                )
             )
-        )
     return measure.table(cells, header)
+
+
+def worst(found: dict[Configuration, list[Compiled]]) -> str:
+    """A table of the most registers and shared memory of any size and kernel, by composition and chip."""
+    rows = []
+    for name in dict.fromkeys(map(called, found)):
+        cells = []
+        for chip in CHIPS:
+            kernels = [
+                kernel for one, some in found.items() if called(one) == name and one.chip == chip for kernel in some
+            ]
+            registers, spilled = (max(getattr(kernel, field) for kernel in kernels) for field in ("registers", "stack"))
+            shared = max(kernel.shared for kernel in kernels) / 1024
+            cells.append(f"{registers}, {spilled}, {shared:.0f} KiB")
+        configurations = sum(called(one) == name for one in found)
+        rows.append((name, configurations, *cells))
+    return measure.table(rows, ("mixing", "compiled", *(f"sm_{chip} (of {CHIPS[chip][0]} KiB)" for chip in CHIPS)))
+
+
+def put_into(page: Path, found: dict[Configuration, list[Compiled]]) -> None:
+    """Both tables between their marks."""
+    details = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
+    tables = {"all": worst(found), "detail": detailed({one: found[one] for one in details})}
+    text = page.read_text()
+    for name, table in tables.items():
+        start, end = (text.index(mark) for mark in MARKS[name])
+        text = f"{text[: start + len(MARKS[name][0])]}\n\n{table}\n\n{text[end:]}"
+    page.write_text(text)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", nargs="+", type=int, choices=CHIPS, default=[90], help="compute capabilities")
-    parser.add_argument("--mixings", nargs="+", choices=MIXINGS, default=list(MIXINGS), metavar="MIXING")
+    parser.add_argument("--mixings", nargs="+", choices=MIXINGS, default=["A", "B"], metavar="MIXING")
+    parser.add_argument("--activation", default="softmax", choices=ACTIVATIONS)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
-    parser.add_argument("--everything", action="store_true", help="with padding, a float mask and dropout too")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table between the marks in this file")
+    parser.add_argument("--everything", action="store_true", help="with a float mask and dropout too")
+    parser.add_argument(
+        "--auto", type=measure.new_file(".json"), metavar="FILE", help='all that "auto" takes, into FILE'
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help=f"put tables of {RESULTS.name} between the marks in this file"
+    )
     return parser.parse_args(arguments)
 
 
 def main() -> int:
     options = parse()
-    rows, wrong = [], 0
-    for chip, (heads, dim), mixing in itertools.product(options.chips, SIZES, options.mixings):
-        call = call_of(mixing, heads, dim, getattr(torch, options.dtype), options.everything)
-        for one in compiled(call, chip):
-            rows.append(((mixing, heads, dim), one))
-            wrong += not one.fits
-            print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    text = table(rows)
-    print(text)
     if options.write:
-        page = options.write.read_text()
-        start, end = (page.index(mark) for mark in MARKS)
-        options.write.write_text(f"{page[: start + len(MARKS[0])]}\n\n{text}\n\n{page[end:]}")
-    if wrong:
-        print(f"{wrong} kernels spill or do not fit", file=sys.stderr)
+        put_into(options.write, read())
+        return 0
+    if options.auto:
+        found = compile_all(options.auto)
+        print(worst(found))
+    else:
+        axes = itertools.product(options.chips, SIZES, options.mixings)
+        grid = [Configuration(mixing, options.activation, *size, chip) for chip, size, mixing in axes]
+        grid = [one._replace(dtype=options.dtype, everything=options.everything) for one in grid]
+        found = {one: list(compiled(one)) for one in tqdm(grid, disable=None)}
+        print(detailed(found))
+    wrong = [(one, kernel.kernel) for one, kernels in found.items() for kernel in kernels if not kernel.fits]
+    for one, kernel in wrong:
+        print(f"spills or does not fit: {kernel} of {one}", file=sys.stderr)
     return 1 if wrong else 0
 
 

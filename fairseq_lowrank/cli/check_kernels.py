@@ -16,6 +16,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="random problems (default: 1000)")
     parser.add_argument("--device", default="cuda", help="default: cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument(
+        "--longest", type=int, metavar="N", help="queries and keys at most (default: 200; 20 on the CPU)"
+    )
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -25,8 +28,10 @@ def run(args) -> int:
     from fairseq_lowrank.ops.attention import triton
 
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
-    if args.cases < 1:
-        raise ValueError(f"--cases {args.cases}: expected 1 or more")
+    longest = args.longest if args.longest is not None else 200 if device.type == "cuda" else 20
+    for flag, number in (("--cases", args.cases), ("--longest", longest)):
+        if number < 1:
+            raise ValueError(f"{flag} {number}: expected 1 or more")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"--device {args.device}: there is no GPU; TRITON_INTERPRET=1 and --device cpu interpret the kernels"
@@ -35,12 +40,11 @@ def run(args) -> int:
         raise ValueError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
     from fairseq_lowrank.ops.attention import selfcheck
 
-    longest = 200 if device.type == "cuda" else 20
     wrong = 0
     for index, call in enumerate(selfcheck.random_calls(args.cases, device, dtype, args.seed, longest)):
-        if (reason := selfcheck.mismatch(call)) is not None:
+        if (reason := selfcheck.trial(call).wrong) is not None:
             wrong += 1
-            print(f"case {index}, {selfcheck.describe(call)}: {reason}")
+            print(f"case {index}, {selfcheck.describe(call)}: {reason}", flush=True)
     if wrong:
         print(f"{wrong} of {args.cases} random cases are wrong")
         return 1

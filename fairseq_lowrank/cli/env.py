@@ -69,13 +69,13 @@ def self_check(device) -> str:
     """The result of the check that precedes the first use of the kernels, for a layer of each kind of mixing."""
     from fairseq_lowrank.ops.attention import selfcheck
 
-    wrong = {}
-    for name, call in selfcheck.common_calls(device).items():
-        if (reason := selfcheck.mismatch(call)) is not None:
-            wrong[name] = reason
+    trials = {name: selfcheck.trial(call) for name, call in selfcheck.common_calls(device).items()}
+    wrong = [f"{name} ({trial.wrong})" for name, trial in trials.items() if trial.wrong is not None]
+    lacking = [f"{name} ({trial.lacking})" for name, trial in trials.items() if trial.lacking and not trial.wrong]
+    said = "checked against the reference: right"
     if wrong:
-        return "wrong, so that blocked computes instead: " + "; ".join(f"{name} ({wrong[name]})" for name in wrong)
-    return "checked against the reference: right"
+        said = "wrong, so that blocked computes instead: " + "; ".join(wrong)
+    return said + (", left to blocked by auto: " + "; ".join(lacking) if lacking else "")
 
 
 def fused_parts() -> list[tuple[str, str]]:

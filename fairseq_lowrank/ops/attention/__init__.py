@@ -81,7 +81,8 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
     device, dtype = call.v.device, call.v.dtype
     if backend == "auto":
         candidates = (module for module in _preference(call) if module.cannot(call) is None)
-        chosen = next(module for module in candidates if module.unavailable(device, dtype) is None)
+        running = (module for module in candidates if module.unavailable(device, dtype) is None)
+        chosen = next(module for module in running if module is not triton or triton.fits(call))
     else:
         chosen = check_backend(backend, call)
         if (reason := chosen.unavailable(device, dtype)) is not None:

@@ -32,18 +32,22 @@ class Tile(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A launch: the function, how many programs, its arguments and the compiler's options."""
+    """A launch: its name, the function, how many programs, its arguments and the compiler's options."""
 
+    name: str
     function: object
     grid: tuple[int, int]
     arguments: tuple
     options: dict[str, object]
 
-    def run(self) -> None:
-        self.function[self.grid](*self.arguments, **self.options)
+    def run(self) -> object:
+        """What was launched, as the compiler left it; ``None`` where it was interpreted."""
+        return self.function[self.grid](*self.arguments, **self.options)
 
 
-def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.dtype, dropout: bool) -> Tile:
+def tile_of(
+    kernel: str, together: int, dim: int, value_dim: int, dtype: torch.dtype, dropout: bool, plain: bool
+) -> Tile:
     """The tile of a kernel.
 
     Args:
@@ -53,6 +57,7 @@ def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.d
         value_dim: size of a value's head, padded.
         dtype: of the operation.
         dropout: whether weights are dropped.
+        plain: whether scores go unmixed into a softmax.
     """
     width = dim if kernel in ("query_gradients", "key_gradients") else value_dim
     if together == 1:
@@ -60,9 +65,9 @@ def tile_of(kernel: str, together: int, dim: int, value_dim: int, dtype: torch.d
     # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers beside its operands, and in
     # the backward pass beside the numbers that dropout draws.
     most = 32 if kernel in ("query_gradients", "key_gradients") and dropout else 64
-    pipelined = (
-        kernel in ("query_gradients", "key_gradients", "value_gradients") and together * max(dim, value_dim) <= 1024
-    )
+    # A second tile in flight takes registers, which mixed scores and the derivative of sigsoftmax need.
+    backward = kernel in ("query_gradients", "key_gradients", "value_gradients")
+    pipelined = backward and plain and together * max(dim, value_dim) <= 1024
     return Tile(16, 16, min(width, most * 16 // together), 8, 2 if pipelined else 1)
 
 
@@ -75,7 +80,7 @@ class Launch:
         run: launches a kernel.
     """
 
-    def __init__(self, call: AttentionCall, seed: int, run: Callable[[Kernel], None] = Kernel.run) -> None:
+    def __init__(self, call: AttentionCall, seed: int, run: Callable[[Kernel], object] = Kernel.run) -> None:
         self.call, self.run = call, run
         self.batch, self.heads, self.queries, self.keys = call.scores.shape
         self.dtype = call.v.dtype
@@ -163,14 +168,15 @@ class Launch:
         grid = (programs, cdiv(width, shape.CHUNK.value))
         further = (constexpr(name == "key_gradients"),) if by_keys else ()
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-        self.run(Kernel(function, grid, (*arguments, shape, *further), options))
+        self.run(Kernel(name, function, grid, (*arguments, shape, *further), options))
 
     def _shape(self, name: str) -> tuple[kernels.Shape, Tile]:
         meets = self.call.before is not None or (self.call.mixes_weights and name != "row_statistics")
         together = max(16, next_power_of_2(self.heads)) if meets else 1
         dims = self.q.size(3), self.v.size(3)
         padded = [max(16, next_power_of_2(dim)) for dim in dims]
-        tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None)
+        plain = self.call.before is None and self.call.activation == "softmax"
+        tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None, plain)
         exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
         numbers = (self.heads, together, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1], tile.columns)
         groups = self.k.size(1), self.v.size(1)

@@ -2,20 +2,24 @@
 
 The first call of a composition (a kind of score, mixing, mask …, of these sizes, on this device) is preceded by one of the same
 composition on a small random problem, values and gradients, against the reference in float64. Where they differ, ``blocked``
-computes this composition from then on, and a warning says so.
+computes this composition from then on, and a warning says so. What the compiled kernels lack there, registers or shared memory, is
+seen too: they would be right but slow, or not run, and ``auto`` takes ``blocked`` instead.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton import OutOfResources
 
 from fairseq_lowrank.ops.attention import reference
 from fairseq_lowrank.ops.attention.call import AttentionCall
-from fairseq_lowrank.ops.attention.launch import Launch
+from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.scores import DotProduct
@@ -26,40 +30,77 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _TF32 = 1e-2
 _DRAWN = 24
 
-_results: dict[tuple, str | None] = {}
+
+class Trial(NamedTuple):
+    """What came of launching the kernels of a composition."""
+
+    wrong: str | None
+    """What differs from the reference, and by how much, or why the kernels do not run."""
+    lacking: str | None = None
+    """What they would need more of: registers, which were spilled to memory, or shared memory."""
+
+
+_results: dict[tuple, Trial] = {}
+_told: set[tuple] = set()
 
 
 def trusted(call: AttentionCall) -> bool:
-    """Whether the kernels may compute ``call``: tried once for each composition."""
-    if call.v.is_cuda and torch.cuda.is_current_stream_capturing():
-        return True  # nothing can be compared while a graph is recorded: its warm-up has been
+    """Whether the kernels compute ``call`` rightly here; a warning says once where they do not."""
+    if _is_recorded(call):
+        return True
+    key, (wrong, _) = _composition(call), _tried(call)
+    if wrong is not None and key not in _told:
+        _told.add(key)
+        warnings.warn(
+            f"the triton backend of attention is wrong here ({wrong}): 'blocked' computes {describe(call)} from now on",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return wrong is None
+
+
+def fits(call: AttentionCall) -> bool:
+    """Whether they do so without a spilled register; that they do not fit is no reason to warn."""
+    return _is_recorded(call) or (_tried(call).lacking is None and trusted(call))
+
+
+def _is_recorded(call: AttentionCall) -> bool:
+    """Whether a graph is being recorded, in which nothing can be compared: its warm-up has been."""
+    return call.v.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _tried(call: AttentionCall) -> Trial:
+    """The trial of its composition, once."""
     key = _composition(call)
     if key not in _results:
-        _results[key] = mismatch(_like(call))
-        if _results[key] is not None:
-            warnings.warn(
-                f"the triton backend of attention is wrong here ({_results[key]}): "
-                f"'blocked' computes {describe(call)} from now on",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-    return _results[key] is None
+        _results[key] = trial(_like(call))
+    return _results[key]
 
 
-def mismatch(call: AttentionCall) -> str | None:
-    """What differs from the reference, and by how much, or why the kernels do not run; ``None`` where nothing does."""
+def trial(call: AttentionCall) -> Trial:
+    """Launch all kernels of ``call`` and compare them with the reference."""
+    spilled: dict[str, int] = {}
+
+    def run(kernel: Kernel) -> None:
+        spilled[kernel.name] = getattr(kernel.run(), "n_spills", 0)
+
     try:
-        found = errors(call)
+        found = errors(call, run)
+    except OutOfResources as error:
+        return Trial(f"OutOfResources: {error}", error.name)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return Trial(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}")
     tolerance = TOLERANCE[call.v.dtype]
     if call.v.dtype == torch.float32 and call.v.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32
     wrong = {name: error for name, error in found.items() if not error <= tolerance}
-    return ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None
+    lacking = [f"{name} spills {count} registers" for name, count in spilled.items() if count]
+    return Trial(
+        ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None, ", ".join(lacking) or None
+    )
 
 
-def errors(call: AttentionCall) -> dict[str, float]:
+def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) -> dict[str, float]:
     """‖x − reference‖ / ‖reference‖ of the heads and of the gradient of every float tensor of ``call`` (no dropout)."""
     with torch.inference_mode(False), torch.enable_grad():
         ours = call.changed(lambda tensor: _leaf(tensor, tensor.dtype))
@@ -68,7 +109,7 @@ def errors(call: AttentionCall) -> dict[str, float]:
         generator = torch.Generator().manual_seed(1)
         cotangent = torch.randn(expected.shape, generator=generator, dtype=torch.float64).to(expected).to(call.v.dtype)
         with torch.no_grad():
-            launch = Launch(ours, 0)
+            launch = Launch(ours, 0, run)
             heads, kept = launch.forward()
             gradients = launch.backward(cotangent, *kept)
         sources = _differentiable(exact)
@@ -143,10 +184,11 @@ def describe(call: AttentionCall) -> str:
 
 def _composition(call: AttentionCall) -> tuple:
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
-    kinds = tuple(type(mixing) for mixing in (call.before, call.mixing))
+    kinds = tuple((type(mixing), mixing and mixing.weight.dtype) for mixing in (call.before, call.mixing))
     groups = call.scores.k.size(1), call.v.size(1)
     additive = None if mask.additive is None else mask.additive.dtype
-    masked = mask.causal, mask.key_padding is not None, additive, bool(mask.appended), mask.repeats > 1, queries == keys
+    masked = mask.causal, mask.key_padding is not None, additive, bool(mask.appended), mask.repeats > 1
+    lengths = _alike(queries), _alike(keys), queries == keys
     return (
         call.v.device,
         call.v.dtype,
@@ -157,7 +199,13 @@ def _composition(call: AttentionCall) -> tuple:
         call.scores.q.size(3),
         call.v.size(3),
         masked,
+        lengths,
     )
+
+
+def _alike(length: int) -> int:
+    """A short length for which the compiler makes the same kernels: it tells apart 1, multiples of 16, and the others."""
+    return 1 if length == 1 else 20 if length % 16 else 48
 
 
 def _like(call: AttentionCall) -> AttentionCall:
@@ -165,7 +213,9 @@ def _like(call: AttentionCall) -> AttentionCall:
     generator = torch.Generator().manual_seed(0)
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
     appended, repeats = min(mask.appended, 3), min(mask.repeats, 3)
-    queries, keys = 20 * repeats, 20 + (0 if queries == keys else 14) + appended
+    positions = _alike(queries // mask.repeats)
+    keys = (positions if queries == keys else _alike(keys) + 16) + appended
+    queries = positions * repeats
     padding = torch.rand(1, keys, generator=generator) < 0.3 if mask.key_padding is not None else None
     additive = None
     if mask.additive is not None:
@@ -174,9 +224,14 @@ def _like(call: AttentionCall) -> AttentionCall:
     small = AttentionMask(mask.causal, padding, additive, appended, repeats)
     sizes = call.scores.k.size(1), call.v.size(1), queries, keys, call.scores.q.size(3), call.v.size(3)
     rules = tuple(type(mixing) if mixing else None for mixing in (call.before, call.mixing))
-    return _random(
+    like = _random(
         generator, call.v.device, call.v.dtype, 1, heads, sizes, rules, small, call.activation, call.scores.factor
     )
+    return replace(like, before=_narrowed(like.before, call.before), mixing=_narrowed(like.mixing, call.mixing))
+
+
+def _narrowed(mixing: HeadMixing | None, like: HeadMixing | None) -> HeadMixing | None:
+    return mixing and replace(mixing, weight=mixing.weight.to(like.weight.dtype))
 
 
 def _random(generator, device, dtype, batch, heads, sizes, rules, mask, activation, scale) -> AttentionCall:

@@ -75,20 +75,50 @@ def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, devic
         assert not operation.sdpa.needs_causal_tensor(call)
 
 
-def test_on_a_gpu_half_precision_takes_the_kernels_where_their_tiles_stay_in_registers():
-    def first(built, dtype=torch.bfloat16, device_type="cuda"):
+def test_on_a_gpu_half_precision_takes_the_kernels_that_were_compiled():
+    def first(dtype=torch.bfloat16, device_type="cuda", rules=("static", "static"), mask="causal", heads=4, **changes):
+        def heads_of(groups, dim):
+            return torch.zeros(1, groups, 16, dim)
+
+        sizes = {"q": 32, "k": 32, "v": 32} | changes.pop("dims", {})
+        groups = {"q": heads, "k": heads, "v": heads} | changes.pop("groups", {})
+        built = {name: heads_of(groups[name], sizes[name]) for name in "qkv"} | {"mask": MASKS[mask]} | changes
+        scores = (1, heads, 16, 16)
+        built |= {
+            name: mixing_of(rule, torch.zeros, scores) for name, rule in zip(("before", "mixing"), rules, strict=True)
+        }
         call = operation_call(built, device_type)
         call.v.dtype = dtype
         return next(module for module in operation._preference(call) if module.cannot(call) is None)
 
-    mixed = problem("causal", (4, 4), "softmax", ("static", "static"), 0.0, 16)
-    assert first(mixed) is operation.triton
-    assert first(mixed, torch.float32) is not operation.triton
-    assert first(mixed, device_type="cpu") is not operation.triton
-    assert first(mixed | {"dropout_p": 0.1}) is not operation.triton
-    assert first(problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)) is operation.sdpa
-    wide = mixed | {name: torch.zeros(1, 4, 16, 128) for name in "qkv"}
-    assert first(wide) is not operation.triton
+    taken = [
+        {},
+        {"dtype": torch.float16},
+        {"rules": ("none", "static"), "heads": 16, "dims": dict.fromkeys("qkv", 64)},
+        {"rules": ("none", "positionwise"), "activation": "sigsoftmax"},
+        {"rules": ("none", "none"), "activation": "sigsoftmax"},
+        {"rules": ("none", "none"), "mask": "causal and padding"},
+        {"rules": ("none", "diagonal"), "activation": "sigsoftmax"},
+    ]
+    assert [first(**change) for change in taken] == [operation.triton] * len(taken)
+    not_taken = [
+        {"dtype": torch.float32},
+        {"device_type": "cpu"},
+        {"dropout_p": 0.1},
+        {"mask": "appended"},
+        {"mask": "beams"},
+        {"heads": 5},
+        {"heads": 32},
+        {"groups": {"k": 2}},
+        {"groups": {"v": 1}},
+        {"dims": dict.fromkeys("qkv", 128)},
+        {"dims": dict.fromkeys("qkv", 40)},
+        {"dims": {"v": 64}},
+        {"rules": ("static", "none")},
+        {"rules": ("diagonal", "static")},
+    ]
+    assert operation.triton not in [first(**change) for change in not_taken]
+    assert first(rules=("none", "none")) is operation.sdpa
 
 
 @pytest.fixture

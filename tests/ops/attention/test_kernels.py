@@ -1,10 +1,23 @@
 """The kernels of the triton backend, compiled for chips that are not here: they fit, and no register is spilled."""
 
+import itertools
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+
+from fairseq_lowrank.ops import (
+    AttentionCall,
+    AttentionMask,
+    DiagonalMixing,
+    DotProduct,
+    PositionwiseMixing,
+    StaticMixing,
+)
+from fairseq_lowrank.ops.attention.triton import holds
 
 pytest.importorskip("triton", reason="Triton has no wheel here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -13,23 +26,30 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 import kernels
+import triton
+from kernels import Configuration
 
 # The widest of each pass; benchmarks/kernels.py compiles all.
 CASES = [
-    (80, "A", ("query_gradients",)),
-    (90, "A", ("attend", "key_gradients")),
-    (90, "B", ("row_sums",)),
-    (100, "sigsoftmax", ("attend",)),
+    (80, "A", "softmax", ("query_gradients",)),
+    (90, "A", "softmax", ("attend", "key_gradients")),
+    (90, "B", "softmax", ("row_sums",)),
+    (100, "none", "sigsoftmax", ("attend",)),
 ]
 
 
-@pytest.mark.parametrize(("chip", "mixing", "names"), CASES)
-def test_kernels_fit_a_chip_without_spilling(chip, mixing, names):
-    found = list(kernels.compiled(kernels.call_of(mixing, heads=16, dim=64), chip, names))
-    assert [one.kernel for one in found] == list(names)
-    for one in found:
-        assert one.fits, one
-        assert one.blocks >= 1
+@pytest.mark.parametrize(("chip", "mixing", "activation", "names"), CASES)
+def test_kernels_fit_a_chip_without_spilling(chip, mixing, activation, names):
+    one = Configuration(mixing, activation, 16, 64, chip)
+    found = {kernel.kernel: kernel for kernel in kernels.compiled(one, names)}
+    assert list(found) == list(names)
+    for kernel in found.values():
+        assert kernel.fits, kernel
+        assert kernel.blocks >= 1
+    # as in the file: else something was changed, and benchmarks/kernels.py --auto has to compile anew
+    recorded = {kernel.kernel: kernel for kernel in kernels.read().get(one, ())}
+    if triton.__version__ in {known.triton for known in kernels.read()}:
+        assert found == {name: recorded[name] for name in names}
 
 
 def test_a_spill_is_seen(monkeypatch):
@@ -37,5 +57,50 @@ def test_a_spill_is_seen(monkeypatch):
     from fairseq_lowrank.ops.attention import launch
 
     monkeypatch.setattr(launch, "tile_of", lambda *sizes: launch.Tile(32, 32, 64, 8, 1))
-    (one,) = kernels.compiled(kernels.call_of("A", heads=16, dim=64), 90, ("query_gradients",))
+    (one,) = kernels.compiled(Configuration("A", "softmax", 16, 64, 90), ("query_gradients",))
     assert one.stack > 0 and not one.fits
+
+
+def offered():
+    """Calls of every composition and size, and such as differ from what was compiled, which have no name."""
+    rules = {
+        "none": (None, None),
+        "gain": (None, DiagonalMixing),
+        "A": (None, StaticMixing),
+        "B": (None, PositionwiseMixing),
+        "talking heads": (StaticMixing, StaticMixing),
+        "mixed scores": (StaticMixing, None),
+        "scaled scores": (DiagonalMixing, StaticMixing),
+    }
+    sizes = itertools.product((1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 17, 32), (8, 16, 24, 32, 48, 64, 80, 128))
+    for (name, kinds), activation, (heads, dim) in itertools.product(rules.items(), kernels.ACTIVATIONS, sizes):
+        shapes = {StaticMixing: (heads, heads), DiagonalMixing: (heads,), PositionwiseMixing: (1, 2, heads, heads)}
+        before, after = (kind and kind(torch.empty(shapes[kind], device="meta")) for kind in kinds)
+
+        def projected(count, size):
+            return torch.empty(1, count, 2, size, device="meta")
+
+        q = k = v = projected(heads, dim)
+        plain = AttentionCall(DotProduct(q, k), v, AttentionMask(True), None, before, after, activation)
+        yield ("none" if name == "gain" else name, activation, heads, dim), plain
+        for mask in (AttentionMask(True, repeats=2), AttentionMask(True, appended=1), AttentionMask(additive=q[0, 0])):
+            yield None, replace(plain, mask=mask)
+        yield None, replace(plain, dropout_p=0.1)
+        yield None, replace(plain, v=projected(heads, dim + 16))
+        if heads > 1:
+            yield None, replace(plain, scores=DotProduct(q, projected(1, dim)))
+            yield None, replace(plain, v=projected(1, dim))
+
+
+def test_all_that_auto_takes_was_compiled_and_spills_nothing():
+    """For every chip, by each version of Triton in the file; and the file has no more."""
+    recorded = kernels.read()
+    taken = {name for name, call in offered() if holds(call)}
+    assert taken and None not in taken
+    versions = {one.triton for one in recorded}
+    axes = itertools.product(taken, kernels.CHIPS, versions)
+    needed = {kernels.representative(Configuration(*name, chip, triton=version)) for name, chip, version in axes}
+    assert needed and needed <= set(recorded)
+    assert set(recorded) == {one._replace(triton=version) for one in kernels.of_auto() for version in versions}
+    for one, found in recorded.items():
+        assert found and all(kernel.fits for kernel in found), one

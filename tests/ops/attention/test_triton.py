@@ -1,15 +1,18 @@
 """The triton backend: on a GPU (--device cuda), or interpreted on the CPU (TRITON_INTERPRET=1, see test_triton_here.py)."""
 
+import importlib
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from attention_problems import attend, call_of, leaves, mixing_of
+from triton import OutOfResources
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.cli import main
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, StaticMixing
-from fairseq_lowrank.ops.attention import selfcheck, triton
+from fairseq_lowrank.ops.attention import launch, selfcheck, triton
 from fairseq_lowrank.ops.attention.parts import Part
 
 HEADS, LENGTH = 3, 20
@@ -20,15 +23,16 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 def unchecked(monkeypatch):
     """No self-check before each composition, but for the tests of it."""
     monkeypatch.setattr(selfcheck, "_results", {})
-    monkeypatch.setattr(selfcheck, "mismatch", lambda call: None)
+    monkeypatch.setattr(selfcheck, "_told", set())
+    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial(None))
 
 
 @pytest.fixture
 def checked(monkeypatch):
-    monkeypatch.setattr(selfcheck, "mismatch", MISMATCH)
+    monkeypatch.setattr(selfcheck, "trial", TRIAL)
 
 
-MISMATCH = selfcheck.mismatch
+TRIAL = selfcheck.trial
 
 
 def problem(
@@ -272,8 +276,6 @@ def test_a_layer_computes_by_it(preset, device):
 
 
 def test_wrong_kernels_are_noticed_and_blocks_compute_instead(device, checked, monkeypatch):
-    from fairseq_lowrank.ops.attention import launch
-
     right = launch._matrix
 
     def unmixed(mixing):
@@ -295,8 +297,6 @@ def test_wrong_kernels_are_noticed_and_blocks_compute_instead(device, checked, m
 
 
 def test_kernels_that_do_not_run_are_noticed(device, checked, monkeypatch):
-    from fairseq_lowrank.ops.attention import launch
-
     def broken(kernel):
         raise RuntimeError("out of resources: shared memory")
 
@@ -309,9 +309,84 @@ def test_kernels_that_do_not_run_are_noticed(device, checked, monkeypatch):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.fixture
+def held(device, monkeypatch):
+    """A call that "auto" leaves to the kernels, and how it is tried with what the compiler would have made of them."""
+    operation = importlib.import_module("fairseq_lowrank.ops.attention")
+    preferred = operation._Preference(triton=(torch.bfloat16,))
+    monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
+    built = problem(device, mixing="static", heads=4, dims=(32, 32))
+    built = {name: narrowed(part, torch.bfloat16) for name, part in built.items()}
+    assert triton.holds(call_of(**built))
+    run, launched = launch.Kernel.run, []
+
+    def compiled_to(outcome):
+        def launched_as(kernel):
+            launched.append(kernel.name)
+            run(kernel)
+            return outcome(kernel)
+
+        monkeypatch.setattr(launch.Kernel, "run", launched_as)
+        monkeypatch.setattr(launch.Launch.__init__, "__defaults__", (launched_as,))
+
+    def kernels_of(backend):
+        launched.clear()
+        heads, _ = attend(**built, backend=backend)
+        return heads, list(launched)
+
+    return compiled_to, kernels_of
+
+
+def test_auto_takes_the_kernels_where_they_spill_nothing(held, checked):
+    compiled_to, kernels_of = held
+    compiled_to(lambda kernel: SimpleNamespace(n_spills=0))
+    kernels_of("auto")
+    heads, launched = kernels_of("auto")
+    assert launched == ["row_statistics", "attend"]
+    assert torch.equal(heads, kernels_of("triton")[0])
+
+
+def test_auto_leaves_to_blocks_what_spills_here(held, checked):
+    compiled_to, kernels_of = held
+    compiled_to(lambda kernel: SimpleNamespace(n_spills=8 * (kernel.name == "row_sums")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, launched = kernels_of("auto")
+        assert "row_sums" in launched  # when it was tried
+        heads, launched = kernels_of("auto")
+        assert launched == [] and torch.equal(heads, kernels_of("blocked")[0])
+        assert kernels_of("triton")[1] == ["row_statistics", "attend"]
+
+
+def test_auto_leaves_to_blocks_what_lacks_shared_memory_here_and_says_nothing(held, checked):
+    compiled_to, kernels_of = held
+
+    def larger_than_the_chip(kernel):
+        raise OutOfResources(147456, 101376, "shared memory")
+
+    compiled_to(larger_than_the_chip)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heads, _ = kernels_of("auto")
+    assert torch.equal(heads, kernels_of("blocked")[0])
+    with pytest.warns(RuntimeWarning, match="out of resource: shared memory, Required: 147456"):
+        assert torch.equal(heads, kernels_of("triton")[0])
+
+
+@pytest.mark.parametrize(("length", "alike"), [(1, 1), (33, 20), (64, 48)])
+def test_the_check_compiles_what_is_used(length, alike, device, checked, monkeypatch):
+    """Triton compiles another kernel for a length of 1, of a multiple of 16, and for weights in half precision."""
+    tried = []
+    monkeypatch.setattr(selfcheck, "trial", lambda call: tried.append(call) or TRIAL(call))
+    built = problem(device, mixing="static", heads=2, queries=length, keys=length)
+    attend(**{name: narrowed(part, torch.bfloat16) for name, part in built.items()}, backend="triton")
+    (call,) = tried
+    assert call.scores.shape == (1, 2, alike, alike) and call.mixing.weight.dtype == torch.bfloat16
+
+
 def test_right_kernels_pass_their_check_once_for_each_composition(device, checked, monkeypatch):
     tried = []
-    monkeypatch.setattr(selfcheck, "mismatch", lambda call: tried.append(call) or MISMATCH(call))
+    monkeypatch.setattr(selfcheck, "trial", lambda call: tried.append(call) or TRIAL(call))
     built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
     for length in (5, 7, 5):
         attend(**built | {name: built[name][:, :, :length] for name in "qkv"}, backend="triton")
@@ -323,9 +398,15 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
 def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
     assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32", "--seed", "8"]) == 0
     assert "2 random cases: all right" in capsys.readouterr().out
-    monkeypatch.setattr(selfcheck, "mismatch", lambda call: "k by 0.3")
+    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial("k by 0.3"))
     assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32"]) == 1
     assert "2 of 2 random cases are wrong" in capsys.readouterr().out
+    lengths = []
+    monkeypatch.setattr(
+        selfcheck, "trial", lambda call: lengths.append(max(call.scores.shape[2:])) or selfcheck.Trial(None)
+    )
+    assert main(["check-kernels", "--cases", "40", "--longest", "3", "--device", device]) == 0
+    assert max(lengths) == 3
 
 
 def test_what_it_cannot_compute_is_said(device):
@@ -353,11 +434,17 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
     calls = {"mixhead-a": None, "mixhead-b": None}
     monkeypatch.setattr(selfcheck, "common_calls", lambda device: calls)
     assert [state for _, state in env.kernels()] == ["checked against the reference: right"]
-    monkeypatch.setattr(selfcheck, "mismatch", lambda call: "q by 0.3")
+    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial("q by 0.3"))
     (row,) = env.kernels()
     assert row[1] == "wrong, so that blocked computes instead: mixhead-a (q by 0.3); mixhead-b (q by 0.3)"
+    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial(None, "row_sums spills 8 registers"))
+    (row,) = env.kernels()
+    assert row[1] == (
+        "checked against the reference: right, left to blocked by auto: "
+        "mixhead-a (row_sums spills 8 registers); mixhead-b (row_sums spills 8 registers)"
+    )
 
 
 def test_common_layers_pass_the_check(device):
     call = selfcheck.common_calls(torch.device(device))["mixhead-b"]
-    assert MISMATCH(call) is None
+    assert TRIAL(call) == selfcheck.Trial(None)
