@@ -34,7 +34,7 @@ from triton.runtime.jit import create_function_from_signature
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
-from fairseq_lowrank.ops.attention.triton import COMPILED_DIMS, COMPILED_HEADS, COMPILED_RULES, holds
+from fairseq_lowrank.ops.attention.triton import COMPILED_RULES, COMPILED_SIZES, holds
 
 # Shared memory of a block at most, of an SM, and threads of an SM.
 CHIPS = {80: (163, 164, 2048), 90: (227, 228, 2048), 100: (227, 228, 2048)}
@@ -132,29 +132,25 @@ class Configuration(NamedTuple):
 
 
 def of_auto() -> list[Configuration]:
-    """What is compiled for all that "auto" takes.
+    """What "auto" takes: every composition, size and chip, under causality and padding in bfloat16.
 
-    Every composition and chip, of the sizes of :func:`representative`, under causality and padding in bfloat16; of the widest,
-    both kinds of mixing, what else "auto" takes on one chip: other masks, dtypes and lengths, and fewer heads.
+    Of the widest, both kinds of mixing, also what else "auto" takes, on one chip: other masks, dtypes and lengths.
     """
-    sizes = itertools.product(MIXINGS, ACTIVATIONS, COMPILED_HEADS, COMPILED_DIMS)
-    every = [Configuration(*size, chip) for size in sizes for chip in CHIPS]
-    taken = {representative(one) for one in every if holds(call_of(one))}
+    every = itertools.product(COMPILED_SIZES[::-1], CHIPS, ACTIVATIONS, MIXINGS)
+    grid = [Configuration(mixing, activation, *size, chip) for size, chip, activation, mixing in every]
     changes: list[dict] = [
-        {"causal": causal, "padding": padding} for causal, padding in ((False, False), (False, True), (True, False))
+        {"causal": False, "padding": False},
+        {"causal": False},
+        {"padding": False},
+        {"dtype": "float16"},
+        {"weights": "bfloat16"},
+        {"length": 64},
+        {"length": 1},
     ]
-    changes += [{"dtype": "float16"}, {"weights": "bfloat16"}, {"length": 64}, {"length": 1}]
-    changes += [{"heads": 8}, {"heads": 4, "dim": 32}]
     widest = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
-    return [one for one in every if one in taken] + [one._replace(**change) for one in widest for change in changes]
-
-
-def representative(one: Configuration) -> Configuration:
-    """What is compiled for it. Fewer than 16 heads are padded to 16: these kernels differ in what they do not read and write."""
-    if one.heads == 16:
-        return one
-    widest = [one._replace(heads=12, dim=dim) for dim in COMPILED_DIMS]
-    return next(other for other in reversed(widest) if holds(call_of(other)))
+    return [one for one in grid if holds(call_of(one))] + [
+        one._replace(**change) for one in widest for change in changes
+    ]
 
 
 def compiled(one: Configuration, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:

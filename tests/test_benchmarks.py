@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import attention
+import gpu
 import measure
 
 from fairseq_lowrank.attention import PRESETS
@@ -73,6 +76,64 @@ def test_every_preset_is_measured_unless_it_cannot_have_the_sizes():
     assert set(PRESETS) <= set(presets()) and not set(PRESETS) & set(attention.PEERS)
     assert set(PRESETS) - set(presets("--heads", "3", "--embed-dim", "12")) == {"gqa"}
     assert set(PRESETS) - set(presets("--head-dim", "16")) == {"el"}
+
+
+def test_the_operation_alone_is_that_of_the_layer():
+    names = ["mixhead-a", "mixhead-b", "talking-heads+sigsoftmax", "mha@blocked"]
+    small = ["--embed-dim", "8", "--heads", "2", "--baseline", "sdpa", "--layers", *names]
+    options = attention.parse([*small, "--operation"])
+    x = torch.randn(5, 3, 24, generator=torch.Generator().manual_seed(0))
+    q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 1, 3, 0, 4)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
+    for name in ("sdpa", "mixhead-a", "mixhead-b", "mha@blocked"):  # mixing starts as the unit matrix
+        layer = attention.build(name, options, 5)
+        torch.testing.assert_close(layer.call(layer.module, x), expected)
+    mixed = attention.build("talking-heads+sigsoftmax", options, 5)
+    assert (mixed.call(mixed.module, x) - expected).abs().max() > 1e-3
+
+
+def test_layers_that_read_other_queries_keys_or_values_have_no_operation_alone(capsys):
+    for name in ("mqa", "mhe-add", "fairseq", "mha:value_dim=32", "mha:score=synthesizer-dense"):
+        with pytest.raises(SystemExit):
+            attention.parse(["--operation", "--baseline", "sdpa", "--layers", name])
+        assert "--operation knows sdpa" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_goals_are_read_from_what_was_measured(tmp_path):
+    def result(layer, length, **measured):
+        return {"layer": layer, "length": length} | measured
+
+    measured = [
+        result(gpu.A, 2048, ratio=3.1, memory_ratio=1.1),
+        result(gpu.A, 8192, ratio=2.4, memory_ratio=1.4),
+        result(gpu.B, 2048, ratio=3.9, memory_ratio=1.2),
+    ]
+    formula = [
+        result(f"mixhead-a@{name}", 2048, milliseconds=taken) for name, taken in (("reference", 60), ("triton", 10))
+    ]
+    rows = [{"row": "mha", "ratio": 1.0}, {"row": "mixhead-a", "ratio": 0.8}]
+    long = [result(gpu.A, 32768, milliseconds=90.0, memory_ratio=1.0)]
+    for name, results in (("operation", measured), ("long", long), ("formula", formula), ("training", rows)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"results": results}))
+    (tmp_path / "steps").write_text("check-kernels\t0\t50\nlayer\t124\t60\n")
+    found = gpu.gathered(tmp_path)
+    assert found["steps"][1] == {"name": "layer", "status": 124, "seconds": 60}
+    goals = {goal.name: (goal.measured, goal.met) for goal in gpu.goals(found)}
+    assert goals == {
+        f"{gpu.A}, n 2048: time by flash's": (3.1, False),
+        f"{gpu.A}, n 8192: time by flash's": (2.4, True),
+        f"{gpu.B}, n 2048: time by flash's": (3.9, True),
+        f"{gpu.B}, n 8192: time by flash's": (None, None),
+        f"{gpu.A}, every n: memory of attention by flash's": (1.4, False),
+        f"{gpu.A}, every n: memory of a layer by flash's": (None, None),
+        f"{gpu.A}, n 32768: milliseconds": (90.0, True),
+        f"{gpu.B}, every n: memory of attention by flash's": (1.2, True),
+        f"{gpu.B}, every n: memory of a layer by flash's": (None, None),
+        f"{gpu.B}, n 32768: milliseconds": (None, None),
+        "mixhead-a, n 2048: the formula's time by the kernels'": (6.0, True),
+        "training with mixhead-a, n 512: tokens a second by mha's": (0.8, False),
+    }
+    assert "not measured" in gpu.table(list(gpu.goals(found)))
 
 
 def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(

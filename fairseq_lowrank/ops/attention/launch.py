@@ -61,11 +61,13 @@ def tile_of(
     """
     width = dim if kernel in ("query_gradients", "key_gradients") else value_dim
     if together == 1:
-        return Tile(32, 32, min(width, 64), 4, 1) if dtype == torch.float32 else Tile(64, 32, width, 4, 1)
+        # The derivative of sigsoftmax spills some of the registers of 4 warps.
+        warps = 8 if kernel == "key_gradients" and not plain else 4
+        return Tile(32, 32, min(width, 64), 4, 1) if dtype == torch.float32 else Tile(64, 32, width, warps, 1)
     # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers beside its operands, and in
     # the backward pass beside the numbers that dropout draws.
     most = 32 if kernel in ("query_gradients", "key_gradients") and dropout else 64
-    # A second tile in flight takes registers, which mixed scores and the derivative of sigsoftmax need.
+    # A second tile in flight takes registers, which others need for the scores.
     backward = kernel in ("query_gradients", "key_gradients", "value_gradients")
     pipelined = backward and plain and together * max(dim, value_dim) <= 1024
     return Tile(16, 16, min(width, most * 16 // together), 8, 2 if pipelined else 1)

@@ -28,7 +28,6 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of ‖x − reference‖ / ‖reference‖."""
 # float32 products in tf32, where torch is allowed them
 _TF32 = 1e-2
-_DRAWN = 24
 
 
 class Trial(NamedTuple):
@@ -122,9 +121,9 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
 
 
 def random_calls(
-    count: int, device: torch.device | str, dtype: torch.dtype, seed: int = 0, longest: int = 200
+    count: int, device: torch.device | str, dtype: torch.dtype, seed: int, longest: int, compositions: int
 ) -> Iterator[AttentionCall]:
-    """Calls that the kernels can compute, of all lengths, in turn of :data:`_DRAWN` compositions: each is compiled once."""
+    """Calls that the kernels can compute, of lengths up to ``longest``, in turn of so many ``compositions``, each compiled once."""
     generator = torch.Generator().manual_seed(seed)
 
     def one_of(*choices):
@@ -134,7 +133,7 @@ def random_calls(
         return int(torch.randint(least, most + 1, (), generator=generator))
 
     drawn = []
-    for _ in range(min(count, _DRAWN)):
+    for _ in range(min(count, compositions)):
         heads = one_of(2, 3, 4, 8, 12, 16, 32)
         groups = [divisor for divisor in range(1, heads + 1) if heads % divisor == 0]
         sizes = one_of(*groups), one_of(*groups), number(1, 128), number(1, 128)

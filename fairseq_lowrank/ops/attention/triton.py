@@ -40,8 +40,8 @@ from fairseq_lowrank.ops.attention.scores import DotProduct
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_HEADS, MOST_DIM = 32, 128
 COMPILED_RULES = ((None, None), (None, StaticMixing), (None, PositionwiseMixing), (StaticMixing, StaticMixing))
-"""Mixing before and after the softmax, and below numbers and sizes of heads: see :func:`holds`."""
-COMPILED_HEADS, COMPILED_DIMS = (4, 8, 12, 16), (32, 64)
+"""Mixing before and after the softmax, and below numbers of heads and their size: see :func:`holds`."""
+COMPILED_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -90,19 +90,18 @@ def holds(call: AttentionCall) -> bool:
     """Whether the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 and found to keep all in registers and shared memory
     (benchmarks/results/kernels.json): "auto" takes no others.
 
-    A finite set, so that all of it could be tried: the mixing of our presets and either activation, each head with its own key
-    and value, these numbers and sizes of heads, causality that hides later keys, and padding.
+    A finite set, so that all of it could be tried: the mixing of our presets, or sigsoftmax, each head with its own key and
+    value, these numbers and sizes of heads, causality that hides later keys, and padding.
     """
     heads, mask = call.scores.shape[1], call.mask
     mixing = call.mixing if call.mixes_weights else None
     rules = tuple(None if rule is None else type(rule) for rule in (call.before, mixing))
-    if rules not in COMPILED_RULES or heads not in COMPILED_HEADS or call.v.size(3) != call.scores.q.size(3):
-        return False
-    # Mixing and sigsoftmax together spill a few registers at 64.
-    dims = COMPILED_DIMS if call.activation == "softmax" or rules == (None, None) else COMPILED_DIMS[:1]
-    counted = mask.causal and (mask.appended or mask.repeats > 1)
+    # Sigsoftmax beside mixing is left out: it spills a few registers.
+    composition = rules in COMPILED_RULES and (call.activation == "softmax" or rules == (None, None))
+    sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.scores.q.size(3)
     shared = call.scores.k.size(1) != heads or call.v.size(1) != heads
-    return call.v.size(3) in dims and not (shared or counted or call.dropout_p or mask.additive is not None)
+    counted = mask.causal and (mask.appended or mask.repeats > 1)
+    return composition and sizes and not (shared or counted or call.dropout_p or mask.additive is not None)
 
 
 def fits(call: AttentionCall) -> bool:

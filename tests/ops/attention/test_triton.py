@@ -315,7 +315,7 @@ def held(device, monkeypatch):
     operation = importlib.import_module("fairseq_lowrank.ops.attention")
     preferred = operation._Preference(triton=(torch.bfloat16,))
     monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
-    built = problem(device, mixing="static", heads=4, dims=(32, 32))
+    built = problem(device, mixing="static", heads=8, dims=(32, 32))
     built = {name: narrowed(part, torch.bfloat16) for name, part in built.items()}
     assert triton.holds(call_of(**built))
     run, launched = launch.Kernel.run, []
