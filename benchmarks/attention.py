@@ -218,8 +218,8 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
                 "milliseconds": round(median * 1e3, 3),
                 "quartiles": [round(q1 * 1e3, 3), round(q3 * 1e3, 3)],
                 "ratio": round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3),
-                "mask_mebibytes": round(layers[name].held / 2**20, 1),
-                "peak_mebibytes": round(memory[name] / 2**20, 1),
+                "mask_mebibytes": round(layers[name].held / 2**20, 3),
+                "peak_mebibytes": round(memory[name] / 2**20, 3),
                 "memory_ratio": round(memory[name] / memory[base], 3),
             }
         )
@@ -322,7 +322,7 @@ def main() -> None:
                 f"{r['milliseconds']:.1f}",
                 "{:.1f} to {:.1f}".format(*r["quartiles"]),
                 f"{r['ratio']:.2f}",
-                r["peak_mebibytes"],
+                f"{r['peak_mebibytes']:.1f}",
                 r["memory_ratio"],
             )
             for r in found

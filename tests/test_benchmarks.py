@@ -99,6 +99,28 @@ def test_layers_that_read_other_queries_keys_or_values_have_no_operation_alone(c
         assert "--operation knows sdpa" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_the_least_memory_is_drawn_too(tmp_path):
+    arguments = [
+        "--embed-dim",
+        "8",
+        "--heads",
+        "2",
+        "--baseline",
+        "sdpa",
+        "--layers",
+        "mha",
+        "--tokens",
+        "1",
+        "--rounds",
+        "1",
+    ]
+    options = attention.parse([*arguments, "--lengths", "3"])
+    results = attention.at_length(options, 3)
+    assert all(0 < result["peak_mebibytes"] < 0.05 for result in results)
+    attention.picture(results, tmp_path / "a.svg", vars(options))
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+
+
 def test_goals_are_read_from_what_was_measured(tmp_path):
     def result(layer, length, **measured):
         return {"layer": layer, "length": length} | measured
