@@ -409,6 +409,16 @@ def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
     assert max(lengths) == 3
 
 
+def test_the_rounding_of_a_gradient_that_is_zero_is_no_mistake(device):
+    """Of one visible key a softmax is 1 whatever its score."""
+    padding = torch.arange(7, device=device)[None] != 3
+    sizes, rules = (1, 12, 23, 7, 110, 58), (StaticMixing, None)
+    generator = torch.Generator().manual_seed(0)
+    mask = AttentionMask(key_padding=padding)
+    call = selfcheck._random(generator, device, torch.float32, 1, 12, sizes, rules, mask, "softmax", None)
+    assert TRIAL(call).wrong is None
+
+
 def test_what_it_cannot_compute_is_said(device):
     plain = problem(device)
     assert triton.cannot(call_of(**plain)) is None
