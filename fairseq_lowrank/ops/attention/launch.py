@@ -14,7 +14,7 @@ from triton.language import bfloat16, constexpr, float16, float32
 from fairseq_lowrank.ops.attention import kernels
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask, hiding_value
-from fairseq_lowrank.ops.attention.mixing import HeadMixing, StaticMixing
+from fairseq_lowrank.ops.attention.mixing import HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.parts import empty_heads
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -57,7 +57,7 @@ def tile_of(
         value_dim: size of a value's head, padded.
         dtype: of the operation.
         dropout: whether weights are dropped.
-        plain: whether scores go unmixed into a softmax.
+        plain: whether scores go unmixed into a softmax, and no keys meet a matrix for each query.
     """
     width = dim if kernel in ("query_gradients", "key_gradients") else value_dim
     if together == 1:
@@ -178,6 +178,7 @@ class Launch:
         dims = self.q.size(3), self.v.size(3)
         padded = [max(16, next_power_of_2(dim)) for dim in dims]
         plain = self.call.before is None and self.call.activation == "softmax"
+        plain = plain and not (name == "key_gradients" and isinstance(self.call.mixing, PositionwiseMixing))
         tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None, plain)
         exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
         numbers = (self.heads, together, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1], tile.columns)

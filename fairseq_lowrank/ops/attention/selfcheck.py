@@ -117,9 +117,10 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
         "heads": (heads, expected.detach()),
         **dict(zip(sources, zip(_given(gradients), wanted, strict=True), strict=True)),
     }
-    # Where the formula gives next to nothing, as a gradient through a single key, to sums over all queries of numbers of 0.02.
-    least = 0.02 * max(call.scores.shape[2], 1) ** 0.5
-    return {name: _distance(one, other, least) for name, (one, other) in pairs.items()}
+    # Of one visible key the gradient of scores is 0, but for the rounding of do · v, over all queries.
+    rounding = 2 * torch.finfo(call.v.dtype).eps * (call.scores.shape[2] * call.v.size(3)) ** 0.5
+    nothing = dict.fromkeys(("q", "k"), rounding * abs(call.scores.factor)) | {"score mixing": rounding}
+    return {name: _distance(one, other, nothing.get(name, 0.0)) for name, (one, other) in pairs.items()}
 
 
 def random_calls(
@@ -272,6 +273,9 @@ def _given(gradients: list[Tensor | None]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
 
 
-def _distance(tensor: Tensor, exact: Tensor, least: float) -> float:
-    """Of all numbers, by their norm, or that of as many numbers of ``least``."""
-    return ((tensor.double() - exact).norm() / exact.norm().clamp(min=least * exact.numel() ** 0.5)).item()
+def _distance(tensor: Tensor, exact: Tensor, nothing: float) -> float:
+    """‖x − exact‖ / ‖exact‖, or 0 where both are ``nothing``, a number."""
+    norms, one = torch.stack((tensor.double().norm(), exact.norm())), exact.numel() ** 0.5
+    if bool((norms <= nothing * one).all()):
+        return 0.0
+    return ((tensor.double() - exact).norm() / norms[1].clamp(min=0.01 * one)).item()

@@ -11,7 +11,7 @@ from triton import OutOfResources
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.cli import main
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, StaticMixing
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention import launch, selfcheck, triton
 from fairseq_lowrank.ops.attention.parts import Part
 
@@ -409,13 +409,20 @@ def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
     assert max(lengths) == 3
 
 
-def test_the_rounding_of_a_gradient_that_is_zero_is_no_mistake(device):
+@pytest.mark.parametrize(
+    ("dtype", "rules", "sizes"),
+    [
+        (torch.float32, (StaticMixing, None), (1, 12, 23, 7, 110, 58)),
+        (torch.bfloat16, (None, PositionwiseMixing), (1, 2, 9, 1, 43, 120)),
+    ],
+    ids=str,
+)
+def test_the_rounding_of_a_gradient_that_is_zero_is_no_mistake(dtype, rules, sizes, device):
     """Of one visible key a softmax is 1 whatever its score."""
-    padding = torch.arange(7, device=device)[None] != 3
-    sizes, rules = (1, 12, 23, 7, 110, 58), (StaticMixing, None)
+    keys, heads = sizes[3], sizes[1]
+    mask = AttentionMask(key_padding=torch.arange(keys, device=device)[None] != keys // 2)
     generator = torch.Generator().manual_seed(0)
-    mask = AttentionMask(key_padding=padding)
-    call = selfcheck._random(generator, device, torch.float32, 1, 12, sizes, rules, mask, "softmax", None)
+    call = selfcheck._random(generator, device, dtype, 1, heads, sizes, rules, mask, "softmax", None)
     assert TRIAL(call).wrong is None
 
 
