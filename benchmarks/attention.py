@@ -218,8 +218,8 @@ def at_length(options: argparse.Namespace, length: int) -> list[dict]:
                 "milliseconds": round(median * 1e3, 3),
                 "quartiles": [round(q1 * 1e3, 3), round(q3 * 1e3, 3)],
                 "ratio": round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3),
-                "mask_mebibytes": round(layers[name].held / 2**20, 3),
-                "peak_mebibytes": round(memory[name] / 2**20, 3),
+                "mask_mebibytes": round(layers[name].held / 2**20, 4),
+                "peak_mebibytes": round(memory[name] / 2**20, 4),
                 "memory_ratio": round(memory[name] / memory[base], 3),
             }
         )
@@ -231,7 +231,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     from fairseq_lowrank.analysis import pictures
 
@@ -255,7 +255,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
             axis.plot(*zip(*points, strict=True), **style, markersize=4, label=name)
         axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
-        axis.minorticks_off()
+        axis.xaxis.set_minor_locator(ticker.NullLocator())
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     head_dim = settings["head_dim"] or settings["embed_dim"] // heads

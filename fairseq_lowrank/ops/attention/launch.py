@@ -57,7 +57,7 @@ def tile_of(
         value_dim: size of a value's head, padded.
         dtype: of the operation.
         dropout: whether weights are dropped.
-        plain: whether scores go unmixed into a softmax, and no keys meet a matrix for each query.
+        plain: whether scores go unmixed into a softmax, and no keys of padded heads meet a matrix for each query.
     """
     width = dim if kernel in ("query_gradients", "key_gradients") else value_dim
     if together == 1:
@@ -178,7 +178,8 @@ class Launch:
         dims = self.q.size(3), self.v.size(3)
         padded = [max(16, next_power_of_2(dim)) for dim in dims]
         plain = self.call.before is None and self.call.activation == "softmax"
-        plain = plain and not (name == "key_gradients" and isinstance(self.call.mixing, PositionwiseMixing))
+        positionwise = isinstance(self.call.mixing, PositionwiseMixing)
+        plain = plain and not (name == "key_gradients" and positionwise and self.heads < together)
         tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None, plain)
         exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
         numbers = (self.heads, together, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1], tile.columns)
