@@ -170,6 +170,9 @@ class Launch:
         grid = (programs, cdiv(width, shape.CHUNK.value))
         further = (constexpr(name == "key_gradients"),) if by_keys else ()
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+        if name == "row_sums":
+            # Unasked, ptxas spills those beyond half of all registers, for which an SM could hold another program.
+            options["maxnreg"] = 255
         self.run(Kernel(name, function, grid, (*arguments, shape, *further), options))
 
     def _shape(self, name: str) -> tuple[kernels.Shape, Tile]:
