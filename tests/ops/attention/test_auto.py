@@ -168,6 +168,8 @@ def test_on_a_gpu_whose_pytorch_would_build_all_weights_blocks_mix(without_trito
 
 def test_on_a_gpu_our_kernels_mix_where_they_run(without_triton, monkeypatch):
     monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: None)
+    assert chosen_on_a_gpu(mixed()) is operation.sdpa  # 4 heads of 64 were not compiled
+    monkeypatch.setattr(operation.triton, "COMPILED_SIZES", ((4, 64),))
     assert chosen_on_a_gpu(mixed()) is operation.triton
     assert chosen_on_a_gpu(mixed(groups=(1, 1), dim=160)) is operation.sdpa
 
