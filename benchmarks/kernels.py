@@ -148,9 +148,8 @@ def of_auto() -> list[Configuration]:
         {"length": 1},
     ]
     widest = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
-    return [one for one in grid if holds(call_of(one))] + [
-        one._replace(**change) for one in widest for change in changes
-    ]
+    grid += [one._replace(**change) for one in widest for change in changes]
+    return [one for one in grid if holds(call_of(one))]
 
 
 def compiled(one: Configuration, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:

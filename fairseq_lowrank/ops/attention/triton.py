@@ -90,14 +90,16 @@ def holds(call: AttentionCall) -> bool:
     """Whether the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 and found to keep all in registers and shared memory
     (benchmarks/results/kernels.json): "auto" takes no others.
 
-    A finite set, so that all of it could be tried: the mixing of our presets, or sigsoftmax, each head with its own key and
-    value, these numbers and sizes of heads, causality that hides later keys, and padding.
+    A finite set, so that all of it could be tried: the mixing of our presets (matrices of queries in float32, as
+    :meth:`~.mixing.PositionwiseMixing.of_queries` makes them), or sigsoftmax, each head with its own key and value, these
+    numbers and sizes of heads, causality that hides later keys, and padding.
     """
     heads, mask = call.scores.shape[1], call.mask
     mixing = call.mixing if call.mixes_weights else None
     rules = tuple(None if rule is None else type(rule) for rule in (call.before, mixing))
     # Sigsoftmax beside mixing is left out: it spills a few registers.
     composition = rules in COMPILED_RULES and (call.activation == "softmax" or rules == (None, None))
+    composition = composition and not (rules[1] is PositionwiseMixing and mixing.weight.dtype != torch.float32)
     sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.scores.q.size(3)
     shared = call.scores.k.size(1) != heads or call.v.size(1) != heads
     counted = mask.causal and (mask.appended or mask.repeats > 1)

@@ -87,6 +87,8 @@ def offered():
             yield None, replace(plain, mask=mask)
         yield None, replace(plain, dropout_p=0.1)
         yield None, replace(plain, v=projected(heads, dim + 16))
+        if kinds[1] is PositionwiseMixing:
+            yield None, replace(plain, mixing=kinds[1](after.weight.half()))
         if heads > 1:
             yield None, replace(plain, scores=DotProduct(q, projected(1, dim)))
             yield None, replace(plain, v=projected(1, dim))
