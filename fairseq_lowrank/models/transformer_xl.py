@@ -290,7 +290,7 @@ def _check(args, task) -> None:
     if args.memory_length and isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
         raise Refused(
             f"--memory-length {args.memory_length}: needs segments that follow each other, which --task segment_lm hands over; "
-            "expected that task, or --memory-length 0"
+            "expected that task, or --memory-length 0 (of a checkpoint: --model-overrides \"{'memory_length': 0}\")"
         )
 
 

@@ -97,6 +97,11 @@ def join_torchrun() -> None:
     distributed_utils.call_main = joined
 
 
+def quieten_pinning() -> None:
+    """Silence what torch says of every loader where there is no GPU: fairseq asks each for pinned memory."""
+    warnings.filterwarnings("ignore", category=UserWarning, message="'pin_memory' argument is set as true")
+
+
 def quieten_hydra() -> None:
     """Silence hydra's five warnings, at every command, about the files and calls of fairseq's own configuration."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")

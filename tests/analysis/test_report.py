@@ -250,6 +250,18 @@ def test_scores_of_development_parts_stand_beside_the_papers_of_the_test_server(
     assert cells[header.index("test rte, paper")] == "68.0"  # as printed
 
 
+def test_ratios_stand_behind_the_score_and_beside_the_papers():
+    counts = {"table": "encoder", "paper": "mhe", "metric": "squad1.1", "split": "valid"}
+    rows = {"sha": (80.0, 9_000_000), "mha": (88.0, 28_000_000), "mhe-mul": (84.0, 9_100_000)}
+    lines = [line(row, value, attention_parameters=count, **counts) for row, (value, count) in rows.items()]
+    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    place = header.index("valid squad1.1")
+    own = ["valid squad1.1", "PRR squad1.1", "PEoP squad1.1"]
+    assert header[place : place + 6] == own + [f"{name}, paper" for name in own]
+    assert cells[-1][place : place + 6] == ["84.00", "95.45", "4.50", "85.9", "97.0", "13.19"]
+    assert header.count("PRR squad1.1, paper") == 1
+
+
 def test_each_task_has_a_plot_of_its_own():
     lines = [fine_tuned(row, task, 60.0, task) for row in ("mha", "mixhead-b") for task in ("rte", "cola")]
     tables = comparison.build(lines, PAPERS)

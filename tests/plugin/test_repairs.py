@@ -1,4 +1,6 @@
-"""What mends fairseq costs nothing where it mends nothing."""
+"""What mends fairseq costs nothing where it mends nothing, and says nothing."""
+
+import warnings
 
 import pytest
 
@@ -7,6 +9,9 @@ pytest.importorskip("fairseq")
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tiny_transformer import SIZES, build, make_task, sentences
+from torch.utils.data import DataLoader
+
+from fairseq_lowrank.plugin import repairs
 
 ARCHITECTURES = ["transformer_iwslt_de_en", "lowrank_transformer_iwslt_de_en"]
 
@@ -30,3 +35,10 @@ def test_a_generation_aligns_words_only_where_unknown_ones_are_replaced(arch, fl
     for hypothesis in found if flags else ():
         words = [token for token in hypothesis["tokens"] if token != task.target_dictionary.eos()]
         assert [target for _, target in hypothesis["alignment"]] == list(range(len(words)))
+
+
+def test_loaders_say_nothing_of_pinned_memory():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        repairs.quieten_pinning()
+        assert len(list(DataLoader([1, 2], pin_memory=True))) == 2

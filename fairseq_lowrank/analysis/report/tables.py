@@ -16,6 +16,7 @@ NAMES = {
     "sacrebleu": "BLEU (sacrebleu)",
     "tokenised_bleu": "BLEU (tokenised)",
 }
+RATIOS = {"prr": "PRR", "peop": "PEoP"}
 
 
 def columns(table: dict) -> tuple[list[str], list[list[str]]]:
@@ -48,18 +49,13 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     for split, group in order:
         for metric in [metric for where, metric in measured if (where, family(metric)) == (split, group)]:
             made.append((f"{split} {NAMES.get(metric, metric)}", cell(split, metric, "mean")))
-            for ratio in ("prr", "peop"):
+            for ratio, title in RATIOS.items():
                 if any(ratio in score for score in ours if (score["split"], score["metric"]) == (split, metric)):
-                    title = {"prr": "PRR", "peop": "PEoP"}[ratio]
-                    made.append((f"{title}, {NAMES.get(metric, metric)}", cell(split, metric, ratio)))
+                    made.append((f"{title} {NAMES.get(metric, metric)}", cell(split, metric, ratio)))
         if (split, group) in printed:
             made.append((f"{split} {NAMES.get(group, group)}, paper", published_cell(split, group)))
-    for ratio in ("prr", "peop"):
-        for group in dict.fromkeys(name for row in rows for name in (row["published"] or {}).get(ratio, {})):
-            title = {"prr": "PRR", "peop": "PEoP"}[ratio]
-            made.append(
-                (f"{title} {NAMES.get(group, group)}, paper", lambda row, r=ratio, g=group: published_ratio(row, r, g))
-            )
+            for ratio, title in RATIOS.items():
+                made.append((f"{title} {NAMES.get(group, group)}, paper", published_ratio(ratio, group)))
     if ours:
         made.append(("updates", updates_cell))
         made.append(("seeds", lambda row: str(len(row["ours"]["seeds"])) if row["ours"] else ""))
@@ -117,9 +113,12 @@ def published_cell(split: str, metric: str):
     return text
 
 
-def published_ratio(row: dict, ratio: str, metric: str) -> str:
-    value = (row["published"] or {}).get(ratio, {}).get(metric)
-    return "" if value is None else str(value)
+def published_ratio(ratio: str, metric: str):
+    def text(row: dict) -> str:
+        value = (row["published"] or {}).get(ratio, {}).get(metric)
+        return "" if value is None else str(value)
+
+    return text
 
 
 def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
