@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,6 +157,15 @@ def test_goals_are_read_from_what_was_measured(tmp_path):
         "training with mixhead-a, n 512: tokens a second by mha's": (0.8, False),
     }
     assert "not measured" in gpu.table(list(gpu.goals(found)))
+
+
+def test_the_measurement_of_a_gpu_ends_within_nine_minutes():
+    """The limits of its steps, and the seconds after which a step that does not end is killed."""
+    script = (BENCHMARKS / "gpu.sh").read_text()
+    limits = [int(seconds) for seconds in re.findall(r"^step \S+ (\d+) ", script, re.MULTILINE)]
+    kill = int(re.search(r"timeout -k (\d+) ", script)[1])
+    assert len(limits) == 7 and sum(limits) + kill * len(limits) <= 9 * 60
+    assert f"together {sum(limits)} seconds" in script
 
 
 def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(
