@@ -45,8 +45,6 @@ _told: set[tuple] = set()
 
 def trusted(call: AttentionCall) -> bool:
     """Whether the kernels compute ``call`` rightly here; a warning says once where they do not."""
-    if _is_recorded(call):
-        return True
     key, (wrong, _) = _composition(call), _tried(call)
     if wrong is not None and key not in _told:
         _told.add(key)
@@ -60,18 +58,20 @@ def trusted(call: AttentionCall) -> bool:
 
 def fits(call: AttentionCall) -> bool:
     """Whether they do so without a spilled register; that they do not fit is no reason to warn."""
-    return _is_recorded(call) or (_tried(call).lacking is None and trusted(call))
+    return _tried(call).lacking is None and trusted(call)
 
 
 def _is_recorded(call: AttentionCall) -> bool:
-    """Whether a graph is being recorded, in which nothing can be compared: its warm-up has been."""
+    """Whether a graph is being recorded, in which nothing can be compared."""
     return call.v.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _tried(call: AttentionCall) -> Trial:
-    """The trial of its composition, once."""
+    """The trial of its composition, once; what was not tried before a graph is recorded, in its warm-up, is taken for right."""
     key = _composition(call)
     if key not in _results:
+        if _is_recorded(call):
+            return Trial(None)
         _results[key] = trial(_like(call))
     return _results[key]
 

@@ -107,7 +107,10 @@ def holds(call: AttentionCall) -> bool:
 
 
 def fits(call: AttentionCall) -> bool:
-    """Whether the kernels of ``call``, tried on its device, spill no register there and do not lack shared memory."""
+    """Whether the kernels of ``call``, tried on its device, spill no register there and do not lack shared memory.
+
+    A compiler that looks at operations without running them is told so.
+    """
     if is_traced(call.v):
         return True
     from fairseq_lowrank.ops.attention import selfcheck

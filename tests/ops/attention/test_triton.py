@@ -373,6 +373,19 @@ def test_auto_leaves_to_blocks_what_lacks_shared_memory_here_and_says_nothing(he
         assert torch.equal(heads, kernels_of("triton")[0])
 
 
+def test_a_recorded_graph_has_what_its_warm_up_found(held, checked, monkeypatch):
+    compiled_to, kernels_of = held
+    compiled_to(lambda kernel: SimpleNamespace(n_spills=8))
+    monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
+    monkeypatch.setattr(selfcheck, "trial", lambda call: pytest.fail("nothing is compared while a graph is recorded"))
+    assert kernels_of("auto")[1] == ["row_statistics", "attend"]  # nothing is known
+    monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: False)
+    monkeypatch.setattr(selfcheck, "trial", TRIAL)
+    kernels_of("auto")
+    monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
+    assert kernels_of("auto")[1] == []
+
+
 @pytest.mark.parametrize(("length", "alike"), [(1, 1), (33, 20), (64, 48)])
 def test_the_check_compiles_what_is_used(length, alike, device, checked, monkeypatch):
     """Triton compiles another kernel for a length of 1, of a multiple of 16, and for weights in half precision."""
