@@ -117,9 +117,11 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
         "heads": (heads, expected.detach()),
         **dict(zip(sources, zip(_given(gradients), wanted, strict=True), strict=True)),
     }
-    # Of one visible key the gradient of scores is 0, but for the rounding of do · v, over all queries.
-    rounding = 2 * torch.finfo(call.v.dtype).eps * (call.scores.shape[2] * call.v.size(3)) ** 0.5
-    nothing = dict.fromkeys(("q", "k"), rounding * abs(call.scores.factor)) | {"score mixing": rounding}
+    # Of one visible key the gradient of scores is 0, but for the rounding of do · v, over all queries, and heads that share a key.
+    _, heads, queries, _ = call.scores.shape
+    rounding = 2 * torch.finfo(call.v.dtype).eps * (queries * call.v.size(3)) ** 0.5
+    of_queries, sharing = rounding * abs(call.scores.factor), heads // call.scores.k.size(1)
+    nothing = {"q": of_queries, "k": of_queries * sharing**0.5, "score mixing": rounding}
     return {name: _distance(one, other, nothing.get(name, 0.0)) for name, (one, other) in pairs.items()}
 
 
