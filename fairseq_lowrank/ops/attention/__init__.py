@@ -137,5 +137,5 @@ def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
         return False
     # A mask that is a tensor would be read once for each value.
     plain = not sdpa.has_other_masks(call) and not sdpa.needs_causal_tensor(call)
-    few = sdpa.value_columns(call) <= min(prefer.value_columns, call.scores.shape[3])
+    few = sdpa.value_columns(call) <= min(prefer.value_columns, call.scores.shape[3] // 2)
     return plain and few and sdpa.is_fused(call)

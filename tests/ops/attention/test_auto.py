@@ -135,7 +135,7 @@ def chosen_on_a_gpu(built, dtype=torch.bfloat16, device_type="cuda"):
     return next(module for module in candidates if module.unavailable(device_type, dtype) is None)
 
 
-def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=256, dim=64, **options):
+def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=512, dim=64, **options):
     built = problem(mask, groups, "softmax", rules, 0.0, length)
     sizes = {"q": 4, "k": groups[0], "v": groups[1]}
     return built | {name: torch.zeros(1, heads, length, dim) for name, heads in sizes.items()} | options
@@ -143,13 +143,13 @@ def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=256, di
 
 def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_columns_to_read(without_triton):
     assert chosen_on_a_gpu(mixed()) is operation.sdpa
-    assert chosen_on_a_gpu(mixed(mask="none", groups=(1, 1), length=64)) is operation.sdpa
+    assert chosen_on_a_gpu(mixed(mask="none", groups=(1, 1), length=128)) is operation.sdpa
     assert chosen_on_a_gpu(mixed(groups=(4, 2), dim=128)) is operation.sdpa
     for other in (
-        mixed(length=255),
+        mixed(length=511),
         mixed(dim=72, length=1024),
         mixed(mask="padding", length=1024),
-        mixed(score_bias=torch.zeros(1, 256)),
+        mixed(score_bias=torch.zeros(1, 512)),
         mixed(rules=("none", "positionwise")),
         mixed(rules=("static", "static")),
         mixed(activation="sigsoftmax"),
