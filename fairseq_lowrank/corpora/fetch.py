@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.corpora.text import say, whole_file
 
 
@@ -67,12 +68,12 @@ def unpack(archive: Path, folder: Path) -> None:
                 check_room(archive, part, sum(member.file_size for member in file.infolist()))
                 file.extractall(part)
         else:
-            with tarfile.open(archive) as file:
+            with Archive.open(archive) as file:
                 size = 0
                 for member in file:
                     size += member.size
                     check_room(archive, part, size, member.size)
-                    file.extract(member, part, filter="data")
+                    file.extract(member, part)
                 while file.fileobj.read(2**20):  # the checksum stands at the very end
                     pass
     except (

@@ -27,6 +27,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
+from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin import checkpoint_file
 
@@ -261,11 +262,6 @@ def unpack_within_the_folder() -> None:
     """Let ``from_pretrained`` unpack an archive below its own folder only, or refuse it in one line."""
     load = file_utils.load_archive_file
 
-    def open_filtered(*args, **kwargs):
-        archive = tarfile.open(*args, **kwargs)  # noqa: SIM115 (the caller's)
-        archive.extraction_filter = tarfile.data_filter
-        return archive
-
     @functools.wraps(load)
     def load_archive_file(archive_file):
         try:
@@ -273,7 +269,7 @@ def unpack_within_the_folder() -> None:
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise Refused(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
 
-    file_utils.tarfile = types.SimpleNamespace(open=open_filtered)
+    file_utils.tarfile = types.SimpleNamespace(open=Archive.open)
     file_utils.load_archive_file = load_archive_file
 
 

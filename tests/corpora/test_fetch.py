@@ -73,6 +73,17 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, name, member
     assert not list(tmp_path.rglob("out.txt"))
 
 
+def test_an_archive_that_would_write_through_a_link_is_refused(tmp_path):
+    path = tmp_path / "corpus.tgz"
+    with tarfile.open(path, "w:gz") as file:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        file.addfile(link)
+        file.addfile(tarfile.TarInfo("link/out.txt"))
+    refuse(path, "absolute path|neither a file nor a folder")
+    assert not list(tmp_path.rglob("out.txt"))
+
+
 def test_a_zip_archive_of_absolute_names_is_refused(tmp_path):
     refuse(make_zip(tmp_path / "corpus.zip", {str(tmp_path / "out.txt"): b"a"}), "outside of it")
 
