@@ -320,6 +320,7 @@ class Setting:
     Args:
         title: what was run.
         file: of results.
+        table: in it.
         row: name of the row, of the variant's ``{name}``.
         mean: of the seeds' values.
         style: how a value is printed.
@@ -327,21 +328,32 @@ class Setting:
 
     title: str
     file: str
+    table: str
     row: str
     mean: Callable[[Sequence[float]], float] = fmean
     style: str = ".2f"
 
 
 SETTINGS = (
-    Setting("Multi30k de-en, 4 heads: BLEU", "multi30k.jsonl", "{name}"),
-    Setting("Multi30k de-en, 32 heads: BLEU", "multi30k.jsonl", "{name}-h32"),
-    Setting("Brown, 4 heads: test perplexity", "brown.jsonl", "{name}"),
-    Setting("Brown, 32 heads: test perplexity", "brown.jsonl", "{name}-h32"),
+    Setting("Multi30k de-en, 4 heads: BLEU", "multi30k.jsonl", "compare", "{name}"),
+    Setting("Multi30k de-en, 32 heads: BLEU", "multi30k.jsonl", "compare", "{name}-h32"),
+    Setting("Brown, 4 heads: test perplexity", "brown.jsonl", "compare", "{name}"),
+    Setting("Brown, 32 heads: test perplexity", "brown.jsonl", "compare", "{name}-h32"),
     Setting(
-        "one known matrix, 16 heads: error", "evidence-matrices.jsonl", "n16-shared-h16-{name}", geometric_mean, ".2g"
+        "one known matrix, 16 heads: error",
+        "evidence-matrices.jsonl",
+        "matrices",
+        "n16-shared-h16-{name}",
+        geometric_mean,
+        ".2g",
     ),
     Setting(
-        "eight known matrices, 16 heads: error", "evidence-matrices.jsonl", "n16-own-h16-{name}", geometric_mean, ".2g"
+        "eight known matrices, 16 heads: error",
+        "evidence-matrices.jsonl",
+        "matrices",
+        "n16-own-h16-{name}",
+        geometric_mean,
+        ".2g",
     ),
 )
 
@@ -437,6 +449,7 @@ def measured(name: str, results: Path = RESULTS) -> list[dict]:
     rows = []
     for setting in SETTINGS:
         lines = read_results(results / setting.file, measurements=True)
+        lines = [line for line in lines if line["table"] == setting.table]
         values = {
             preset: {line["seed"]: line["value"] for line in lines if line["row"] == row and not line["smoke"]}
             for preset, row in ((preset, setting.row.format(name=preset)) for preset in (name, "mha"))

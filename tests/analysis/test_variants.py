@@ -64,13 +64,14 @@ def test_the_pages_of_the_repository_are_what_the_source_gives():
 
 
 def test_rows_are_means_over_seeds_beside_mha(tmp_path):
-    def line(row, seed, value, smoke=False):
-        fixed = {"paper": "evidence", "table": "matrices", "metric": "error", "commit": None}
+    def line(row, seed, value, smoke=False, table="matrices"):
+        fixed = {"paper": "evidence", "table": table, "metric": "error", "commit": None}
         return json.dumps(fixed | {"row": row, "seed": seed, "value": value, "smoke": smoke}) + "\n"
 
     lines = [
         *(line("n16-shared-h16-gain", 1, 0.1), line("n16-shared-h16-gain", 2, 0.001)),
         *(line("n16-shared-h16-mha", 1, 0.5), line("n16-shared-h16-gain", 3, 9.0, smoke=True)),
+        line("n16-shared-h16-gain", 4, 7.0, table="another"),
     ]
     (tmp_path / "evidence-matrices.jsonl").write_text("".join(lines))
     (row,) = variants.measured("gain", tmp_path)
