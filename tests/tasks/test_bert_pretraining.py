@@ -2,8 +2,11 @@
 
 import gzip
 import math
-import multiprocessing
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from fairseq import checkpoint_utils, options
 from fairseq.data import Dictionary
 from tiny_transformer import preset_flags
 
-import fairseq_lowrank.plugin  # noqa: F401
+import fairseq_lowrank.plugin
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
 
@@ -130,31 +133,15 @@ def test_fairseqs_own_bert_learns_both_too(flags, brown, tmp_path, fairseq_comma
     assert any("mixing" in name for name in state) == ("mixhead-b" in flags)
 
 
-def train_one_of_two(rank, words):
-    """What `fairseq-lowrank launch` lets one of two workers do."""
-    from fairseq_cli import train
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fairseq-train", *map(str, words), "--distributed-rank", str(rank)])
-        train.cli_main()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="autograd's threads for GPUs do not outlive a fork")
 def test_two_workers_train_as_one_process_with_twice_the_batches(brown, tmp_path, fairseq_command):
-    none = [word for flag in ("", "attention-", "pooler-") for word in (f"--{flag}dropout", 0)]
-    flags = [brown, *TINY, *none, "--attention", "mixhead-b", "--max-update", 8, "--max-tokens-valid", 384]
+    none = [word for flag in ("", "attention-", "pooler-") for word in (f"--{flag}dropout", "0")]
+    flags = [brown, *TINY, *none, "--attention", "mixhead-b", "--max-update", "8", "--max-tokens-valid", "384"]
     fairseq_command("train", *flags, "--save-dir", tmp_path / "one", "--update-freq", 2)
-    # fmt: off
-    together = ["--distributed-world-size", 2, "--distributed-no-spawn", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp",
-                "--distributed-init-method", (tmp_path / "meeting").as_uri()]
-    # fmt: on
-    words = [*flags, "--save-dir", tmp_path / "two", *together]
-    workers = [multiprocessing.get_context("fork").Process(target=train_one_of_two, args=(i, words)) for i in (0, 1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0]
+    launcher = [sys.executable, "-m", "fairseq_lowrank.cli", "launch", "--workers", "2", "--", "fairseq-train"]
+    package = Path(fairseq_lowrank.__file__).parent
+    words = [*launcher, *flags, "--save-dir", tmp_path / "two", "--user-dir", package]
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"}
+    subprocess.run([str(word) for word in words], check=True, env=environment)
     one, two = (
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name / "checkpoint_last.pt")) for name in ("one", "two")
     )
