@@ -379,12 +379,17 @@ def test_smoke_runs_take_the_first_and_the_last_row_and_change_sizes_alone(recip
         assert added <= SIZES, added - SIZES
 
 
-@pytest.mark.parametrize("paper", ["brown", "multi30k"])
-def test_recorded_lines_stand_where_the_recipe_declares_their_rows(recipe, paper):
-    trained = commands(recipe(f"{paper}/compare.sh").stdout, "fairseq-train")
-    folders = [Path(command[command.index("--save-dir") + 1]).parent.name for command in trained]
-    declared = [folder.split("-seed")[0] for folder in folders]
-    recorded = read_results(ROOT / "results" / f"{paper}.jsonl")
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("brown/compare.sh", "compare"), ("brown/fine_tuning.sh", "fine-tuning"), ("multi30k/compare.sh", "compare")],
+)
+def test_recorded_lines_stand_where_the_recipe_declares_their_rows(recipe, name, table):
+    paper = name.split("/")[0]
+    trained = commands(recipe(name).stdout, "fairseq-train")
+    folders = [Path(command[command.index("--save-dir") + 1]).parent for command in trained]
+    declared = [folder.name.split("-seed")[0] for folder in folders if folder.parent.name == f"{paper}-{table}"]
+    recorded = [line for line in read_results(ROOT / "results" / f"{paper}.jsonl") if line["table"] == table]
     assert recorded
     for line in recorded:
-        assert line["position"] == declared.index(line["row"])
+        row = f"{line['row']}@{line['task']}" if "task" in line else line["row"]
+        assert line["position"] == declared.index(row)
