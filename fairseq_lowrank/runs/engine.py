@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import shlex
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -124,7 +125,7 @@ class Engine:
             self.prepared.add(corpus)
 
     def record(self, run: Run, found: dict) -> None:
-        """Keep a run's log and append its line."""
+        """Keep the logs of a run and of what it starts from, and append its line."""
         trained = read_training_log(run.log)
         curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
         if found["metric"] in ("perplexity", "loss"):
@@ -155,6 +156,8 @@ class Engine:
             check(line)
         except ValueError as error:
             raise ValueError(f"{run}: {error}; nothing is recorded") from error
+        if run.base and not run.base.published:
+            line["pretraining"]["log"] = self.keep_log(run.base)
         line["log"] = self.keep_log(run)
         append_result(self.results, line)
         about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
@@ -171,8 +174,10 @@ class Engine:
 
         A log of that name that another run left stays: this one's name then carries the run's fingerprint.
         """
-        folder = Path("logs") / f"{self.recipe.paper}-{self.recipe.table}"
+        folder = Path("logs") / run.where.name
         places = {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
+        # Python's folder lies elsewhere where an environment is linked into a checkout, or was made by hand.
+        places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"} | places
         text = "".join(f"{line}\n" for line in read_lines(run.log))
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])

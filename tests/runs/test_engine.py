@@ -2,6 +2,7 @@
 
 import gzip
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,17 @@ def test_logs_of_different_runs_of_a_row_are_both_kept(recipe, settings, engine,
     assert logs == ["logs/own-tiny/mha-seed1.log.gz", f"logs/own-tiny/mha-seed1-{fingerprint}.log.gz"]
     texts = [gzip.decompress((first.results.parent / log).read_bytes()) for log in logs]
     assert [b"again" in text for text in texts] == [False, True]
+
+
+def test_kept_logs_name_no_folder_of_this_machine(recipe, settings, engine, quick):
+    own, settings = recipe(mha="--attention mha"), settings()
+    for place in (settings.work, own.root, sys.prefix, Path(sys.prefix).resolve()):
+        quick.log += f"UserWarning in {place}/lib/module.py\n"
+    engine(own, settings).run_rows()
+    [line] = read_results(settings.results)
+    text = gzip.decompress((settings.results.parent / line["log"]).read_bytes()).decode()
+    said = [text.split("/lib")[0] for text in text.splitlines() if "UserWarning" in text]
+    assert [text.split()[-1] for text in said] == ["$LOWRANK_WORK", "$ROOT", "$VIRTUAL_ENV", "$VIRTUAL_ENV"]
 
 
 def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(recipe, settings, engine, quick):

@@ -1,6 +1,7 @@
 """Rows that are fine-tuned: pre-trained once, scored by their task's measures, one line for each task of a table's row."""
 
 import argparse
+import gzip
 import json
 
 import pytest
@@ -71,6 +72,9 @@ def test_each_task_of_a_row_becomes_one_line_after_one_pre_training(work, engine
     )
     assert first["measures"].keys() == {"valid", "test"} and first["attention_parameters"] == 4 * 16 * 16
     assert first["pretraining"]["updates"] == 3 and first["pretraining"]["corpus"] == "brown-bpe300"
+    assert first["pretraining"]["log"] == second["pretraining"]["log"] == "logs/own-pretraining/mha-seed1.log.gz"
+    kept = gzip.decompress((settings.results.parent / first["pretraining"]["log"]).read_bytes()).decode()
+    assert "--task masked_lm" in kept.splitlines()[0] and "done training" in kept and str(work) not in kept
     assert str(work) not in json.dumps(first)
     log = (own.run(own.rows["mha@rte"], settings).log).read_text()
     assert "--finetune-from-model" in log and "loading pretrained model from" in log

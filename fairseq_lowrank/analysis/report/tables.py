@@ -97,7 +97,7 @@ def cell(split: str, metric: str, key: str):
         for score in row["ours"]["scores"] if row["ours"] else []:
             if (score["split"], score["metric"]) == (split, metric) and score.get(key) is not None:
                 spread = f" ± {score['spread']:.2f}" if key == "mean" and score["spread"] is not None else ""
-                return f"{score[key]:.2f}{spread}" if math.isfinite(score[key]) else str(score[key])
+                return f"{score[key]:z.2f}{spread}" if math.isfinite(score[key]) else str(score[key])
         return ""
 
     return text
