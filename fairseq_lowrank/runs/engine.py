@@ -175,9 +175,8 @@ class Engine:
         A log of that name that another run left stays: this one's name then carries the run's fingerprint.
         """
         folder = Path("logs") / run.where.name
-        places = {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
-        # Python's folder lies elsewhere where an environment is linked into a checkout, or was made by hand.
-        places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"} | places
+        places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"}
+        places |= {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
         text = "".join(f"{line}\n" for line in read_lines(run.log))
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
