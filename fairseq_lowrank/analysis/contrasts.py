@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ KEY = ("paper", "table", "metric", "split")
 
 @dataclass(frozen=True)
 class Contrast:
-    """A named contrast, what it is worth, and what to know before believing it."""
+    """A named contrast, what it is a difference of, what it is worth, and what to know before believing it."""
 
     name: str
+    unit: str
     comparison: statistics.Comparison | None
     notes: tuple[str, ...]
 
@@ -85,18 +87,20 @@ def between(
         ValueError: see :func:`scores` and :func:`~fairseq_lowrank.analysis.statistics.differences`.
     """
 
-    def of(rows: Sequence[str]) -> list[dict[int, np.ndarray]]:
-        return [scores(lines, row, logarithm=logarithm) for row in rows]
+    def contrast(name: str, rows: Sequence[str]) -> Contrast:
+        found = [scores(lines, row, logarithm=logarithm) for row in rows]
+        if len(rows) == 2:
+            comparison = statistics.compare(*found, draws=draws)
+        else:
+            comparison = statistics.compare_interaction(found[:2], found[2:], draws=draws)
+        metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
+        unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
+        return Contrast(name, unit, comparison, _notes(lines, rows))
 
-    result = []
-    for rows in pairs:
-        result.append(Contrast(" − ".join(rows), statistics.compare(*of(rows), draws=draws), _notes(lines, rows)))
-    for rows in interactions:
-        a, b, c, d = of(rows)
-        name = "({} − {}) − ({} − {})".format(*rows)
-        comparison = statistics.compare_interaction((a, b), (c, d), draws=draws)
-        result.append(Contrast(name, comparison, _notes(lines, rows)))
-    return result
+    return [
+        *(contrast(" − ".join(rows), rows) for rows in pairs),
+        *(contrast("({} − {}) − ({} − {})".format(*rows), rows) for rows in interactions),
+    ]
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
         name = f"{one.name}, {one.split} ({one.prediction})"
         there = {line["row"] for line in chosen}
         if missing := [row for row in one.rows if row not in there]:
-            result.append(Contrast(name, None, (f"not run yet: {', '.join(missing)}",)))
+            result.append(Contrast(name, one.metric, None, (f"not run yet: {', '.join(missing)}",)))
             continue
         rows = [[one.rows], []] if len(one.rows) == 2 else [[], [one.rows]]
         [contrast] = between(chosen, *rows, draws=draws)
@@ -183,6 +187,7 @@ def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
     return [
         {
             "contrast": contrast.name,
+            "unit": contrast.unit,
             **_values(contrast.comparison),
             "bootstrap_holm": holm_bootstrap,
             "t_holm": holm_student,
@@ -198,3 +203,26 @@ def _values(comparison: statistics.Comparison | None) -> dict:
     # JSON has no infinity: the differences of all seeds are one number
     infinite = comparison.t is not None and math.isinf(comparison.t)
     return asdict(comparison) | ({"t": None} if infinite else {})
+
+
+def draw(rows: Sequence[dict]):
+    """Each of :func:`as_rows` as a line: its 95 % interval, its mean, and hollow the mean of each seed; 0 is no difference."""
+    from fairseq_lowrank.analysis import pictures
+
+    names = [row["contrast"] if row["mean"] is not None else f"{row['contrast']}: not run yet" for row in rows]
+    names = [textwrap.fill(pictures.plain(name), 48) for name in names]
+    lines = sum(1 + name.count("\n") for name in names)
+    figure, axes = pictures.new_figure(8.0, 0.9 + 0.18 * len(rows) + 0.16 * lines)
+    for place, row in enumerate(rows):
+        if row["mean"] is None:
+            continue
+        if row["low"] is not None:
+            axes.plot([row["low"], row["high"]], [place, place], "-", color="#1f77b4", linewidth=2)
+        axes.plot(row["seed_means"], [place] * row["seeds"], "o", color="#1f77b4", fillstyle="none", markersize=5)
+        axes.plot([row["mean"]], [place], "D", color="#1f77b4", markersize=6)
+    axes.axvline(0, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    units = pictures.plain(", ".join(dict.fromkeys(row["unit"] for row in rows)))
+    figure.supxlabel(f"difference in {units} (diamond: mean, bar: 95 % interval, circles: seeds)", fontsize=9)
+    return figure

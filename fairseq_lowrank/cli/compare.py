@@ -47,7 +47,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--logarithm", action="store_true", help="compare natural logarithms: differences are then of ratios"
     )
-    _output.add_output_arguments(parser, "compare.csv and .json")
+    _output.add_output_arguments(parser, "compare.csv and .json, the contrasts as .png and .pdf")
 
 
 def run(args) -> None:
@@ -68,7 +68,16 @@ def run(args) -> None:
         found = contrasts.between(lines, args.pair, args.interaction, logarithm=args.logarithm)
     data = contrasts.as_rows(found)
     _output.show(args, data, as_text(data))
-    _output.write(args, NAME, data, data, {})
+    _output.write(args, NAME, data, data, figures(data) if args.output else {})
+
+
+def figures(data: list[dict]) -> dict:
+    """A picture for each unit, since differences of bits and of BLEU have no axis in common."""
+    from fairseq_lowrank.analysis import contrasts, pictures
+
+    units = list(dict.fromkeys(row["unit"] for row in data))
+    names = {units[0]: NAME} if len(units) == 1 else pictures.file_names(NAME, units)
+    return {name: contrasts.draw([row for row in data if row["unit"] == unit]) for unit, name in names.items()}
 
 
 def as_text(data: list[dict]) -> str:

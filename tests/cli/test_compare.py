@@ -5,6 +5,7 @@ import json
 import pytest
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.cli import compare
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -103,7 +104,33 @@ def test_files_are_written(tmp_path):
     path = write(tmp_path / "a.jsonl")
     assert cli.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out/compare.json").read_text())[0]["mean"] == -2
-    assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,mean")
+    assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,unit,mean")
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        f"compare.{end}" for end in ("json", "csv", "png", "pdf")
+    }
+
+
+def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl")
+    write(tmp_path / "a.jsonl", {"x": {1: 3.0, 2: 5.0}, "y": {1: 1.0, 2: 2.0}}, metric="bleu")
+    asked = [path, "--pair", "mixhead-a", "mha", "--pair", "x", "y", "--pair", "mha", "gain"]
+    data = compared(capsys, *asked)
+    assert [row["unit"] for row in data] == ["loss", "bleu", "loss"]
+    figures = compare.figures(data)
+    assert list(figures) == ["compare-loss", "compare-bleu"]
+    [axes] = figures["compare-loss"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["mixhead-a − mha", "mha − gain"]
+    # of each contrast its interval, where it has one, its seeds and its mean; and the line of no difference
+    drawn = [list(line.get_xdata()) for line in axes.get_lines()]
+    assert drawn == [[data[0]["low"], data[0]["high"]], [1, 2, 3], [2], [0], [0], [0, 0]]
+    (logarithms,) = compared(capsys, path, "--pair", "mixhead-a", "mha", "--logarithm")
+    assert logarithms["unit"] == "logarithm of loss"
+
+
+def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
+    asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
+    [axes] = compare.figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test (> 0): not run yet"]
 
 
 @pytest.mark.parametrize(
