@@ -30,6 +30,7 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
 MEASURED["commit"] = OPTIONAL["commit"]
 POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
+LOSS = {"bits": Number, "sentence_values": (list,)}
 TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
 
 
@@ -82,10 +83,13 @@ def check(line: object, text: str = "") -> None:
         if field in line:
             check_type(field, line[field], kinds)
     for point in line.get("curve") or []:
-        if not isinstance(point, dict) or point.keys() < POINT.keys():
-            raise ValueError(f"curve has {json.dumps(point)[:40]}, expected {', '.join(POINT)}")
-        for field, kinds in POINT.items():
-            check_type(f"curve's {field}", point[field], kinds)
+        check_fields("curve", point, POINT)
+    for split, loss in line.get("losses", {}).items():
+        check_fields(f"losses of {split}", loss, LOSS)
+        for value in loss["sentence_values"]:
+            check_type(f"a sentence's loss of {split}", value, Number)
+    for metric, value in line.get("scores", {}).items():
+        check_type(f"score {metric}", value, Number)
 
 
 def check_measurement(line: dict) -> None:
@@ -94,6 +98,14 @@ def check_measurement(line: dict) -> None:
         raise ValueError(f"lacks {', '.join(missing)}")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
+
+
+def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:
+    """Raise ValueError unless `value` is an object that has all of the fields, of these types."""
+    if not isinstance(value, dict) or not fields.keys() <= value.keys():
+        raise ValueError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
+    for field, kinds in fields.items():
+        check_type(f"{name}'s {field}", value[field], kinds)
 
 
 def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:

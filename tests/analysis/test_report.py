@@ -332,6 +332,17 @@ def test_scores_of_the_validation_set_in_the_same_line_are_shown_beside_the_pape
     assert (shown["valid perplexity"], shown["valid perplexity, paper"]) == ("22.00", "21.82")
 
 
+def test_losses_a_sentence_are_shown_in_bits_to_three_decimals_with_their_spread():
+    def losses(fit):
+        return {"fit": {"bits": fit, "sentence_values": [fit]}, "test": {"bits": 3.0, "sentence_values": [3]}}
+
+    lines = [line("mha", 20.0, losses=losses(2.0)), line("mha", 20.0, seed=2, losses=losses(2.01))]
+    header, cells = columns(comparison.build([{**one, "table": "own"} for one in lines], PAPERS)[0])
+    shown = dict(zip(header, cells[0], strict=True))
+    assert shown["fit loss (bits a token)"] == "2.005 ± 0.007"
+    assert shown["test loss (bits a token)"] == "3.000 ± 0.000"
+
+
 def test_perplexities_of_training_stand_beside_those_of_the_papers_text():
     curve = [
         {"updates": 9, "train_loss": 5.0, "valid_loss": 4.5},

@@ -30,7 +30,7 @@ AVERAGES = {
     "glue": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte", "wnli"),
     "superglue-5": ("boolq", "cb", "multirc", "superglue-rte", "wic"),
 }
-LOWER_IS_BETTER = {"perplexity", "loss"}
+LOWER_IS_BETTER = {"perplexity", "loss", "bits"}
 # Flags that end a training, and what they count.
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
 # Printed parameter counts are rounded, and leave out or count biases and positions differently.
@@ -141,6 +141,7 @@ def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str]
     for name, where in ADDED_SCORES.items():
         if line.get(name) is not None:
             scores[where or ("tokenised_bleu", line["split"])] = line[name]
+    scores |= {("bits", split): found["bits"] for split, found in line.get("losses", {}).items()}
     return scores | {(metric, line["split"]): value for metric, value in line.get("scores", {}).items()}
 
 

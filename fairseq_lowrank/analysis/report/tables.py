@@ -12,11 +12,13 @@ from fairseq_lowrank.analysis.report.comparison import family, plot_name, short_
 
 NAMES = {
     "loss": "loss (nats a token)",
+    "bits": "loss (bits a token)",
     "bleu": "BLEU",
     "sacrebleu": "BLEU (sacrebleu)",
     "tokenised_bleu": "BLEU (tokenised)",
 }
 RATIOS = {"prr": "PRR", "peop": "PEoP"}
+DECIMALS = {"bits": 3}
 
 
 def columns(table: dict) -> tuple[list[str], list[list[str]]]:
@@ -93,11 +95,14 @@ def printed_parameters(published: dict) -> str:
 def cell(split: str, metric: str, key: str):
     """A column of our scores (`mean`, with the spread over seeds) or of a ratio."""
 
+    decimals = DECIMALS.get(metric, 2) if key == "mean" else 2
+
     def text(row: dict) -> str:
         for score in row["ours"]["scores"] if row["ours"] else []:
             if (score["split"], score["metric"]) == (split, metric) and score.get(key) is not None:
-                spread = f" ± {score['spread']:.2f}" if key == "mean" and score["spread"] is not None else ""
-                return f"{score[key]:z.2f}{spread}" if math.isfinite(score[key]) else str(score[key])
+                known = key == "mean" and score["spread"] is not None
+                spread = f" ± {score['spread']:.{decimals}f}" if known else ""
+                return f"{score[key]:z.{decimals}f}{spread}" if math.isfinite(score[key]) else str(score[key])
         return ""
 
     return text
