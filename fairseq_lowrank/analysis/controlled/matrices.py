@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, Table, geometric_mean
+from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, Table, geometric_mean, marked, over_seeds
 from fairseq_lowrank.analysis.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
@@ -213,15 +213,18 @@ def tables(lines: list[dict]) -> list[Table]:
         values: dict[tuple[int, str], list[float]] = {}
         for line in chosen:
             values.setdefault((line["small_head_dim"], line["method"]), []).append(line["value"])
+        seeds = sorted({line["seed"] for line in chosen})
         body = [
-            [f"{EMBED_DIM // size} × {size}"]
-            + [f"{geometric_mean(values[size, name]):.1e}" if (size, name) in values else "" for name in names]
+            [f"{EMBED_DIM // size} × {size}"] + [_cell(values.get((size, name), []), seeds) for name in names]
             for size in sorted({size for size, _ in values}, reverse=True)
         ]
-        seeds = ", ".join(map(str, sorted({line["seed"] for line in chosen})))
-        text = f"{METRIC}, geometric mean over seeds {seeds}: {title(*key)}"
+        text = f"{METRIC}, geometric mean {over_seeds(seeds, values.values())}: {title(*key)}"
         result.append(Table(text, ["heads × size", *names], body))
     return result
+
+
+def _cell(values: list[float], seeds: list[int]) -> str:
+    return marked(f"{geometric_mean(values):.1e}", values, seeds) if values else ""
 
 
 def draw(lines: list[dict]):

@@ -14,13 +14,14 @@ is the error of the trained layer on 16,384 fresh sets of points, the same for a
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, Table
+from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, Table, marked, over_seeds
 from fairseq_lowrank.attention import build_attention
 
 TABLE = "nearest-point"
@@ -161,11 +162,12 @@ def _by_row(lines: list[dict]) -> dict[tuple[str, int], list[float]]:
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """Mean over seeds, methods down and heads across; then ``mha`` beside the published curve."""
+    """Mean and spread over seeds, methods down and heads across; then ``mha`` beside the published curve."""
     values = _by_row(lines)
     counts = sorted({heads for _, heads in values})
+    seeds = sorted({line["seed"] for line in lines})
     body = [
-        [name, *(f"{_mean(values[name, heads]):.3f}" if (name, heads) in values else "" for heads in counts)]
+        [name, *(_cell(values.get((name, heads), []), seeds) for heads in counts)]
         for name in dict.fromkeys(name for name, _ in values)
     ]
     ours = [
@@ -173,15 +175,22 @@ def tables(lines: list[dict]) -> list[Table]:
         for heads in counts
         if ("mha", heads) in values
     ]
-    seeds = ", ".join(map(str, sorted({line["seed"] for line in lines})))
+    over = f"mean ± standard deviation {over_seeds(seeds, values.values())}"
     return [
-        Table(f"{METRIC}, mean over seeds {seeds}; d {EMBED_DIM}, N {POINTS}", ["heads", *map(str, counts)], body),
+        Table(f"{METRIC}, {over}; d {EMBED_DIM}, N {POINTS}", ["heads", *map(str, counts)], body),
         Table(
             "mha beside the published curve (d 64, 100,000 updates, read off the figure)",
             ["rank / d", f"d {EMBED_DIM}", "published"],
             ours,
         ),
     ]
+
+
+def _cell(values: list[float], seeds: list[int]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return marked(f"{_mean(values):.3f}{spread}", values, seeds)
 
 
 def _mean(values: list[float]) -> float:

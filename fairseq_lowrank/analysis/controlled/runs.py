@@ -7,7 +7,7 @@ import datetime
 import gzip
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +84,17 @@ class Table:
     title: str
     header: list[str]
     rows: list[list[str]]
+
+
+def over_seeds(seeds: Sequence[int], cells: Iterable[Sequence[float]]) -> str:
+    """The end of a table's title: over which seeds its cells are, and what marks those over fewer."""
+    fewer = any(len(cell) < len(seeds) for cell in cells)
+    return f"over seeds {', '.join(map(str, seeds))}" + (" ([1]: over one of them)" if fewer else "")
+
+
+def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
+    """The text of a cell, with its number of seeds where these are fewer than the table's."""
+    return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
 
 
 def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:

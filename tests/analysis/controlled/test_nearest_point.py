@@ -79,3 +79,14 @@ def test_the_command_sets_ours_beside_the_published_curve(tmp_path, capsys, monk
     assert "published" in out and "0.015" in out
     assert len(read_results(path, measurements=True)) == 3
     assert (tmp_path / "nearest-point.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_says_how_far_seeds_are_apart_and_which_cells_have_fewer():
+    def line(heads, seed, value):
+        return {"method": "mha", "heads": heads, "seed": seed, "value": value}
+
+    table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3), line(8, 1, 0.8)])
+    assert "over seeds 1, 2 ([1]: over one of them)" in table.title
+    assert table.rows == [["mha", "0.200 ± 0.141", "0.800 [1]"]]
+    table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3)])
+    assert "over seeds 1, 2;" in table.title
