@@ -198,22 +198,22 @@ def _mean(values: list[float]) -> float:
 
 
 def draw(lines: list[dict]):
-    """Error against rank / d: ours by method, and the published curve; bars go from the least to the greatest seed."""
+    """Error against heads: ours by method, and the published curve; bars go from the least to the greatest seed."""
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure()
     values = _by_row(lines)
     names = list(dict.fromkeys(name for name, _ in values))
     for name, style in zip(names, pictures.styles(names), strict=True):
-        heads = sorted((heads for other, heads in values if other == name), reverse=True)
+        heads = sorted(heads for other, heads in values if other == name)
         means = [_mean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
-        axes.errorbar(
-            [1 / count for count in heads], means, (low, high), marker="o", ms=3, capsize=2, label=name, **style
-        )
-    ranks = sorted(PUBLISHED)
-    axes.plot([rank / 64 for rank in ranks], [PUBLISHED[rank] for rank in ranks], "k--", lw=1, label="published, d 64")
-    axes.set(xscale="log", xlabel="1 / h, the rank of mha's heads over d", ylabel=METRIC, ylim=(0, 1))
+        axes.errorbar(heads, means, (low, high), marker="o", ms=3, capsize=2, label=name, **style)
+    heads = [64 // rank for rank in PUBLISHED]
+    axes.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(heads, map(str, heads))
+    axes.set(xlabel="heads; those of mha have rank d / heads", ylabel=METRIC, ylim=(0, 1))
     axes.legend(fontsize=7)
     return figure
