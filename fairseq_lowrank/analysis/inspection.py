@@ -37,8 +37,8 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
     Returns:
         `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing; for
-        mixing `kind` (M, mean M_t or B), `matrix`, the measures of :func:`mixing_measures` and, for position-wise mixing,
-        `query_weight_norm` ‖W^M‖_F; the same for mixing of scores (kind L) under `score_mixing`; for head embeddings
+        mixing `kind` (M, mean M_t or B), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention
+        is damped), the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; the same for mixing of scores (kind L) under `score_mixing`; for head embeddings
         `query`, `key`, `value`: each head's ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
     """
     means = means or {}
@@ -82,7 +82,8 @@ def _learned(tensors: dict[str, Tensor], mean: Tensor | None, output: int) -> di
 def _matrix(matrix: Tensor, kind: str, output: int) -> dict:
     matrix = torch.diag(matrix) if matrix.dim() == 1 else matrix
     size = {"head_dim": output // len(matrix)} if output else {}
-    return {"kind": kind, "matrix": matrix.tolist(), **mixing_measures(matrix), **size}
+    sums = matrix.sum(0).tolist()
+    return {"kind": kind, "matrix": matrix.tolist(), "column_sums": sums, **mixing_measures(matrix), **size}
 
 
 def place(name: str) -> tuple[str, int]:

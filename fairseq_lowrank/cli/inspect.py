@@ -4,8 +4,9 @@ The choice on every axis, at each site. Then, where there is such:
 
 Mixhead: the mixing matrix M of each layer as a heat map (row j, column i: how much of head j enters mixed head i), how
 far it went from its start, the identity, how far it is from orthogonal (the square root of the paper's regulariser
-R_orth, equation 16), and the share of M that comes from other heads. With position-wise mixing M changes with every
-query: the base B is shown, or, when data is given, the mean M_t over real queries.
+R_orth, equation 16), the share of M that comes from other heads, and its column sums, mean (smallest to largest): what the
+weights of a mixed head sum to, 1 at the start; below it attention is damped. With position-wise mixing M changes with
+every query: the base B is shown, or, when data is given, the mean M_t over real queries.
 
 Talking heads: the same of L, which mixes the scores before the softmax.
 
@@ -124,6 +125,10 @@ def mixing_table(layers: list[dict], letter: str) -> str:
         ]
         for layer in layers
     ]
+    if letter == "M":
+        header.append("column sums")
+        for row, layer in zip(rows, layers, strict=True):
+            row.append(spread(layer["column_sums"]))
     if any("query_weight_norm" in layer for layer in layers):
         header.append("‖W^M‖")
         for row, layer in zip(rows, layers, strict=True):

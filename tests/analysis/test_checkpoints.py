@@ -131,12 +131,16 @@ def test_the_distances_of_known_matrices():
 def test_inspect_shows_b_or_with_data_the_mean(trained, language_model_data, tmp_path, capsys):
     path = str(trained("mixhead-b"))
     assert cli.main(["inspect", path, "--output", str(tmp_path)]) == 0
-    assert "‖MᵀM − I‖" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "‖MᵀM − I‖" in printed
     (first, second) = json.loads((tmp_path / "inspect.json").read_text())["layers"]
     assert (first["kind"], first["site"], second["layer"]) == ("B", "decoder", 1)
     saved = checkpoints.load_state(Path(path))["model"]["decoder.layers.0.self_attn.mixing.weight"]
     torch.testing.assert_close(torch.tensor(first["matrix"]), saved)
     assert first["from_identity"] == pytest.approx((saved - torch.eye(4)).norm().item())
+    sums = saved.sum(0)
+    assert first["column_sums"] == pytest.approx(sums.tolist())
+    assert f"{sums.mean():.3f} ({sums.min():.3f} to {sums.max():.3f})" in printed
     assert (tmp_path / "mixing.png").exists()
     assert cli.main(["inspect", path, "--data", str(language_model_data), "--sequences", "2", "--json"]) == 0
     mean = json.loads(capsys.readouterr().out)["layers"][0]
