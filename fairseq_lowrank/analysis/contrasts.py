@@ -210,7 +210,7 @@ def draw(rows: Sequence[dict]):
     from fairseq_lowrank.analysis import pictures
 
     names = [row["contrast"] if row["mean"] is not None else f"{row['contrast']}: not run yet" for row in rows]
-    names = [textwrap.fill(pictures.plain(name), 48) for name in names]
+    names = [textwrap.fill(pictures.plain(name), 60) for name in names]
     lines = sum(1 + name.count("\n") for name in names)
     figure, axes = pictures.new_figure(8.0, 0.9 + 0.18 * len(rows) + 0.16 * lines)
     for place, row in enumerate(rows):
