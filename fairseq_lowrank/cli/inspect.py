@@ -137,4 +137,4 @@ def mixing_table(layers: list[dict], letter: str) -> str:
 
 
 def spread(norms: list[float]) -> str:
-    return f"{sum(norms) / len(norms):.3f} ({min(norms):.3f} to {max(norms):.3f})"
+    return f"{sum(norms) / len(norms):z.3f} ({min(norms):z.3f} to {max(norms):z.3f})"
