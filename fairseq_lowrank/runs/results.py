@@ -98,6 +98,9 @@ def check_measurement(line: dict) -> None:
         raise ValueError(f"lacks {', '.join(missing)}")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
+    check_type("sentence_values", line.get("sentence_values", []), (list,))
+    for value in line.get("sentence_values", []):
+        check_type("a sentence's value", value, Number)
 
 
 def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:

@@ -117,3 +117,6 @@ def test_measurements_are_read_where_they_are_asked_for(tmp_path):
         results.append_measurement(path, line)
     with pytest.raises(ValueError, match="expected a finite number"):
         results.append_measurement(path, line | {"commit": "", "value": float("nan")})
+    for values in ("0.5", [0.5, "0.4"], [0.5, float("nan")]):
+        with pytest.raises(ValueError, match="sentence"):
+            results.append_measurement(path, line | {"commit": "", "sentence_values": values})

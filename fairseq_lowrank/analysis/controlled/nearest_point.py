@@ -171,7 +171,7 @@ def tables(lines: list[dict]) -> list[Table]:
         for name in dict.fromkeys(name for name, _ in values)
     ]
     ours = [
-        [f"1/{heads}", f"{_mean(values['mha', heads]):.3f}", str(PUBLISHED[64 // heads])]
+        [f"1/{heads}", f"{statistics.fmean(values['mha', heads]):.3f}", str(PUBLISHED[64 // heads])]
         for heads in counts
         if ("mha", heads) in values
     ]
@@ -190,11 +190,7 @@ def _cell(values: list[float], seeds: list[int]) -> str:
     if not values:
         return ""
     spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return marked(f"{_mean(values):.3f}{spread}", values, seeds)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return marked(f"{statistics.fmean(values):.3f}{spread}", values, seeds)
 
 
 def draw(lines: list[dict]):
@@ -206,7 +202,7 @@ def draw(lines: list[dict]):
     names = list(dict.fromkeys(name for name, _ in values))
     for name, style in zip(names, pictures.styles(names), strict=True):
         heads = sorted(heads for other, heads in values if other == name)
-        means = [_mean(values[name, count]) for count in heads]
+        means = [statistics.fmean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
         axes.errorbar(heads, means, (low, high), marker="o", ms=3, capsize=2, label=name, **style)

@@ -14,6 +14,7 @@ Each query must find one key among n, so patterns are sparse, and heads of size 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -169,8 +170,8 @@ def tables(lines: list[dict]) -> list[Table]:
             name,
             f"{heads} × {EMBED_DIM // heads}",
             str(len(chosen)),
-            f"{_mean(line['value'] for line in chosen):.4f}",
-            f"{_mean(line['updates'] / EPOCH for line in chosen):.1f}",
+            f"{statistics.fmean(line['value'] for line in chosen):.4f}",
+            f"{statistics.fmean(line['updates'] / EPOCH for line in chosen):.1f}",
         ]
         for (name, heads), chosen in sorted(groups.items())
     ]
@@ -180,11 +181,6 @@ def tables(lines: list[dict]) -> list[Table]:
             f"Recall of {PAIRS} pairs in {LENGTH} tokens, means over seeds; ended at {ENOUGH:.0%} wrong", header, body
         )
     ]
-
-
-def _mean(values: Iterator[float]) -> float:
-    values = list(values)
-    return sum(values) / len(values)
 
 
 def draw(lines: list[dict]):
