@@ -7,7 +7,7 @@
   recall          find the value that stood behind a key (zoology's MQAR): sparse attention, which small heads can do
 
 Each finished run is a line of the results file; runs that have a line are not repeated, so an interrupted grid goes on
-where it was. The table and the picture are made from the whole file.
+where it was; one of recall, which can take an hour or more, after its last epoch (kept beside the results as .pt). The table and the picture are made from the whole file.
 
   fairseq-lowrank controlled matrices --quick --results matrices.jsonl              in minutes
   fairseq-lowrank controlled matrices --results matrices.jsonl --output pictures/   the whole grid
@@ -15,6 +15,7 @@ where it was. The table and the picture are made from the whole file.
   fairseq-lowrank controlled matrices --rows 'n16-own-.*-mixhead-b' --results matrices.jsonl
 """
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -54,6 +55,7 @@ def run(args) -> None:
         raise ValueError(f"--rows {args.rows!r}: not a regular expression ({error})") from error
 
     import torch
+    from tqdm import tqdm
 
     from fairseq_lowrank.analysis.controlled import TASKS
     from fairseq_lowrank.analysis.controlled.runs import complete, lines_of
@@ -65,7 +67,9 @@ def run(args) -> None:
         runs = [run for run in runs if wanted.fullmatch(run.setting_name)]
         if not runs:
             raise ValueError(f"--rows {args.rows!r}: no row of {args.task} matches")
-        complete(task, runs, args.results, args.log, say=lambda text: print(text, file=sys.stderr, flush=True))
+        with tqdm(bar_format="{desc}", disable=None, leave=False) as status:
+            say = functools.partial(status.write, file=sys.stderr)
+            complete(task, runs, args.results, args.log, say, status.set_description_str)
     lines = lines_of(task, args.results, args.steps)
     suffix = "" if args.steps in (None, task.STEPS) else f"-{args.steps}-updates"
     lines = [line for line in lines if wanted.fullmatch(line["row"].removesuffix(suffix))]

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.analysis.controlled.runs import Log, Method, Run, Table
+from fairseq_lowrank.analysis.controlled.runs import Journal, Method, Run, Table
 from fairseq_lowrank.attention import CAUSAL, build_attention
 
 TABLE = "recall"
@@ -103,8 +103,11 @@ def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
     return (chosen != answers)[asked].float().mean().item()
 
 
-def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
-    """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``."""
+def train(method: Method, heads: int, seed: int, steps: int, journal: Journal) -> dict:
+    """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``.
+
+    Every epoch's end is kept in the journal, and what was kept there is where it goes on, to the same numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     tokens, answers = sequences(TRAIN, generator)
     test = sequences(TEST, generator)
@@ -112,7 +115,14 @@ def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
     model = Model(method, heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, math.ceil(steps / EPOCH))
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done, wrong = 0, 1.0
+    if state := journal.kept():
+        done, wrong = state["done"], state["wrong"]
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        generator.set_state(state["order"])
+        torch.set_rng_state(state["dropout"])
     while done < steps and wrong > ENOUGH:
         for chosen in torch.randperm(TRAIN, generator=generator).split(BATCH)[: steps - done]:
             optimizer.zero_grad()
@@ -122,7 +132,10 @@ def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
             done += 1
         schedule.step()
         wrong = error_rate(model, *test)
-        log(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
+        journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
+        states = {name: part.state_dict() for name, part in parts.items()}
+        drawn = {"order": generator.get_state(), "dropout": torch.get_rng_state()}
+        journal.keep({"done": done, "wrong": wrong, **states, **drawn})
     return {"value": wrong, "updates": done, "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
@@ -156,7 +169,7 @@ def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
         STEPS if steps is None else steps,
         STEPS,
         {"heads": heads, "head_dim": EMBED_DIM // heads},
-        lambda seed, steps, log: train(method, heads, seed, steps, log),
+        lambda seed, steps, journal: train(method, heads, seed, steps, journal),
     )
 
 

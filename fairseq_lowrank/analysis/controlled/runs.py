@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gzip
+import os
+import pickle
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+
+import torch
 
 import fairseq_lowrank
 from fairseq_lowrank.attention import PRESETS
@@ -22,6 +26,64 @@ from fairseq_lowrank.runs.results import append_measurement, read_results
 PAPER = "evidence"
 
 Log = Callable[[str], None]
+
+
+class Journal:
+    """A run's log, and the state from which it goes on after an interruption.
+
+    Args:
+        head: the first line of the log. A state that was kept under another head, as by another commit, counts as none.
+        file: where the state is kept; without it, nowhere.
+        show: takes every line of the log as it is written.
+
+    Attributes:
+        lines: the log so far, that of before an interruption included.
+    """
+
+    def __init__(self, head: str, file: Path | None = None, show: Log = lambda line: None) -> None:
+        self.lines, self._file, self._show = [head], file, show
+        self._start = time.process_time()
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        self._show(line)
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of the run so far, that of before an interruption included."""
+        return time.process_time() - self._start
+
+    def keep(self, state: dict) -> None:
+        """Write down what the run would need to go on from here: tensors, numbers and texts, in lists and dictionaries."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._file.with_name(self._file.name + ".partial")
+        torch.save({"lines": self.lines, "seconds": self.seconds, "state": state}, partial)
+        os.replace(partial, self._file)
+
+    def kept(self) -> dict | None:
+        """The state kept last, if there is one; the log and the seconds go on from there.
+
+        Raises:
+            ValueError: the file holds no such state.
+        """
+        if self._file is None or not self._file.exists():
+            return None
+        try:
+            found = torch.load(self._file, map_location="cpu", weights_only=True)
+            lines, seconds, state = found["lines"], found["seconds"], found["state"]
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
+        if lines[0] != self.lines[0]:
+            return None
+        self.lines, self._start = lines, time.process_time() - seconds
+        return state
+
+    def forget(self) -> None:
+        """Delete the state."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -54,8 +116,8 @@ class Run:
         steps: updates.
         usual_steps: the task's updates. Other than these make a row of its own, and a trial where they are fewer.
         setting: what else a line says of the run.
-        train: trains; takes ``seed``, ``steps`` and a function that writes a line to the log; returns what the line
-            gets beside, ``parameters`` and ``value`` among it.
+        train: trains; takes ``seed``, ``steps`` and the journal; returns what the line gets beside, ``parameters`` and
+            ``value`` among it.
     """
 
     setting_name: str
@@ -64,7 +126,7 @@ class Run:
     steps: int
     usual_steps: int
     setting: dict[str, object]
-    train: Callable[[int, int, Log], dict]
+    train: Callable[[int, int, Journal], dict]
 
     @property
     def row(self) -> str:
@@ -106,31 +168,46 @@ def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
     }
 
 
-def complete(task: ModuleType, runs: Iterable[Run], results: Path, log: Path | None = None, say: Log = print) -> None:
+def complete(
+    task: ModuleType,
+    runs: Iterable[Run],
+    results: Path,
+    log: Path | None = None,
+    say: Log = print,
+    show: Log = lambda line: None,
+) -> None:
     """Train every run that has no line in ``results``, appending each line as its run ends.
+
+    A long run keeps its state beside ``results`` and goes on from it when it was interrupted.
 
     Args:
         task: a module of :data:`~fairseq_lowrank.analysis.controlled.TASKS`.
         results: the ``.jsonl`` file; what it has is not run again.
         log: a ``.gz`` file to which each run's log is appended.
-        say: takes one line for each run.
+        say: takes one line for each run that has ended.
+        show: takes how far the run is, again and again.
     """
     done = finished(results, task.TABLE)
     commit = checked_out_commit()
-    for run in runs:
-        if (run.row, run.seed, run.smoke) in done:
-            continue
-        text: list[str] = [f"# {run.row} seed {run.seed} commit {commit}"]
-        start = time.process_time()
-        outcome = run.train(run.seed, run.steps, text.append)
-        seconds = time.process_time() - start
-        text.append(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
+    left = [run for run in runs if (run.row, run.seed, run.smoke) not in done]
+    for number, run in enumerate(left, start=1):
+        name = f"{run.row} seed {run.seed}"
+        state = results.with_name(f"{results.stem}.{run.row}-seed{run.seed}.pt")
+        journal = Journal(
+            f"# {name} commit {commit}",
+            state,
+            lambda line, name=name, number=number: show(f"{number} of {len(left)}, {name}: {line}"),
+        )
+        outcome = run.train(run.seed, run.steps, journal)
+        seconds = journal.seconds
+        journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             with gzip.open(log, "at", encoding="utf-8") as file:
-                file.write("\n".join(text) + "\n")
+                file.write("\n".join(journal.lines) + "\n")
         append_measurement(results, as_line(task, run, outcome, seconds, commit))
-        say(f"{run.row} seed {run.seed}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+        journal.forget()
+        say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
 
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:

@@ -1,10 +1,11 @@
 """Associative recall: what a sequence asks, and that a model learns it."""
 
+import pytest
 import torch
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.controlled import recall
-from fairseq_lowrank.analysis.controlled.runs import Method
+from fairseq_lowrank.analysis.controlled.runs import Journal, Method
 from fairseq_lowrank.runs.results import read_results
 
 MHA = Method("mha", "mha")
@@ -39,14 +40,38 @@ def test_a_model_sees_no_later_token():
     assert not torch.allclose(model(tokens)[:, 45], model(changed)[:, 45])
 
 
-def test_an_easy_recall_is_learned_and_training_ends_there(monkeypatch):
+@pytest.fixture
+def easy(monkeypatch):
     for name, value in {"PAIRS": 1, "LENGTH": 8, "VOCABULARY": 8, "TRAIN": 640, "TEST": 100, "EPOCH": 20}.items():
         monkeypatch.setattr(recall, name, value)
-    log = []
-    result = recall.train(MHA, 4, 1, 100 * 20, log.append)
+
+
+def test_an_easy_recall_is_learned_and_training_ends_there(easy):
+    journal = Journal("run")
+    result = recall.train(MHA, 4, 1, 100 * 20, journal)
     assert result["value"] <= recall.ENOUGH
     assert result["updates"] < 2000
-    assert len(log) == result["updates"] / 20
+    assert len(journal.lines) == 1 + result["updates"] / 20
+
+
+def test_an_interrupted_run_goes_on_to_the_same_numbers(easy, tmp_path, monkeypatch):
+    monkeypatch.setattr(recall, "ENOUGH", -1.0)
+
+    def stop_after(epochs):
+        def show(line):
+            if line.startswith(f"{20 * epochs} "):
+                raise KeyboardInterrupt
+
+        return show
+
+    whole, file = Journal("run"), tmp_path / "state.pt"
+    expected = recall.train(MHA, 4, 1, 100, whole)
+    for epochs in (2, 4):
+        with pytest.raises(KeyboardInterrupt):
+            recall.train(MHA, 4, 1, 100, Journal("run", file, stop_after(epochs)))
+    journal = Journal("run", file)
+    assert recall.train(MHA, 4, 1, 100, journal) == expected
+    assert journal.lines == whole.lines
 
 
 def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
@@ -57,3 +82,4 @@ def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
     assert cli.main(["controlled", "recall", *flags]) == 0
     assert "16 × 8" in capsys.readouterr().out
     assert [line["row"] for line in read_results(path, measurements=True)] == ["h1-mha-1-updates", "h16-mha-1-updates"]
+    assert not list(tmp_path.glob("*.pt*"))

@@ -4,9 +4,11 @@ import gzip
 import json
 
 import pytest
+import torch
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.controlled import matrices, runs
+from fairseq_lowrank.analysis.controlled.runs import Journal
 from fairseq_lowrank.runs.results import read_results
 
 ROWS = "n16-shared-h(16|32)-mha"
@@ -81,3 +83,25 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message)
     assert cli.main(["controlled", "matrices", "--results", str(tmp_path / "none.jsonl"), *flags]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_state_is_gone_on_from_only_by_its_own_run(tmp_path):
+    file = tmp_path / "below" / "state.pt"
+    first = Journal("# run commit 1", file)
+    first("half")
+    first.keep({"done": 3, "weights": torch.ones(2)})
+    again = Journal("# run commit 1", file)
+    assert again.kept()["done"] == 3 and again.lines == ["# run commit 1", "half"]
+    assert again.seconds > 0
+    assert Journal("# run commit 2", file).kept() is None
+    assert Journal("# run commit 1").kept() is None
+    again.forget()
+    assert Journal("# run commit 1", file).kept() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", pytest.param(None, id="a state of something else")])
+def test_a_file_that_is_no_state_is_named(tmp_path, content):
+    file = tmp_path / "state.pt"
+    torch.save([1], file) if content is None else file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"state\.pt holds no state of an interrupted run"):
+        Journal("# run", file).kept()
