@@ -68,8 +68,11 @@ def _check_writable(path: Path, folder: Path) -> None:
 
 
 def show(args, data, text: str) -> None:
-    """Print JSON or the text, whichever was asked for."""
-    print(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text)
+    """Print JSON or the text, whichever was asked for. Whoever reads it may stop early, as ``head`` does."""
+    try:
+        print(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[str, str] | None = None) -> None:

@@ -1,5 +1,6 @@
 """The command line as a whole, and its smallest commands."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,3 +74,17 @@ def test_no_library_talks_beside_a_command_that_loads_fairseq(tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "fairseq_lowrank.cli", "params", "--arch", "transformer"]
     result = subprocess.run([*command, "--vocab-size", "100", "--output", tmp_path], capture_output=True, text=True)
     assert result.returncode == 0 and "DEBUG" not in result.stderr + result.stdout
+
+
+def test_a_reader_that_stops_early_costs_no_file_and_no_message(tmp_path):
+    pytest.importorskip("fairseq")
+    command = [sys.executable, "-m", "fairseq_lowrank.cli", "params", "--arch", "transformer", "--vocab-size", "100"]
+    read, written = os.pipe()
+    os.close(read)
+    try:
+        result = subprocess.run([*command, "--output", tmp_path], stdout=written, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(written)
+    assert result.returncode == 0
+    assert "error" not in result.stderr and "BrokenPipe" not in result.stderr
+    assert (tmp_path / "params.json").is_file()
