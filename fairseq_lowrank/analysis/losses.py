@@ -9,7 +9,14 @@ from torch import Tensor
 
 
 def sentence_losses(
-    model, task, subset: str, *, count: int | None = None, seed: int = 1, max_tokens: int = 4096
+    model,
+    task,
+    subset: str,
+    *,
+    count: int | None = None,
+    seed: int = 1,
+    max_tokens: int = 4096,
+    own_source: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """−log₂ p(target | source) of each sentence of a subset, in bits, and its target tokens (its end counts as one).
 
@@ -18,6 +25,8 @@ def sentence_losses(
         subset: train, valid, test.
         count: that many sentences, drawn with ``seed`` and then in the corpus's order; all where there are not more.
         max_tokens: of a batch.
+        own_source: of a translation model. If not, each sentence stands beside the source of the next one chosen, and what it
+            loses by that is what the model takes from the source.
 
     Raises:
         ValueError: the subset is missing.
@@ -29,10 +38,15 @@ def sentence_losses(
     dataset = task.dataset(subset)
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count].sort().values
     place = {index: position for position, index in enumerate(chosen.tolist())}
+    other = dict(zip(chosen.tolist(), chosen.roll(-1).tolist(), strict=True))
+
+    def example(index: int) -> dict:
+        return dataset[index] if own_source else dataset[index] | {"source": dataset[other[index]]["source"]}
+
     by_length = [index for index in dataset.ordered_indices() if index in place]
     bits, tokens = torch.zeros(len(chosen), dtype=torch.float64), torch.zeros(len(chosen), dtype=torch.long)
     for batch in dataset.batch_by_size(by_length, max_tokens=max_tokens):
-        sample = dataset.collater([dataset[index] for index in batch])
+        sample = dataset.collater([example(index) for index in batch])
         positions = [place[index] for index in sample["id"].tolist()]
         bits[positions], tokens[positions] = _losses(model, sample, task.target_dictionary.pad())
     return bits, tokens

@@ -1,5 +1,6 @@
 """Losses a sentence are what fairseq itself says of a model."""
 
+import math
 import re
 
 import pytest
@@ -43,6 +44,20 @@ def test_some_sentences_are_the_same_ones_each_time_whatever_their_batches(train
     chosen = torch.randperm(240, generator=torch.Generator().manual_seed(1))[:50].sort().values
     assert torch.equal(tokens, counts[chosen])
     torch.testing.assert_close(bits, every[chosen], rtol=1e-4, atol=1e-4)
+
+
+def test_beside_another_source_a_sentence_loses_what_it_loses_with_that_source_in_its_place(trained):
+    model, task = load_model(trained("mhe"))
+    bits, tokens = sentence_losses(model, task, "test", own_source=False)
+    dataset = task.dataset("test")
+    for index in (0, 5, 11):
+        pair = dataset[index] | {"source": dataset[(index + 1) % 12]["source"]}
+        sample = dataset.collater([pair])
+        log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)[0]
+        expected = -log_probabilities[range(len(pair["target"])), pair["target"]].sum().item() / math.log(2)
+        assert bits[index].item() == pytest.approx(expected, rel=1e-4)
+    own, same = sentence_losses(model, task, "test")
+    assert torch.equal(tokens, same) and not torch.allclose(own, bits)
 
 
 def test_a_subset_that_is_not_there_is_named(trained):

@@ -1,0 +1,47 @@
+"""What translation models take from the source: bits a token lost when each sentence stands beside the source of the next one.
+
+Near 0 the decoder is a language model. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.
+
+    python examples/evidence/source_use.py --results results/evidence-source-use.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-*-4e-3-seed*
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+from fairseq.utils import import_user_module
+from tqdm import tqdm
+
+from fairseq_lowrank.analysis.checkpoints import load_model
+from fairseq_lowrank.analysis.controlled.runs import checked_out_commit
+from fairseq_lowrank.analysis.losses import sentence_losses
+from fairseq_lowrank.runs.results import append_measurement
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a recipe's run: ROW-seedN-…/checkpoints")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="the .jsonl file to append to")
+    parser.add_argument("--table", required=True, metavar="NAME", help="the recipe's table, such as fast-start")
+    args = parser.parse_args()
+    named = [re.fullmatch(r"(.+)-seed(\d+)-\w+", run.name) for run in args.runs]
+    for run, name in zip(args.runs, named, strict=True):
+        if name is None or not (run / "checkpoints/checkpoint_best.pt").is_file():
+            parser.error(f"{run}: expected a folder ROW-seedN-…, with checkpoints/checkpoint_best.pt")
+    import_user_module(argparse.Namespace(user_dir=str(Path(__file__).parent / "controls")))
+    torch.set_num_threads(1)
+    for run, name in zip(tqdm(args.runs, disable=None), named, strict=True):
+        model, task = load_model(run / "checkpoints/checkpoint_best.pt")
+        own, tokens = sentence_losses(model, task, "test")
+        other, _ = sentence_losses(model, task, "test", own_source=False)
+        lost = (other - own) / tokens.double().mean()
+        line = {"paper": "evidence", "table": f"{args.table}-source-use", "row": name[1], "seed": int(name[2])}
+        line |= {"metric": "bits that the source is worth", "value": round(lost.mean().item(), 4), "split": "test"}
+        line |= {"sentence_values": [round(value, 3) for value in lost.tolist()]}
+        append_measurement(args.results, line | {"commit": checked_out_commit(), "smoke": False})
+        print(f"{name[1]} seed {name[2]}: {line['value']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
