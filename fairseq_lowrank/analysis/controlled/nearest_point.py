@@ -205,9 +205,8 @@ def draw(lines: list[dict]):
         means = [statistics.fmean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
-        marker = "osD^"[
-            pictures.LINE_STYLES.index(style["linestyle"])
-        ]  # a row of one number of heads has no line to tell it by
+        # a row of one number of heads has no line to tell it by
+        marker = "osD^"[pictures.LINE_STYLES.index(style["linestyle"])]
         axes.errorbar(heads, means, (low, high), marker=marker, ms=5, capsize=2, label=name, **style)
     heads = [64 // rank for rank in PUBLISHED]
     axes.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
