@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
 
@@ -29,13 +30,17 @@ def sentence_losses(
             loses by that is what the model takes from the source.
 
     Raises:
-        ValueError: the subset is missing.
+        ValueError: the subset is missing, or another source is asked for where no source is.
     """
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
         raise ValueError(f"no subset {subset!r} in the data: {error}") from error
     dataset = task.dataset(subset)
+    if not (own_source or isinstance(dataset, LanguagePairDataset)):
+        raise ValueError(
+            f"own_source is False: expected a translation task, whose sentences have a source; {subset!r} has none"
+        )
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count].sort().values
     place = {index: position for position, index in enumerate(chosen.tolist())}
     other = dict(zip(chosen.tolist(), chosen.roll(-1).tolist(), strict=True))

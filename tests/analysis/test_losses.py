@@ -2,12 +2,15 @@
 
 import math
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from fairseq_lowrank.analysis.checkpoints import load_model
 from fairseq_lowrank.analysis.losses import sentence_losses
+from fairseq_lowrank.runs.results import read_results
 
 
 def test_losses_are_those_of_fairseq_generate_on_the_references(trained, translation_data, fairseq_command):
@@ -58,6 +61,27 @@ def test_beside_another_source_a_sentence_loses_what_it_loses_with_that_source_i
         assert bits[index].item() == pytest.approx(expected, rel=1e-4)
     own, same = sentence_losses(model, task, "test")
     assert torch.equal(tokens, same) and not torch.allclose(own, bits)
+
+
+def test_no_other_source_is_taken_where_sentences_have_none(trained):
+    with pytest.raises(ValueError, match="expected a translation task"):
+        sentence_losses(*load_model(trained("mixhead-b")), "valid", own_source=False)
+
+
+def test_the_script_of_source_use_appends_a_line_a_run(trained, tmp_path, request):
+    run = tmp_path / "h4-mhe-seed3-0a1b"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/checkpoint_best.pt").symlink_to(trained("mhe"))
+    results = tmp_path / "lines.jsonl"
+    script = request.config.rootpath / "examples/evidence/source_use.py"
+    command = [sys.executable, script, "--results", results, "--table", "t"]
+    said = subprocess.run([*command, run], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    (line,) = read_results(results, measurements=True)
+    assert (line["table"], line["row"], line["seed"], len(line["sentence_values"])) == ("t-source-use", "h4-mhe", 3, 12)
+    assert line["value"] == pytest.approx(sum(line["sentence_values"]) / 12, abs=1e-3)
+    refused = subprocess.run([*command, tmp_path], capture_output=True, text=True)
+    assert refused.returncode == 2 and "expected a folder ROW-seedN" in refused.stderr
 
 
 def test_a_subset_that_is_not_there_is_named(trained):
