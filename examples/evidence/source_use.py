@@ -1,6 +1,7 @@
 """What translation models take from the source: bits a token lost when each sentence stands beside the source of the next one.
 
 Near 0 the decoder is a language model. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.
+A row and seed that has its line is not measured again.
 
     python examples/evidence/source_use.py --results results/evidence-source-use.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-*-4e-3-seed*
 """
@@ -14,7 +15,7 @@ from fairseq.utils import import_user_module
 from tqdm import tqdm
 
 from fairseq_lowrank.analysis.checkpoints import load_model
-from fairseq_lowrank.analysis.controlled.runs import checked_out_commit
+from fairseq_lowrank.analysis.controlled.runs import checked_out_commit, finished
 from fairseq_lowrank.analysis.losses import sentence_losses
 from fairseq_lowrank.runs.results import append_measurement
 
@@ -31,12 +32,15 @@ def main() -> None:
             parser.error(f"{run}: expected a folder ROW-seedN-…, with checkpoints/checkpoint_best.pt")
     import_user_module(argparse.Namespace(user_dir=str(Path(__file__).parent / "controls")))
     torch.set_num_threads(1)
+    table = f"{args.table}-source-use"
     for run, name in zip(tqdm(args.runs, disable=None), named, strict=True):
+        if (name[1], int(name[2]), False) in finished(args.results, table):
+            continue
         model, task = load_model(run / "checkpoints/checkpoint_best.pt")
         own, tokens = sentence_losses(model, task, "test")
         other, _ = sentence_losses(model, task, "test", own_source=False)
         lost = (other - own) / tokens.double().mean()
-        line = {"paper": "evidence", "table": f"{args.table}-source-use", "row": name[1], "seed": int(name[2])}
+        line = {"paper": "evidence", "table": table, "row": name[1], "seed": int(name[2])}
         line |= {"metric": "bits that the source is worth", "value": round(lost.mean().item(), 4), "split": "test"}
         line |= {"sentence_values": [round(value, 3) for value in lost.tolist()]}
         append_measurement(args.results, line | {"commit": checked_out_commit(), "smoke": False})

@@ -9,6 +9,7 @@ import os
 import pickle
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,9 @@ class Journal:
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
             raise ValueError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
         if lines[0] != self.lines[0]:
+            warnings.warn(
+                f"{self._file} was kept by '{lines[0]}': this run is '{self.lines[0]}', and starts anew", stacklevel=2
+            )
             return None
         self.lines, self._start = lines, time.process_time() - seconds
         return state

@@ -93,7 +93,8 @@ def test_a_state_is_gone_on_from_only_by_its_own_run(tmp_path):
     again = Journal("# run commit 1", file)
     assert again.kept()["done"] == 3 and again.lines == ["# run commit 1", "half"]
     assert again.seconds > 0
-    assert Journal("# run commit 2", file).kept() is None
+    with pytest.warns(UserWarning, match="this run is '# run commit 2', and starts anew"):
+        assert Journal("# run commit 2", file).kept() is None
     assert Journal("# run commit 1").kept() is None
     again.forget()
     assert Journal("# run commit 1", file).kept() is None
