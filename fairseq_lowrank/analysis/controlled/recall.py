@@ -2,13 +2,15 @@
 
 A sequence lists key–value pairs, then repeats each key somewhere among noise; at each repeated key the answer is its value. Source: MQAR of
 "Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting: vocabulary 256 (keys 1 to 127, values 128 to 255),
-length 64, 4 pairs, gaps before a repeat by a power law of exponent 0.01, other places random tokens; 10,000 training and 1,000
-test sequences, batches of 32; 2 pre-norm layers, d 128, GELU feed-forward of 4·d, learned positions, dropout 0.1 on embeddings and on
-attention weights, output tied to the embedding; AdamW, 1e-3, decay 0.1, a cosine over 100 epochs, ended when the
-test accuracy reaches 0.99.
+length 64, 4 pairs, gaps before a repeat by a power law of exponent 0.01, other places random tokens; 2 pre-norm
+layers, GELU feed-forward of 4·d, learned positions, output tied to the embedding, AdamW with decay 0.1.
+
+Other than there: new sequences in every update, 64 at a time, for a fixed set of 10,000 is learned by heart before the task is; so no dropout;
+embeddings times √d, as fairseq has them; d 64, which zoology has among its widths; a rate of 2e-3, up over 100 updates and down on a
+cosine. Training ends when 99 % of 1,000 test sequences' answers are right, as is asked every 100 updates.
 
 Each query must find one key among n, so patterns are sparse, and heads of size O(log n) have them (Likhosherstov et al., arXiv
-2106.03764). The value is the error rate at the end; the epochs it took stand beside it.
+2106.03764). The value is the error rate at the end; the updates it took stand beside it.
 """
 
 from __future__ import annotations
@@ -27,14 +29,13 @@ from fairseq_lowrank.attention import CAUSAL, build_attention
 TABLE = "recall"
 METRIC = "error rate"
 SPLIT = "test"
-ARCHITECTURE = "two pre-norm layers, d 128"
+ARCHITECTURE = "two pre-norm layers, d 64"
 VOCABULARY, LENGTH, PAIRS = 256, 64, 4
 EXPONENT = 0.01
-TRAIN, TEST, BATCH = 10_000, 1_000, 32
-EMBED_DIM, LAYERS, DROPOUT = 128, 2, 0.1
-LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.1
-EPOCH = math.ceil(TRAIN / BATCH)
-STEPS = 100 * EPOCH
+TEST, BATCH = 1_000, 64
+EMBED_DIM, LAYERS = 64, 2
+LEARNING_RATE, WEIGHT_DECAY, WARMUP = 2e-3, 0.1, 100
+EVERY, STEPS = 100, 6_000
 ENOUGH = 0.01
 IGNORED = -100
 SEEDS = (1, 2, 3)
@@ -64,9 +65,7 @@ class Block(nn.Module):
 
     def __init__(self, method: Method, heads: int) -> None:
         super().__init__()
-        self.attention = build_attention(
-            method.preset, EMBED_DIM, heads, self_attention=True, dropout=DROPOUT, **method.axes
-        )
+        self.attention = build_attention(method.preset, EMBED_DIM, heads, self_attention=True, **method.axes)
         self.norms = nn.ModuleList(nn.LayerNorm(EMBED_DIM) for _ in range(2))
         self.fc1, self.fc2 = nn.Linear(EMBED_DIM, 4 * EMBED_DIM), nn.Linear(4 * EMBED_DIM, EMBED_DIM)
 
@@ -83,22 +82,19 @@ class Model(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, EMBED_DIM), nn.Embedding(LENGTH, EMBED_DIM)
         for embedding in (self.tokens, self.positions):
-            nn.init.normal_(embedding.weight, std=0.02)
+            nn.init.normal_(embedding.weight, std=EMBED_DIM**-0.5)
         self.blocks = nn.Sequential(*(Block(method, heads) for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(EMBED_DIM)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight
-        x = F.dropout(x, DROPOUT, self.training).transpose(0, 1)
-        return self.norm(self.blocks(x)).transpose(0, 1) @ self.tokens.weight.t()
+        x = math.sqrt(EMBED_DIM) * (self.tokens(tokens) + self.positions.weight)
+        return self.norm(self.blocks(x.transpose(0, 1))).transpose(0, 1) @ self.tokens.weight.t()
 
 
 def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
     """The share of wrong answers where one is asked."""
-    model.eval()
     with torch.no_grad():
         chosen = torch.cat([model(batch).argmax(-1) for batch in tokens.split(250)])
-    model.train()
     asked = answers != IGNORED
     return (chosen != answers)[asked].float().mean().item()
 
@@ -106,45 +102,45 @@ def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
 def train(method: Method, heads: int, seed: int, steps: int, journal: Journal) -> dict:
     """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``.
 
-    Every epoch's end is kept in the journal, and what was kept there is where it goes on, to the same numbers.
+    Each test is kept in the journal with what training needs, and the last is where it goes on, to the same numbers.
     """
     generator = torch.Generator().manual_seed(seed)
-    tokens, answers = sequences(TRAIN, generator)
     test = sequences(TEST, generator)
     torch.manual_seed(seed)
     model = Model(method, heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, math.ceil(steps / EPOCH))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min(1, (done + 1) / WARMUP) * (1 + math.cos(math.pi * done / steps)) / 2
+    )
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done, wrong = 0, 1.0
     if state := journal.kept():
         done, wrong = state["done"], state["wrong"]
         for name, part in parts.items():
             part.load_state_dict(state[name])
-        generator.set_state(state["order"])
-        torch.set_rng_state(state["dropout"])
+        generator.set_state(state["drawn"])
     while done < steps and wrong > ENOUGH:
-        for chosen in torch.randperm(TRAIN, generator=generator).split(BATCH)[: steps - done]:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(tokens[chosen]).flatten(0, 1), answers[chosen].flatten(), ignore_index=IGNORED)
-            loss.backward()
-            optimizer.step()
-            done += 1
+        tokens, answers = sequences(BATCH, generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        optimizer.step()
         schedule.step()
-        wrong = error_rate(model, *test)
-        journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
-        states = {name: part.state_dict() for name, part in parts.items()}
-        drawn = {"order": generator.get_state(), "dropout": torch.get_rng_state()}
-        journal.keep({"done": done, "wrong": wrong, **states, **drawn})
+        done += 1
+        if done % EVERY == 0 or done == steps:
+            wrong = error_rate(model, *test)
+            journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
+            states = {name: part.state_dict() for name, part in parts.items()}
+            journal.keep({"done": done, "wrong": wrong, "drawn": generator.get_state(), **states})
     return {"value": wrong, "updates": done, "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
 def rows() -> Iterator[tuple[Method, int]]:
     """Every method and its number of heads."""
     mha = Method("mha", "mha")
-    yield from ((mha, heads) for heads in (1, 16, 64, 4, 8))
+    yield from ((mha, heads) for heads in (1, 8, 32, 2, 4))
     for name in ("mixhead-a", "talking-heads"):
-        yield from ((Method(name, name), heads) for heads in (16, 64))
+        yield from ((Method(name, name), heads) for heads in (8, 32))
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
@@ -152,12 +148,12 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
-        quick: ``mha`` with heads of 128 and of 8.
+        quick: ``mha`` with heads of 64 and of 8.
         steps: updates other than the task's make rows of their own: trials where they are fewer.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
         for method, heads in rows():
-            if method.exists() and (not quick or (method.name == "mha" and heads in (1, 16))):
+            if method.exists() and (not quick or (method.name == "mha" and heads in (1, 8))):
                 yield _run(method, heads, seed, steps)
 
 
@@ -174,7 +170,7 @@ def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """Error rate and epochs, means over seeds."""
+    """Error rate and updates, means over seeds."""
     groups: dict[tuple[str, int], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["method"], line["heads"]), []).append(line)
@@ -184,11 +180,11 @@ def tables(lines: list[dict]) -> list[Table]:
             f"{heads} × {EMBED_DIM // heads}",
             str(len(chosen)),
             f"{statistics.fmean(line['value'] for line in chosen):.4f}",
-            f"{statistics.fmean(line['updates'] / EPOCH for line in chosen):.1f}",
+            f"{statistics.fmean(line['updates'] for line in chosen):,.0f}",
         ]
         for (name, heads), chosen in sorted(groups.items())
     ]
-    header = ["method", "heads × size", "seeds", METRIC, "epochs"]
+    header = ["method", "heads × size", "seeds", METRIC, "updates"]
     return [
         Table(
             f"Recall of {PAIRS} pairs in {LENGTH} tokens, means over seeds; ended at {ENOUGH:.0%} wrong", header, body
@@ -197,7 +193,7 @@ def tables(lines: list[dict]) -> list[Table]:
 
 
 def draw(lines: list[dict]):
-    """Epochs until 99 % of answers are right against head size; hollow where they never were."""
+    """Updates until 99 % of answers are right against head size; hollow where they never were."""
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure()
@@ -207,12 +203,12 @@ def draw(lines: list[dict]):
             chosen = [line for line in lines if line["method"] == name and (line["value"] <= ENOUGH) == reached]
             axes.plot(
                 [line["head_dim"] for line in chosen],
-                [line["updates"] / EPOCH for line in chosen],
+                [line["updates"] for line in chosen],
                 "o",
                 color=style["color"],
                 fillstyle="full" if reached else "none",
                 label=name if reached else None,
             )
-    axes.set(xscale="log", yscale="log", xlabel="head size", ylabel=f"epochs until at most {ENOUGH:.0%} wrong")
+    axes.set(xscale="log", yscale="log", xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong")
     axes.legend(fontsize=8)
     return figure

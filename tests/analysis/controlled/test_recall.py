@@ -42,7 +42,7 @@ def test_a_model_sees_no_later_token():
 
 @pytest.fixture
 def easy(monkeypatch):
-    for name, value in {"PAIRS": 1, "LENGTH": 8, "VOCABULARY": 8, "TRAIN": 640, "TEST": 100, "EPOCH": 20}.items():
+    for name, value in {"PAIRS": 1, "LENGTH": 8, "VOCABULARY": 8, "TEST": 100, "EVERY": 20}.items():
         monkeypatch.setattr(recall, name, value)
 
 
@@ -57,29 +57,28 @@ def test_an_easy_recall_is_learned_and_training_ends_there(easy):
 def test_an_interrupted_run_goes_on_to_the_same_numbers(easy, tmp_path, monkeypatch):
     monkeypatch.setattr(recall, "ENOUGH", -1.0)
 
-    def stop_after(epochs):
+    def stop_after(tests):
         def show(line):
-            if line.startswith(f"{20 * epochs} "):
+            if line.startswith(f"{20 * tests} "):
                 raise KeyboardInterrupt
 
         return show
 
     whole, file = Journal("run"), tmp_path / "state.pt"
     expected = recall.train(MHA, 4, 1, 100, whole)
-    for epochs in (2, 4):
+    for tests in (2, 4):
         with pytest.raises(KeyboardInterrupt):
-            recall.train(MHA, 4, 1, 100, Journal("run", file, stop_after(epochs)))
+            recall.train(MHA, 4, 1, 100, Journal("run", file, stop_after(tests)))
     journal = Journal("run", file)
     assert recall.train(MHA, 4, 1, 100, journal) == expected
     assert journal.lines == whole.lines
 
 
 def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(recall, "TRAIN", 64)
     monkeypatch.setattr(recall, "TEST", 8)
     path = tmp_path / "lines.jsonl"
     flags = ["--quick", "--steps", "1", "--results", str(path), "--output", str(tmp_path)]
     assert cli.main(["controlled", "recall", *flags]) == 0
-    assert "16 × 8" in capsys.readouterr().out
-    assert [line["row"] for line in read_results(path, measurements=True)] == ["h1-mha-1-updates", "h16-mha-1-updates"]
+    assert "8 × 8" in capsys.readouterr().out
+    assert [line["row"] for line in read_results(path, measurements=True)] == ["h1-mha-1-updates", "h8-mha-1-updates"]
     assert not list(tmp_path.glob("*.pt*"))
