@@ -139,6 +139,7 @@ def rows() -> Iterator[tuple[Method, int]]:
     """Every method and its number of heads."""
     mha = Method("mha", "mha")
     yield from ((mha, heads) for heads in (1, 8, 32, 2, 4))
+    yield from ((Method("fixedhead", "fixedhead", {"head_dim": EMBED_DIM}), heads) for heads in (8, 4))
     for name in ("mixhead-a", "talking-heads"):
         yield from ((Method(name, name), heads) for heads in (8, 32))
 
@@ -164,7 +165,7 @@ def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
         method,
         STEPS if steps is None else steps,
         STEPS,
-        {"heads": heads, "head_dim": EMBED_DIM // heads},
+        {"heads": heads, "head_dim": method.axes.get("head_dim", EMBED_DIM // heads)},
         lambda seed, steps, journal: train(method, heads, seed, steps, journal),
     )
 
@@ -177,7 +178,7 @@ def tables(lines: list[dict]) -> list[Table]:
     body = [
         [
             name,
-            f"{heads} × {EMBED_DIM // heads}",
+            f"{heads} × {chosen[0]['head_dim']}",
             str(len(chosen)),
             f"{statistics.fmean(line['value'] for line in chosen):.4f}",
             f"{statistics.fmean(line['updates'] for line in chosen):,.0f}",

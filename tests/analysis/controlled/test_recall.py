@@ -82,3 +82,8 @@ def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
     assert "8 × 8" in capsys.readouterr().out
     assert [line["row"] for line in read_results(path, measurements=True)] == ["h1-mha-1-updates", "h8-mha-1-updates"]
     assert not list(tmp_path.glob("*.pt*"))
+
+
+def test_a_line_names_the_size_that_heads_have():
+    sizes = {run.row: run.setting["head_dim"] for run in recall.runs()}
+    assert (sizes["h8-mha"], sizes["h8-fixedhead"], sizes["h1-mha"]) == (8, 64, 64)
