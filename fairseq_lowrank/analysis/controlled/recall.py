@@ -142,6 +142,9 @@ def rows() -> Iterator[tuple[Method, int]]:
     yield from ((Method("fixedhead", "fixedhead", {"head_dim": EMBED_DIM}), heads) for heads in (8, 4))
     for name in ("mixhead-a", "talking-heads"):
         yield from ((Method(name, name), heads) for heads in (8, 32))
+    yield Method("values-64", "mha", {"value_dim": EMBED_DIM}), 8
+    yield Method("queries-64", "mha", {"head_dim": EMBED_DIM, "value_dim": EMBED_DIM // 8}), 8
+    yield Method("gain", "gain"), 8
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
