@@ -213,6 +213,9 @@ def draw(lines: list[dict]):
                 fillstyle="full" if reached else "none",
                 label=name if reached else None,
             )
-    axes.set(xscale="log", yscale="log", xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong")
+    axes.set(xscale="log", xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong", ylim=(0, None))
+    sizes = sorted({line["head_dim"] for line in lines})
+    axes.set_xticks(sizes, labels=sizes)
+    axes.set_xticks([], minor=True)
     axes.legend(fontsize=8)
     return figure
