@@ -34,7 +34,8 @@ VOCABULARY, LENGTH, PAIRS = 256, 64, 4
 EXPONENT = 0.01
 TEST, BATCH = 1_000, 64
 EMBED_DIM, LAYERS = 64, 2
-LEARNING_RATE, WEIGHT_DECAY, WARMUP = 2e-3, 0.1, 100
+RATE, OTHER_RATES = "2e-3", ("5e-4", "1e-3", "4e-3")
+WEIGHT_DECAY, WARMUP = 0.1, 100
 EVERY, STEPS = 100, 6_000
 ENOUGH = 0.01
 IGNORED = -100
@@ -99,7 +100,9 @@ def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
     return (chosen != answers)[asked].float().mean().item()
 
 
-def train(method: Method, heads: int, seed: int, steps: int, journal: Journal) -> dict:
+def train(
+    method: Method, heads: int, seed: int, steps: int, journal: Journal, learning_rate: float = float(RATE)
+) -> dict:
     """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``.
 
     Each test is kept in the journal with what training needs, and the last is where it goes on, to the same numbers.
@@ -108,7 +111,7 @@ def train(method: Method, heads: int, seed: int, steps: int, journal: Journal) -
     test = sequences(TEST, generator)
     torch.manual_seed(seed)
     model = Model(method, heads)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: min(1, (done + 1) / WARMUP) * (1 + math.cos(math.pi * done / steps)) / 2
     )
@@ -135,8 +138,14 @@ def train(method: Method, heads: int, seed: int, steps: int, journal: Journal) -
     return {"value": wrong, "updates": done, "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 
-def rows() -> Iterator[tuple[Method, int]]:
-    """Every method and its number of heads."""
+def rows() -> Iterator[tuple[Method, int, str]]:
+    """Every method, its number of heads and its learning rate: the task's, and others for heads of 8."""
+    yield from ((method, heads, RATE) for method, heads in methods())
+    yield from ((Method(f"mha-{rate}", "mha"), 8, rate) for rate in OTHER_RATES)
+
+
+def methods() -> Iterator[tuple[Method, int]]:
+    """Every method and its number of heads, at the task's rate."""
     mha = Method("mha", "mha")
     yield from ((mha, heads) for heads in (1, 8, 32, 2, 4))
     yield from ((Method("fixedhead", "fixedhead", {"head_dim": EMBED_DIM}), heads) for heads in (8, 4))
@@ -156,20 +165,24 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
         steps: updates other than the task's make rows of their own: trials where they are fewer.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
-        for method, heads in rows():
+        for method, heads, rate in rows():
             if method.exists() and (not quick or (method.name == "mha" and heads in (1, 8))):
-                yield _run(method, heads, seed, steps)
+                yield _run(method, heads, float(rate), seed, steps)
 
 
-def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
+def _run(method: Method, heads: int, learning_rate: float, seed: int, steps: int | None) -> Run:
     return Run(
         f"h{heads}-{method.name}",
         seed,
         method,
         STEPS if steps is None else steps,
         STEPS,
-        {"heads": heads, "head_dim": method.axes.get("head_dim", EMBED_DIM // heads)},
-        lambda seed, steps, journal: train(method, heads, seed, steps, journal),
+        {
+            "heads": heads,
+            "head_dim": method.axes.get("head_dim", EMBED_DIM // heads),
+            "learning_rate": learning_rate,
+        },
+        lambda seed, steps, journal: train(method, heads, seed, steps, journal, learning_rate),
     )
 
 

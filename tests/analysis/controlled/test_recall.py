@@ -87,3 +87,17 @@ def test_the_command_runs_a_trial(tmp_path, capsys, monkeypatch):
 def test_a_line_names_the_size_that_heads_have():
     sizes = {run.row: run.setting["head_dim"] for run in recall.runs()}
     assert (sizes["h8-mha"], sizes["h8-fixedhead"], sizes["h1-mha"]) == (8, 64, 64)
+
+
+def test_rows_at_other_rates_train_at_them(easy):
+    runs = {run.row: run for run in recall.runs()}
+    rates = {"h1-mha": 2e-3, "h8-mha": 2e-3, "h8-mha-5e-4": 5e-4}
+    logs = []
+    for row, rate in rates.items():
+        assert runs[row].setting["learning_rate"] == rate
+        trained, expected = Journal("run"), Journal("run")
+        runs[row].train(1, 20, trained)
+        recall.train(MHA, runs[row].setting["heads"], 1, 20, expected, rate)
+        assert trained.lines == expected.lines
+        logs.append(trained.lines)
+    assert logs[1] != logs[2]
