@@ -172,11 +172,22 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     if len(commits) > 1:
         notes.append(f"lines of several commits: {', '.join(sorted(commit[:10] for commit in commits))}")
     seeds = [{line["seed"] for line in chosen if line["row"] == row} for row in rows]
+    if apart := [seed for seed in sorted(set.intersection(*seeds)) if len(_processors(chosen, seed)) > 1]:
+        notes.append(
+            f"rows of one seed from several processors, which round differently: seed {', '.join(map(str, apart))}"
+            f" ({', '.join(sorted(set.union(*(_processors(chosen, seed) for seed in apart))))})"
+        )
     if left_out := set.union(*seeds) - set.intersection(*seeds):
         notes.append(f"seeds that not every row has are left out: {', '.join(map(str, sorted(left_out)))}")
     if len(set.intersection(*seeds)) == 1:
         notes.append("one seed: nothing is known of others")
     return tuple(notes)
+
+
+def _processors(lines: Iterable[dict], seed: int) -> set[str]:
+    machines = [line.get("machine") for line in lines if line["seed"] == seed]
+    trained_on = [machine.get("gpus") or [machine["cpu"]] for machine in machines if isinstance(machine, dict)]
+    return {" + ".join(sorted(set(names))) for names in trained_on}
 
 
 def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:

@@ -100,6 +100,25 @@ def test_lines_of_several_commits_are_said_to_be(tmp_path, capsys):
     assert "lines of several commits: 1111111111, 2222222222" in capsys.readouterr().out
 
 
+def test_rows_of_one_seed_from_several_processors_are_said_to_be(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    one, other = ({"cpu": cpu, "cores": 2, "threads": 1} for cpu in ("One", "Other"))
+    write(path, {"a": {1: 5.0, 2: 4.0}, "b": {1: 4.0}}, machine=one)
+    write(path, {"b": {2: 4.0}}, machine=other)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    [note] = [note for note in row["notes"] if "processors" in note]
+    assert note.endswith("seed 2 (One, Other)")
+    write(path, {"a": {1: 3.0}}, machine=one | {"gpus": ["Third", "Third"]})
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    [note] = [note for note in row["notes"] if "processors" in note]
+    assert note.endswith("seed 1, 2 (One, Other, Third)")
+    alone = tmp_path / "b.jsonl"
+    write(alone, {"a": {1: 5.0}, "b": {1: 4.0}}, machine=one)
+    write(alone, {"a": {2: 5.0}, "b": {2: 4.0}}, machine=other)
+    (row,) = compared(capsys, str(alone), "--pair", "a", "b")
+    assert not any("processors" in note for note in row["notes"])
+
+
 def test_files_are_written(tmp_path):
     path = write(tmp_path / "a.jsonl")
     assert cli.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
