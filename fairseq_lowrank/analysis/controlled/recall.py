@@ -210,10 +210,14 @@ def tables(lines: list[dict]) -> list[Table]:
 
 
 def draw(lines: list[dict]):
-    """Updates until 99 % of answers are right against head size; hollow where they were not by the end. Methods stand side by side."""
+    """Updates until 99 % of answers are right against head size; hollow where they were not by the end.
+
+    Methods stand side by side; other rates than the task's are drawn where nothing else is there.
+    """
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure()
+    lines = [line for line in lines if line.get("learning_rate", float(RATE)) == float(RATE)] or lines
     names = list(dict.fromkeys(line["method"] for line in lines))
     for place, (name, style) in enumerate(zip(names, pictures.styles(names), strict=True)):
         aside = 1.06 ** (place - (len(names) - 1) / 2)
