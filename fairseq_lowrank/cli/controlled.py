@@ -4,7 +4,8 @@
                   that mix heads, widen them, or share them, with a control of as many parameters
   nearest-point   for points on a sphere, say which is nearest to the opposite of each: needs scores of full rank
                   (Amsel, Yehudai and Bruna 2024), so it tells what widens queries and keys from what widens values
-  recall          find the value that stood behind a key (zoology's MQAR): sparse attention, which small heads can do
+  recall          find the value that stood behind a key (zoology's MQAR): sparse attention, for which theory
+                  asks for small heads alone
 
 Each finished run is a line of the results file; runs that have a line are not repeated, so an interrupted grid goes on
 where it was; one of recall, which can take ten minutes, goes on after its last test (kept beside the results as .pt). The table and the picture are made from the whole file.
