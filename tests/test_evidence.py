@@ -14,10 +14,11 @@ pytest.importorskip("fairseq")
 from fairseq import models, options, utils
 from tiny_transformer import make_task
 
-from fairseq_lowrank.analysis import architecture
+from fairseq_lowrank.analysis import architecture, inspection
 from fairseq_lowrank.analysis.contrasts import read_named
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.attention.mixing import MIXINGS
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
 
@@ -68,6 +69,24 @@ def test_columns_of_column_sums_stay_at_1_whatever_is_learned(controls):
     weights = layer(x, x, x, need_head_weights=True)[1]
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     torch.testing.assert_close(layer(x, x, x)[0], other(x, x, x)[0])
+
+
+def test_inspection_of_column_sums_shows_m_or_says_that_it_shows_the_weight(controls, monkeypatch):
+    model = build("--arch", "lowrank_transformer_iwslt_de_en", "--head-mixing", "column-sums")
+    mixing = model.decoder.layers[1].self_attn.mixing
+    torch.nn.init.normal_(mixing.weight)
+
+    def shown():
+        return next(
+            layer for layer in inspection.inspect(model.state_dict()) if layer["name"] == "decoder.layers.1.self_attn"
+        )
+
+    assert shown()["kind"] == "M"
+    assert shown()["column_sums"] == pytest.approx([1] * 4)
+    torch.testing.assert_close(torch.tensor(shown()["matrix"]), mixing.operation(None).weight)
+    monkeypatch.delitem(MIXINGS, "column-sums")
+    assert shown()["kind"] == "W"
+    torch.testing.assert_close(torch.tensor(shown()["matrix"]), mixing.weight)
 
 
 def test_column_sums_start_as_mha(controls):

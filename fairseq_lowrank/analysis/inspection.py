@@ -7,6 +7,8 @@ import re
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.attention.mixing import MIXINGS
+
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
     """Distances of M `[H, H]`: ‖M − I‖_F, and ‖MᵀM − I‖_F (the root of the Mixhead paper's equation 16).
@@ -37,7 +39,8 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
     Returns:
         `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing; for
-        mixing `kind` (M, mean M_t or B), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention
+        mixing `kind` (M, mean M_t, B, or W: the weight of a plugin's rule that is not known here, which may make another M of
+        it), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention
         is damped), the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; the same for mixing of scores (kind L) under `score_mixing`; for head embeddings
         `query`, `key`, `value`: each head's ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
     """
@@ -56,18 +59,25 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
             site, layer = place(name)
             entry = {"name": name, "site": site, "layer": layer, "axes": meanings.get(name, {})}
             output = parameters.get(f"{name}.out_proj.weight")
-            layers.append(entry | _learned(of_layer, means.get(name), 0 if output is None else output.size(1)))
+            layers.append(
+                entry | _learned(of_layer, entry["axes"], means.get(name), 0 if output is None else output.size(1))
+            )
     return layers
 
 
-def _learned(tensors: dict[str, Tensor], mean: Tensor | None, output: int) -> dict:
+def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
     """What is said of a layer's tensors beside its projections; `output` numbers enter its output projection."""
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()
     if (matrix := tensors.pop("mixing.weight", None)) is not None:
-        kind = "mean M_t" if mean is not None else "B" if query_weight is not None else "M"
-        found |= _matrix(matrix if mean is None else mean, kind, output)
+        if mean is not None:
+            matrix, kind = mean, "mean M_t"
+        elif query_weight is not None:
+            kind = "B"
+        else:
+            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"))
+        found |= _matrix(matrix, kind, output)
     if (matrix := tensors.pop("score_mixing.weight", None)) is not None:
         found["score_mixing"] = _matrix(matrix, "L", output)
     for part in ("query", "key", "value"):
@@ -77,6 +87,18 @@ def _learned(tensors: dict[str, Tensor], mean: Tensor | None, output: int) -> di
     if tensors:
         found["norms"] = {name: tensor.norm().item() for name, tensor in tensors.items()}
     return found
+
+
+def _mixing_matrix(weight: Tensor, rule: str | None) -> tuple[Tensor, str]:
+    """M as the saved rule makes it of its weight, `"M"`; the weight and `"W"` where no such rule is registered."""
+    if rule is None:
+        return weight, "M"
+    if rule not in MIXINGS:
+        return weight, "W"
+    mixing = MIXINGS[rule](len(weight), 1).to(weight)
+    mixing.weight.data.copy_(weight)
+    with torch.no_grad():
+        return mixing.operation(None).matrices(), "M"
 
 
 def _matrix(matrix: Tensor, kind: str, output: int) -> dict:

@@ -15,9 +15,14 @@ FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 def add_output_arguments(parser, files: str) -> None:
     """`--json` and `--output DIR`; `files` says what is written there."""
-    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of a table")
+    add_json_argument(parser)
     parser.add_argument("--output", type=Path, metavar="DIR", help=f"folder to write to: {files}")
     parser.set_defaults(check_output=check_folder)
+
+
+def add_json_argument(parser) -> None:
+    """`--json`, which :func:`show` obeys."""
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of a table")
 
 
 def add_checkpoint_argument(parser, text: str) -> None:
@@ -68,9 +73,14 @@ def _check_writable(path: Path, folder: Path) -> None:
 
 
 def show(args, data, text: str) -> None:
-    """Print JSON or the text, whichever was asked for. Whoever reads it may stop early, as ``head`` does."""
+    """Print JSON or the text, whichever was asked for."""
+    say(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text)
+
+
+def say(text: str) -> None:
+    """Print. Whoever reads it may stop early, as ``head`` does."""
     try:
-        print(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text, flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

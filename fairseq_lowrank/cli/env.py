@@ -7,6 +7,8 @@ import importlib.metadata
 import importlib.util
 import platform
 
+from fairseq_lowrank.cli import _output
+
 NAME = "env"
 HELP = "show versions, devices and active fused parts"
 
@@ -14,7 +16,7 @@ PACKAGES = ("torch", "triton", "numpy", "fairseq", "apex", "sacrebleu", "sentenc
 
 
 def add_arguments(parser) -> None:
-    """No arguments."""
+    _output.add_json_argument(parser)
 
 
 def run(args) -> None:
@@ -24,8 +26,7 @@ def run(args) -> None:
     rows += [(package, installed_version(package)) for package in PACKAGES]
     rows += devices() + kernels() + fused_parts()
     width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+    _output.show(args, dict(rows), "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 
 
 def installed_version(package: str) -> str:

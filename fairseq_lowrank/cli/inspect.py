@@ -6,7 +6,8 @@ Mixhead: the mixing matrix M of each layer as a heat map (row j, column i: how m
 far it went from its start, the identity, how far it is from orthogonal (the square root of the paper's regulariser
 R_orth, equation 16), the share of M that comes from other heads, and its column sums, mean (smallest to largest): what the
 weights of a mixed head sum to, 1 at the start; below it attention is damped. With position-wise mixing M changes with
-every query: the base B is shown, or, when data is given, the mean M_t over real queries.
+every query: the base B is shown, or, when data is given, the mean M_t over real queries. Of a plugin's rule the weight W is shown,
+of which the rule may make another M.
 
 Talking heads: the same of L, which mixes the scores before the softmax.
 

@@ -40,7 +40,7 @@ def run(args) -> None:
         raise ValueError(f"--results {args.results}: is no folder; expected one of results files (.jsonl)")
     pages = {f"{name}.md": variants.page(name, results) for name in args.names}
     if args.output is None:
-        print("\n".join(pages.values()) if pages else variants.index(), end="")
+        _output.say(("\n".join(pages.values()) if pages else variants.index()).removesuffix("\n"))
         return
     pages = pages or variants.pages(results)
 

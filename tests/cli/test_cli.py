@@ -1,6 +1,8 @@
 """The command line as a whole, and its smallest commands."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,10 +44,12 @@ def test_user_dir_is_the_folder_of_the_package(capsys):
 
 def test_env_shows_versions_devices_and_fused_parts(capsys):
     assert cli.main(["env"]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    rows = dict(re.split(" {2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["fairseq_lowrank"] == fairseq_lowrank.__version__
     assert rows["python"] == ".".join(map(str, sys.version_info[:3]))
     assert {"torch", "fairseq", "apex", "sacrebleu", "sentencepiece", "cpu"} <= set(rows)
+    assert cli.main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == rows
 
 
 def test_fused_parts_are_reported_from_what_fairseq_found(monkeypatch, capsys):
@@ -76,15 +80,25 @@ def test_no_library_talks_beside_a_command_that_loads_fairseq(tmp_path):
     assert result.returncode == 0 and "DEBUG" not in result.stderr + result.stdout
 
 
-def test_a_reader_that_stops_early_costs_no_file_and_no_message(tmp_path):
-    pytest.importorskip("fairseq")
-    command = [sys.executable, "-m", "fairseq_lowrank.cli", "params", "--arch", "transformer", "--vocab-size", "100"]
+def to_a_reader_that_stopped(*arguments) -> None:
+    """Run a command whose output nobody reads: it ends well and says nothing of it."""
     read, written = os.pipe()
     os.close(read)
+    command = [sys.executable, "-m", "fairseq_lowrank.cli", *arguments]
     try:
-        result = subprocess.run([*command, "--output", tmp_path], stdout=written, stderr=subprocess.PIPE, text=True)
+        result = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(written)
     assert result.returncode == 0
     assert "error" not in result.stderr and "BrokenPipe" not in result.stderr
+
+
+def test_a_reader_that_stops_early_costs_no_file_and_no_message(tmp_path):
+    pytest.importorskip("fairseq")
+    to_a_reader_that_stopped("params", "--arch", "transformer", "--vocab-size", "100", "--output", tmp_path)
     assert (tmp_path / "params.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["env", "variants"])
+def test_a_reader_that_stops_early_costs_no_message_of_a_plain_command(name):
+    to_a_reader_that_stopped(name)
