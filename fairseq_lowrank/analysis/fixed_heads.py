@@ -35,7 +35,8 @@ BATCH, HELD_OUT = 32, 512
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of attention heads without biases: scores x U_i yᵀ/√size with U_i = query_i key_iᵀ, outputs through B_i = value_i output_i.
+    """A layer of attention heads without biases: scores x U_i yᵀ/√size with U_i = query_i key_iᵀ, outputs through B_i =
+    value_i output_i.
 
     Args:
         query, key, value: [h, d, size].

@@ -38,11 +38,12 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
         means: mean M_t of layers with position-wise mixing, by module name; without it their base B stands for M.
 
     Returns:
-        `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing; for
-        mixing `kind` (M, mean M_t, B, or W: the weight of a plugin's rule that is not known here, which may make another M of
-        it), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention
-        is damped), the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; the same for mixing of scores (kind L) under `score_mixing`; for head embeddings
-        `query`, `key`, `value`: each head's ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
+        `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing;
+        for mixing `kind` (M, mean M_t, B, or W: the weight of a plugin's rule that is not known here, which may make
+        another M of it), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention is
+        damped), the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; the
+        same for mixing of scores (kind L) under `score_mixing`; for head embeddings `query`, `key`, `value`: each head's
+        ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
     """
     means = means or {}
     saved = getattr(parameters, "_metadata", {})

@@ -23,8 +23,9 @@ def attention_mask(
     """The mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL` (also as ``"causal"``) or another mask of its kind, or a tensor ``[T, S]``, ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in
-            :class:`~fairseq_lowrank.ops.AttentionMask`. A causal tensor is recognised.
+        attn_mask: :data:`CAUSAL` (also as ``"causal"``) or another mask of its kind, or a tensor ``[T, S]``,
+            ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
+            causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
     Raises:

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.flags = flags
     elif flags:
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
-    # fairseq's wav2vec asks for DEBUG when it is imported, so that every library would talk: it gets its way only where nobody asked before
+    # fairseq's wav2vec asks for DEBUG when it is imported, so that every library would talk: it gets its way only where
+    # nobody asked before
     logging.basicConfig(level=logging.WARNING)
     logging.root.setLevel(logging.WARNING)
     try:

@@ -149,6 +149,8 @@ def table(header: list[str], rows: list[list]) -> str:
 
 
 def axes_table(columns: dict[str, dict]) -> str:
-    """What attention is made of, a row an axis that has a value: ``columns`` holds those of each site, or other place, by its name."""
+    """What attention is made of, a row an axis that has a value: ``columns`` holds those of each site, or other place,
+    by its name.
+    """
     names = dict.fromkeys(name for axes in columns.values() for name, value in axes.items() if value)
     return table(["", *columns], [[name, *(axes.get(name) or "" for axes in columns.values())] for name in names])

@@ -8,7 +8,8 @@
                   asks for small heads alone
 
 Each finished run is a line of the results file; runs that have a line are not repeated, so an interrupted grid goes on
-where it was; one of recall, which can take ten minutes, goes on after its last test (kept beside the results as .pt). The table and the picture are made from the whole file.
+where it was; one of recall, which can take ten minutes, goes on after its last test (kept beside the results as .pt).
+The table and the picture are made from the whole file.
 
   fairseq-lowrank controlled matrices --quick --results matrices.jsonl              in minutes
   fairseq-lowrank controlled matrices --results matrices.jsonl --output pictures/   the whole grid

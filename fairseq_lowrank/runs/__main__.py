@@ -1,4 +1,5 @@
-"""`python -m fairseq_lowrank.runs --kind KIND --root FOLDER rows|sizes|report|spectra|folder|data|results …`, called by `examples/common.sh`.
+"""`python -m fairseq_lowrank.runs --kind KIND --root FOLDER rows|sizes|report|spectra|folder|data|results …`, called by
+`examples/common.sh`.
 
 Rows are declared on standard input (see :meth:`fairseq_lowrank.runs.recipe.Recipe.read`), settings in the environment.
 """

@@ -14,7 +14,9 @@ SMALL_LM = [*SMALL[6:12], "--decoder-attention-heads", "4", "--tokens-per-sample
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, translation_data, language_model_data):
-    """``trained(name)``: a checkpoint after two updates of ``stock``, ``mhe`` or ``mixhead-a`` (translation), ``mixhead-b`` (text)."""
+    """``trained(name)``: a checkpoint after two updates of ``stock``, ``mhe`` or ``mixhead-a`` (translation),
+    ``mixhead-b`` (text).
+    """
     import fairseq_cli.train
     from fairseq import checkpoint_utils
 

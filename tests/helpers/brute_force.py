@@ -15,7 +15,8 @@ INFINITY = float("inf")
 def attend(q, k, v, scale, activation, score_bias=None, hidden=None, mixing=None, before=None, further=None):
     """Heads ``[B, H, T, Dv]``, weights and scores ``[B, H, T, S]`` (float64) of ``q, k, v [B, H, N, D]``.
 
-    ``score_bias``, ``hidden`` and ``further`` (added before heads are mixed) are ``[B, H, T, S]``; ``mixing`` and ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``.
+    ``score_bias``, ``hidden`` and ``further`` (added before heads are mixed) are ``[B, H, T, S]``; ``mixing`` and
+    ``before`` M as ``[H]``, ``[H, H]`` or ``[B, T, H, H]``.
     """
     batch, heads, queries, _ = q.shape
     keys, size = k.size(2), v.size(3)
@@ -180,8 +181,8 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
 
 
 def synthesizer(module, x, *, hidden, padding=None):
-    """Output ``[T, B, C]``, weights and scores ``[B, H, T, T]`` of self-attention of ``x [T, B, C]`` by a layer of the Synthesizer (Tay
-    et al. 2020).
+    """Output ``[T, B, C]``, weights and scores ``[B, H, T, T]`` of self-attention of ``x [T, B, C]`` by a layer of the
+    Synthesizer (Tay et al. 2020).
 
     Args:
         hidden: bool, broadcastable to ``[B, H, T, T]``.

@@ -1,13 +1,15 @@
 """Multi-query associative recall, the negative control: sparse attention needs only small heads.
 
-A sequence lists key–value pairs, then repeats each key somewhere among noise; at each repeated key the answer is its value. Source: MQAR of
-"Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting: vocabulary 256 (keys 1 to 127, values 128 to 255),
-length 64, 4 pairs, gaps before a repeat by a power law of exponent 0.01, other places random tokens; 2 pre-norm
-layers, GELU feed-forward of 4·d, learned positions, output tied to the embedding, AdamW with decay 0.1.
+A sequence lists key–value pairs, then repeats each key somewhere among noise; at each repeated key the answer is its
+value. Source: MQAR of "Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting: vocabulary 256 (keys 1 to
+127, values 128 to 255), length 64, 4 pairs, gaps before a repeat by a power law of exponent 0.01, other places random
+tokens; 2 pre-norm layers, GELU feed-forward of 4·d, learned positions, output tied to the embedding, AdamW with decay
+0.1.
 
-Other than there: new sequences in every update, 64 at a time, for a fixed set of 10,000 is learned by heart before the task is; so no dropout;
-embeddings times √d, as fairseq has them; d 64, which zoology has among its widths; a rate of 2e-3, up over 100 updates and down on a
-cosine. Training ends when 99 % of 1,000 test sequences' answers are right, as is asked every 100 updates.
+Other than there: new sequences in every update, 64 at a time, for a fixed set of 10,000 is learned by heart before the
+task is; so no dropout; embeddings times √d, as fairseq has them; d 64, which zoology has among its widths; a rate of
+2e-3, up over 100 updates and down on a cosine. Training ends when 99 % of 1,000 test sequences' answers are right, as
+is asked every 100 updates.
 
 Each query must find one key among n, so patterns are sparse, and heads of size O(log n) have them (Likhosherstov et al., arXiv
 2106.03764). The value is the error rate at the end; the updates it took stand beside it.

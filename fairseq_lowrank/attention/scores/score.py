@@ -55,7 +55,9 @@ class Score:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the largest weight holds that :meth:`make_further` makes, where a slip of the keyboard can make it large."""
+        """How many numbers the largest weight holds that :meth:`make_further` makes, where a slip of the keyboard can
+        make it large.
+        """
         return 0
 
     @property

@@ -16,8 +16,9 @@ The backward pass is written by hand. It keeps nothing of size T×S: each block 
     dv += P̄ᵀ do,   dP̄ = do vᵀ,   dM = P dP̄ᵀ,   dP = M dP̄,   dS' = P ∘ (dP − Σ_s P ∘ dP),   dL = S dS'ᵀ,   dS = L dS'
 
 and what dS makes of queries and keys, and draws the same dropout again from the block's own seed. What scores, mixing and
-activation there are is theirs to compute: :mod:`.scores`, :mod:`.mixing`, :mod:`fairseq_lowrank.ops.activation`. PyTorch's softmax is one fused pass over a row that sits in
-the cache, cheaper than exp(s − lse), so the row statistics are computed again too instead of being saved.
+activation there are is theirs to compute: :mod:`.scores`, :mod:`.mixing`, :mod:`fairseq_lowrank.ops.activation`.
+PyTorch's softmax is one fused pass over a row that sits in the cache, cheaper than exp(s − lse), so the row statistics
+are computed again too instead of being saved.
 """
 
 from __future__ import annotations
