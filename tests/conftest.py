@@ -5,6 +5,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples on every run and every machine however slow, and no files left behind.
+settings.register_profile(
+    "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("fixed")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -1,7 +1,6 @@
 """Random problems for the attention operation, drawn by hypothesis."""
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -15,9 +14,6 @@ from fairseq_lowrank.ops import (
     StaticMixing,
     attention,
 )
-
-# The same examples on every run and every machine, and no files left behind.
-fixed = settings(derandomize=True, deadline=None, database=None)
 
 MIXINGS = ("none", "static", "positionwise", "diagonal")
 

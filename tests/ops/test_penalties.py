@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_problems import call_of, fixed, hidden, problems
+from attention_problems import call_of, hidden, problems
 from brute_force import attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def pairwise_overlap(weights):
     return values
 
 
-@settings(fixed, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
     problem = data.draw(problems(device))
@@ -58,7 +58,7 @@ def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
     torch.testing.assert_close(actual.detach().cpu(), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(fixed, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_gradients_of_head_overlap_are_its_slopes(data, device):
     problem = data.draw(problems(device, largest=3))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_problems import MIXINGS, attend, fixed, leaves, mixing_of, problems
+from attention_problems import MIXINGS, attend, leaves, mixing_of, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +41,7 @@ def assert_same(actual, expected, tolerance):
 
 
 @pytest.mark.parametrize("backend", FAST)
-@settings(fixed, max_examples=100)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_values_and_gradients_are_the_references(backend, data, device):
     problem = data.draw(problems(device, **COVERAGE.get(backend, {})))
@@ -51,7 +51,7 @@ def test_values_and_gradients_are_the_references(backend, data, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(fixed, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_narrow_dtypes_stay_near_float64(backend, dtype, data, device):
     problem = data.draw(problems(device, **COVERAGE.get(backend, {}), dtype=dtype))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention_problems import LargestTensor, fixed, mixing_of, problems
+from attention_problems import LargestTensor, mixing_of, problems
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,7 +50,6 @@ def in_loops(scores):
     return result
 
 
-@fixed
 @given(data=st.data())
 def test_full_is_the_formula(data):
     call, _ = data.draw(calls("cpu", largest=4))
@@ -65,7 +64,6 @@ def values_and_gradients(call, tensors, backend):
     return [heads, *gradients]
 
 
-@fixed
 @given(data=st.data())
 def test_blocks_give_the_references_values_and_gradients(data, device):
     call, tensors = data.draw(calls(device))
@@ -150,7 +148,6 @@ def test_sdpa_refuses_them():
         attention(call, "sdpa")
 
 
-@fixed
 @given(data=st.data())
 def test_penalties_read_one_head_at_a_time(data):
     call, _ = data.draw(calls("cpu"))

@@ -3,7 +3,7 @@
 import brute_force
 import pytest
 import torch
-from attention_problems import LargestTensor, fixed, mixing_of
+from attention_problems import LargestTensor, mixing_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +60,7 @@ def brute(call):
     )[0]
 
 
-@settings(fixed, max_examples=40)
+@settings(max_examples=40)
 @given(drawn=calls())
 def test_the_reference_is_the_brute_force(drawn):
     call, _ = drawn
@@ -68,7 +68,7 @@ def test_the_reference_is_the_brute_force(drawn):
 
 
 @pytest.mark.parametrize("backend", ["blocked", "auto"])
-@settings(fixed, max_examples=60)
+@settings(max_examples=60)
 @given(drawn=calls())
 def test_values_and_gradients_are_the_references(backend, drawn):
     call, tensors = drawn
