@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run and every machine however slow, and no files left behind.
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "corpus" in getattr(item, "fixturenames", ()):
             item.add_marker("corpus")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """The same random numbers in a test, whichever ran before it."""
+    torch.manual_seed(1)
 
 
 @pytest.fixture(scope="session")
