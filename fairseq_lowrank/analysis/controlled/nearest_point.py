@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -194,20 +195,27 @@ def _cell(values: list[float], seeds: list[int]) -> str:
 
 
 def draw(lines: list[dict]):
-    """Error against heads: ours by method, and the published curve; bars go from the least to the greatest seed."""
+    """Error against heads: ours by method, and the published curve; bars go from the least to the greatest seed.
+
+    Methods stand side by side, each a little to the right of the one before; first those with the longest curves.
+    """
     from fairseq_lowrank.analysis import pictures
 
     figure, axes = pictures.new_figure()
     values = _by_row(lines)
-    names = list(dict.fromkeys(name for name, _ in values))
-    for name, style in zip(names, pictures.styles(names), strict=True):
+    counts = Counter(name for name, _ in values)
+    names = sorted(counts, key=lambda name: -counts[name])
+    for place, (name, style) in enumerate(zip(names, pictures.styles(names), strict=True)):
+        aside = 1.04**place
         heads = sorted(heads for other, heads in values if other == name)
         means = [statistics.fmean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
         # a row of one number of heads has no line to tell it by
         marker = "osD^"[pictures.LINE_STYLES.index(style["linestyle"])]
-        axes.errorbar(heads, means, (low, high), marker=marker, ms=5, capsize=2, label=name, **style)
+        axes.errorbar(
+            [count * aside for count in heads], means, (low, high), marker=marker, ms=5, capsize=2, label=name, **style
+        )
     heads = [64 // rank for rank in PUBLISHED]
     axes.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
     axes.set_xscale("log", base=2)
