@@ -125,7 +125,7 @@ def hold(folder, program, log) -> None:
 
 
 def wait_for(condition) -> None:
-    end = time.monotonic() + 300
+    end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
