@@ -6,6 +6,14 @@ import traceback
 # The messages of these say what is wrong; of others the class belongs to the message.
 PLAIN = (ValueError, OSError, AssertionError, ModuleNotFoundError)
 
+# What a command may miss, by the extra of this package that brings it; the same as in setup.py.
+EXTRAS = {
+    "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
+    "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
+    "analysis": ("jinja2", "matplotlib", "scipy", "tqdm"),
+    "bert": ("safetensors", "tokenizers"),
+}
+
 
 class Refused(ValueError):
     """What was asked for does not go together, or a checkpoint with it."""
@@ -36,6 +44,15 @@ def explanation(error: BaseException) -> str:
     if isinstance(error, AssertionError) and frames:
         message = frames[-1].line
     return f"{type(error).__name__}: {message} ({place}; LOWRANK_TRACEBACK=1 shows the traceback)"
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """Which package is not installed, and the extra that brings it."""
+    package = (error.name or "").partition(".")[0]
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return f"{package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
+    return str(error)
 
 
 def text(error: BaseException) -> str:

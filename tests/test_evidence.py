@@ -151,3 +151,13 @@ def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
 def test_rows_have_the_plugin_of_their_recipe(declared):
     assert declared("above_head_size.sh")["h4-mha"][0].endswith("/fairseq_lowrank")
     assert declared("fast_start.sh")["h4-mha-2e-3"][0].endswith("/examples/evidence/controls")
+    controls = declared("above_head_size_controls.sh")
+    assert all(words[0].endswith("/examples/evidence/controls") for words in controls.values())
+    # which differ from the table's `mha` in the control alone
+    _, (_, *plain) = declared("above_head_size.sh")["h32-mha"]
+    for name, changed in {
+        "h32-column-sums": {"--head-mixing", "column-sums"},
+        "h32-small-start": {"lowrank_transformer_iwslt_de_en", "transformer_small_start_iwslt_de_en"},
+    }.items():
+        _, (_, *flags) = controls[name]
+        assert set(flags) ^ set(plain) == changed

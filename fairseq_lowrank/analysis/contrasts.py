@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_lowrank.analysis import statistics
-from fairseq_lowrank.runs.results import read_results, results_files
+from fairseq_lowrank.runs.results import origins, read_results, results_files
 
 KEY = ("paper", "table", "metric", "split")
 
@@ -168,7 +168,7 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     for name in ("metric", "split", "updates"):
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
-    commits = {str(line.get("commit") or "unknown") for line in chosen}
+    commits = {str(origin.get("commit") or "unknown") for line in chosen for origin in origins(line)}
     if len(commits) > 1:
         notes.append(f"lines of several commits: {', '.join(sorted(commit[:10] for commit in commits))}")
     seeds = [{line["seed"] for line in chosen if line["row"] == row} for row in rows]
@@ -185,7 +185,7 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
 
 
 def _processors(lines: Iterable[dict], seed: int) -> set[str]:
-    machines = [line.get("machine") for line in lines if line["seed"] == seed]
+    machines = [origin.get("machine") for line in lines if line["seed"] == seed for origin in origins(line)]
     trained_on = [machine.get("gpus") or [machine["cpu"]] for machine in machines if isinstance(machine, dict)]
     return {" + ".join(sorted(set(names))) for names in trained_on}
 

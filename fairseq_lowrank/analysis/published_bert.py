@@ -115,7 +115,12 @@ class PublishedBert:
         def name(row: int) -> str:
             word = self.words[row] if row < len(self.words) else ""
             readable = word.split() == [word] and word not in reserved and not word.startswith("#fairseq:")
-            return word if readable and last[word] == row else f"madeupword{row:04d}"
+            if readable and last[word] == row:
+                return word
+            substitute = f"madeupword{row:04d}"
+            while substitute in last:
+                substitute += "_"
+            return substitute
 
         return [f"{name(row)} 1" for row in self.rows[len(SPECIAL) : -1]]
 

@@ -324,6 +324,7 @@ class Setting:
         row: name of the row, of the variant's ``{name}``.
         mean: of the seeds' values.
         style: how a value is printed.
+        task: of which alone, where lines have one.
     """
 
     title: str
@@ -332,6 +333,7 @@ class Setting:
     row: str
     mean: Callable[[Sequence[float]], float] = fmean
     style: str = ".2f"
+    task: str | None = None
 
 
 SETTINGS = (
@@ -339,6 +341,9 @@ SETTINGS = (
     Setting("Multi30k de-en, 32 heads: BLEU", "multi30k.jsonl", "compare", "{name}-h32"),
     Setting("Brown, 4 heads: test perplexity", "brown.jsonl", "compare", "{name}"),
     Setting("Brown, 32 heads: test perplexity", "brown.jsonl", "compare", "{name}-h32"),
+    Setting(
+        "small BERT, sentence polarity: accuracy", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
+    ),
     Setting(
         "one known matrix, 16 heads: error",
         "evidence-matrices.jsonl",
@@ -449,7 +454,7 @@ def measured(name: str, results: Path = RESULTS) -> list[dict]:
     rows = []
     for setting in SETTINGS:
         lines = read_results(results / setting.file, measurements=True)
-        lines = [line for line in lines if line["table"] == setting.table]
+        lines = [line for line in lines if line["table"] == setting.table and line.get("task") == setting.task]
         values = {
             preset: {line["seed"]: line["value"] for line in lines if line["row"] == row and not line["smoke"]}
             for preset, row in ((preset, setting.row.format(name=preset)) for preset in (name, "mha"))

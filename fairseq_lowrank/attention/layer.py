@@ -218,7 +218,7 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
 
         heads, weights = self._attend(q, memory, mask, need_weights, query_padding)
-        output = self.out_proj(split_beams(heads, beam).permute(2, 0, 1, 3).reshape(queries, batch, -1))
+        output = self.out_proj(split_beams(heads, beam).permute(2, 0, 1, 3).flatten(2))
         output = output.transpose(0, 1) if self.batch_first else output
         if weights is None:
             return output, None

@@ -101,5 +101,7 @@ def _is_causal(mask: Tensor) -> bool:
 def is_right_padding(key_padding_mask: Tensor) -> bool:
     """Whether no row has a visible key after a hidden one. Under causality such padding hides nothing from real queries."""
     hidden = key_padding_mask.to(torch.bool)
+    if hidden.size(1) == 0:
+        return True
     # one question of the device, which would be waited for at each
     return not bool((hidden[:, 0] | (hidden[:, :-1] & ~hidden[:, 1:]).any(dim=1)).any())

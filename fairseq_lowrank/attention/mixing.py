@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.attention.parameters import undecayed
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 
 
@@ -24,7 +25,7 @@ class Mixing(nn.Module):
     ) -> None:
         super().__init__()
         if learnable:
-            self.weight = _undecayed(weight)
+            self.weight = undecayed(weight)
         else:
             self.register_buffer("weight", weight)
         self.register_parameter("query_weight", None)
@@ -44,17 +45,10 @@ class PositionwiseMixingWeights(Mixing):
 
     def __init__(self, base: Tensor, query_dim: int) -> None:
         super().__init__(base, rule=PositionwiseMixing)
-        self.query_weight = _undecayed(torch.zeros(query_dim, base.size(0)))
+        self.query_weight = undecayed(torch.zeros(query_dim, base.size(0)))
 
     def operation(self, query: Tensor) -> HeadMixing:
         return PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
-
-
-def _undecayed(weight: Tensor) -> nn.Parameter:
-    """A parameter exempt from weight decay, which would pull M towards 0, not towards I."""
-    parameter = nn.Parameter(weight)
-    parameter.optim_overrides = {"optimizer": {"weight_decay": 0.0}}
-    return parameter
 
 
 def _random(num_heads: int) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.spec import AXES
+from fairseq_lowrank.attention.spec import AXES, AttentionSpec
 
 _MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
 
@@ -34,19 +34,17 @@ class SavedWithMeaning(nn.Module):
             destination._metadata.setdefault(prefix[:-1], {})["attention"] = self._meaning()
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
-        saved = local_metadata.get("attention", {})
-        if saved:  # what the first states do not say
-            sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
-            saved = {**sizes, "score": "dot-product", "score_mixing": "none", **saved}
+        saved = saved_meaning(local_metadata)
         part_projections(state_dict, prefix)
         self._start_mixing(state_dict, prefix, saved)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        for name, ours in self._meaning().items():
-            theirs = saved.get(name, ours)
-            # Mixing that is learned starts as the identity: what had none goes on.
-            if theirs == ours or (name in _MIXINGS and theirs == "none" and list(getattr(self, name).parameters())):
-                continue
-            errors.append(f"{prefix[:-1]} was saved with {name}={theirs} and is loaded with {ours}")
+        # Mixing that is learned starts as the identity: what had none goes on.
+        learned = {
+            name for name in _MIXINGS if getattr(self, name) is not None and list(getattr(self, name).parameters())
+        }
+        goes_on = {name for name in learned if saved.get(name) == "none"}
+        ours = {name: value for name, value in self._meaning().items() if name not in goes_on}
+        errors += differences(prefix, saved, ours)
 
     # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
     def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: dict[str, int | str]) -> None:
@@ -63,6 +61,30 @@ class SavedWithMeaning(nn.Module):
             if of_other_code or saved.get(axis) == "none":
                 for name, tensor in start.items():
                     state_dict.setdefault(name, tensor)
+
+
+def saved_meaning(metadata: dict) -> dict[str, int | str]:
+    """What a state says that a layer computed, with what the first states do not say; empty in states of other code."""
+    saved = metadata.get("attention", {})
+    if not saved:
+        return {}
+    sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
+    return {**sizes, "score": "dot-product", "score_mixing": "none", **saved}
+
+
+def plain_meaning(num_heads: int, head_dim: int) -> dict[str, int | str]:
+    """Of fairseq's own attention."""
+    sizes = {"num_heads": num_heads, "head_dim": head_dim, "value_dim": head_dim, "key_value_heads": num_heads}
+    return sizes | {name: getattr(AttentionSpec(), name) for name, axis in AXES.items() if axis.choices is not None}
+
+
+def differences(prefix: str, saved: dict[str, int | str], ours: dict[str, int | str]) -> list[str]:
+    """In what a layer, ``ours``, is another than the one that was ``saved``."""
+    return [
+        f"{prefix[:-1]} was saved with {name}={saved[name]} and is loaded with {value}"
+        for name, value in ours.items()
+        if saved.get(name, value) != value
+    ]
 
 
 def part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:

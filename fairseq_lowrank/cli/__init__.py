@@ -14,15 +14,7 @@ from collections.abc import Sequence
 
 from fairseq_lowrank import __version__
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import explanation, show_traceback
-
-# What a command may miss, by the extra of this package that brings it; the same as in setup.py.
-EXTRAS = {
-    "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
-    "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
-    "analysis": ("jinja2", "matplotlib", "scipy", "tqdm"),
-    "bert": ("safetensors", "tokenizers"),
-}
+from fairseq_lowrank.messages import explanation, missing, show_traceback
 
 
 def commands() -> dict:
@@ -66,12 +58,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = missing(error) if isinstance(error, ModuleNotFoundError) else explanation(error)
         print(f"fairseq-lowrank {args.command}: error: {message}", file=sys.stderr)
         return 2
-
-
-def missing(error: ModuleNotFoundError) -> str:
-    """Which package is not installed, and the extra that brings it."""
-    package = (error.name or "").partition(".")[0]
-    for extra, packages in EXTRAS.items():
-        if package in packages:
-            return f"{package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
-    return str(error)

@@ -44,7 +44,8 @@ def average(paths: Sequence[str]) -> dict:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
         if index == 0:
             result, kind = state, model_kind(state)
-            total = {name: tensor.to(mean_type(tensor)) for name, tensor in state["model"].items()}
+            # copies: tied parameters share their storage, and each name has a sum of its own
+            total = {name: tensor.to(mean_type(tensor), copy=True) for name, tensor in state["model"].items()}
             continue
         other = model_kind(state)
         for name in [*kind, *(name for name in other if name not in kind)]:

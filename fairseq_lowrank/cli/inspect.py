@@ -35,6 +35,8 @@ def run(args) -> None:
     from fairseq_lowrank.analysis import checkpoints, inspection
 
     spectrum.check_data_arguments(args)
+    if not args.data and (given := spectrum.given_for_data(args)):
+        raise ValueError(f"{' '.join(given)}: of sequences, which --data brings: expected --data DIR beside it")
     state = checkpoints.load_state(args.checkpoint)
     means = mean_mixing(args) if args.data else None
     layers = inspection.inspect(state["model"], means)

@@ -26,6 +26,8 @@ from pathlib import Path
 from fairseq_lowrank.cli import _output
 
 NAME = "spectrum"
+# Which sequences are drawn where no flag says otherwise.
+SEQUENCES = {"subset": "valid", "sequences": 32, "seed": 1, "min_length": 2, "max_length": None, "length": None}
 HELP = "singular values of the attention matrices of checkpoints, on real data"
 
 
@@ -47,16 +49,21 @@ def add_arguments(parser) -> None:
 def add_data_arguments(parser, default_data: str = "default: the model's own") -> None:
     """What to run a checkpoint on; `inspect` takes the same."""
     parser.add_argument("--data", type=Path, metavar="DIR", help=f"folder of fairseq-preprocess ({default_data})")
-    parser.add_argument("--subset", default="valid", help="train, valid, test (default %(default)s)")
-    parser.add_argument("--sequences", type=int, default=32, metavar="N", help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of their choice (default %(default)s)")
-    parser.add_argument(
-        "--min-length", type=int, default=2, metavar="N", help="shortest sequence (default %(default)s)"
-    )
+    parser.add_argument("--subset", help="train, valid, test (default %(default)s)")
+    parser.add_argument("--sequences", type=int, metavar="N", help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=int, help="seed of their choice (default %(default)s)")
+    parser.add_argument("--min-length", type=int, metavar="N", help="shortest sequence (default %(default)s)")
     parser.add_argument("--max-length", type=int, metavar="N", help="longest sequence (default: any)")
     parser.add_argument(
         "--length", type=int, metavar="N", help="block length of language models (default: as the model was trained)"
     )
+    parser.set_defaults(**SEQUENCES)
+
+
+def given_for_data(args) -> list[str]:
+    """The flags about sequences that are given another value than their default."""
+    changed = {name: getattr(args, name) for name, default in SEQUENCES.items() if getattr(args, name) != default}
+    return [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
 
 
 def check_data_arguments(args) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fairseq_lowrank.corpora.catalogue import CORPORA, parse
 from fairseq_lowrank.corpora.corpus import Corpus, positive, published_folder, work_folder
-from fairseq_lowrank.corpora.fetch import locked
+from fairseq_lowrank.corpora.fetch import check_source, locked, source_of
 from fairseq_lowrank.corpora.steps import JOIN, check_settings, join_sentences
+from fairseq_lowrank.messages import missing
 
 PROGRAM = "scripts/prepare.sh"
 
@@ -61,6 +62,7 @@ def locate(args: argparse.Namespace) -> None:
     """Fill in the default folders of `args`, whose names tell apart the forms of a corpus."""
     corpus: Corpus = args.corpus
     data = published_folder()
+    args.data_given = args.data is not None
     args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)
     args.output = args.output or work_folder() / "data" / corpus.form(vars(args) | {JOIN.name: None})
 
@@ -69,6 +71,8 @@ def prepare(args: argparse.Namespace) -> Path:
     """Make what `args` ask for, unless it is there; what is printed."""
     with locked(args.output):
         check_settings(args)
+        if args.data_given and args.data.exists() and source_of(args.output) is not None:
+            check_source(args, str(args.data.resolve()))
         done = args.output / "bin"
         made = done if done.exists() else args.corpus.prepare(args)
         if sentences := getattr(args, JOIN.name, None):
@@ -87,8 +91,9 @@ def main(argv: list[str] | None = None) -> int:
     locate(args)
     try:
         print(prepare(args))
-    except (ValueError, OSError) as error:
-        print(f"{PROGRAM} {args.corpus.name}: error: {error}", file=sys.stderr)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        message = missing(error) if isinstance(error, ModuleNotFoundError) else error
+        print(f"{PROGRAM} {args.corpus.name}: error: {message}", file=sys.stderr)
         return 2
     return 0
 

@@ -20,6 +20,9 @@ from pathlib import Path
 from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.corpora.text import say, whole_file
 
+DOWNLOADS = "download"  # a folder within --output
+SOURCE = "source.txt"  # within --output too: the folder that it is made from
+
 
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
@@ -120,6 +123,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
+        if not has_begun(folder):  # before another process may note a source of its own
+            (folder / SOURCE).unlink(missing_ok=True)
         os.close(handle)
         with suppress(OSError):  # only an empty folder goes: nothing was made
             folder.rmdir()
@@ -135,15 +140,43 @@ def find(folders: Iterable[Path], names: str) -> Path | None:
     return None
 
 
+def source_of(output: Path) -> str | None:
+    """The folder that a corpus was begun from; None where nothing says so."""
+    note = output / SOURCE
+    return note.read_text(encoding="utf-8").strip() if note.is_file() else None
+
+
+def has_begun(output: Path) -> bool:
+    """Whether anything is made in a folder, beside notes and what is downloaded."""
+    made = (path for path in output.rglob("*") if path.is_file() and path.name not in (SOURCE, "settings.json"))
+    return any(output / DOWNLOADS not in path.parents for path in made)
+
+
+def check_source(args: argparse.Namespace, source: str | None) -> None:
+    """Refuse to go on with --output from another folder than it was begun from; note the folder where nothing is made yet."""
+    begun, note = source_of(args.output), args.output / SOURCE
+    if source is None or begun == source:
+        return
+    if not has_begun(args.output):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(note) as file:
+            file.write(f"{source}\n")
+    elif begun is not None:  # folders are older than these notes
+        raise ValueError(
+            f"{args.output} was begun from {begun}, not from {source}: give --data {begun}, or remove that folder"
+        )
+
+
 def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str | None], note: str = "") -> list[Path]:
     """The files matching `names`, from --data or, with --download, from `urls`.
 
     `urls` gives each address its SHA-256, or None where it is not known; archives are unpacked.
 
     Raises:
-        ValueError: files are missing; the message names them and says where they come from.
+        ValueError: files are missing, and the message names them and says where they come from; or --output was begun from
+            others.
     """
-    names, fetched = list(names), args.output / "download"
+    names, fetched = list(names), args.output / DOWNLOADS
     folders = [args.data, fetched]
     if args.download and any(find(folders, name) is None for name in names):
         for url, checksum in urls.items():
@@ -160,4 +193,6 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
             f"--download from {', '.join(urls)}{note}; from a recipe or the quickstart: LOWRANK_DATA=FOLDER, with them in "
             f'FOLDER/{args.data.name}, or PREPARE="--download"'
         )
+    own = any(args.data in path.parents for path in found.values())
+    check_source(args, str((args.data if own else fetched).resolve()))
     return list(found.values())

@@ -84,7 +84,7 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
 
     Lines that lack columns, of which QQP's training part has a few, are left out of it; elsewhere they are refused.
     """
-    rows = csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows = whole_rows(csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE), path)
     bare = published.bare if split.startswith(("train", "valid")) else None
     header = [] if bare else [name.strip("\ufeff ").replace(" ", "_") for name in next(rows, [])]
     places = bare or {name: place for place, name in enumerate(header)}
@@ -103,6 +103,14 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
         yield Example(tuple(row[places[name]] for name in published.columns), label)
     if left_out:
         say(f"{path}: {left_out} lines lack columns and are left out")
+
+
+def whole_rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
+    """The rows of a csv reader; where it can't go on, as at a line's end within a field, the error names the place."""
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
 
 
 def glue(args: argparse.Namespace) -> Path:

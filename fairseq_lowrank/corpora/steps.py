@@ -14,7 +14,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, positive
-from fairseq_lowrank.corpora.fetch import make
+from fairseq_lowrank.corpora.fetch import check_source, make, source_of
 from fairseq_lowrank.corpora.text import (
     BytePieces,
     MosesTokenizer,
@@ -126,6 +126,7 @@ def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> 
 
 def join_sentences(args: argparse.Namespace, base: Path) -> Path:
     """The corpus prepared in `base` with every --join consecutive sentences as one, and the same dictionaries."""
+    check_source(args, source_of(base))
     check_settings(args, keep=True)
     languages = args.corpus.languages
     names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in languages]

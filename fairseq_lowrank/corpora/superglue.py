@@ -23,8 +23,9 @@ def truth(record: dict) -> str | None:
     return None if "label" not in record else str(int(record["label"]))
 
 
+# Questions stand first: of what is longer than the model the end is cut off, which is then the passage's.
 def boolq(record: dict) -> Iterator[Example]:
-    yield Example((record["passage"], record["question"]), truth(record))
+    yield Example((record["question"], record["passage"]), truth(record))
 
 
 def entailment(record: dict) -> Iterator[Example]:
@@ -40,7 +41,7 @@ def multirc(record: dict) -> Iterator[Example]:
     """Each answer to each question on a passage by itself."""
     for question in record["passage"]["questions"]:
         for answer in question["answers"]:
-            yield Example((record["passage"]["text"], f"{question['question']} {answer['text']}"), truth(answer))
+            yield Example((f"{question['question']} {answer['text']}", record["passage"]["text"]), truth(answer))
 
 
 # Folder and archive, task, and how a line becomes examples.

@@ -69,7 +69,7 @@ class MosesTokenizer:
     Args:
         language: which rules for abbreviations.
         lowercase: lower-case the result.
-        normalise: unify punctuation and drop control characters first, as WMT's scripts do.
+        normalise: unify punctuation and put blanks for control characters first, as WMT's scripts do.
         aggressive: split at hyphens (`@-@`), as WMT's scripts do.
         escape: write `&apos;` for `'` and so on, as the Perl tokeniser does unless told otherwise.
     """
@@ -85,7 +85,7 @@ class MosesTokenizer:
     def __call__(self, line: str) -> str:
         if self.normaliser:
             line = self.normaliser.normalize(line)
-            line = "".join(character for character in line if unicodedata.category(character)[0] != "C")
+            line = "".join(" " if unicodedata.category(character)[0] == "C" else character for character in line)
         line = self.tokenizer.tokenize(line.strip(), **self.options)
         return line.lower() if self.lowercase else line
 

@@ -229,6 +229,7 @@ _NOT_HERE = {
     "decoder_learned_pos": "its positions are in its scores",
     "decoder_layerdrop": "memory belongs to a layer by its number",
     "base_layers": "they read no memory",
+    "embed_kernel": "the first positions of a segment would want the words of the one before",
     "layernorm_embedding": "its embeddings are the first layer's memory as they are",
     **dict.fromkeys(("scale_fc", "scale_attn", "scale_heads", "scale_resids"), "its layers have none of these scales"),
 }

@@ -27,12 +27,16 @@ class ConvolvedEmbedding(nn.Linear):
         self.kernel = kernel
         self.context: Tensor | None = None
         """Embeddings of the tokens before those of the next call, [B, up to K − 1, r]; None: there are none."""
+        self.padding: Tensor | None = None
+        """[B, up to K − 1 + T], true where the next call's context and tokens are padding; None: nowhere."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, r] → [B, T, d]."""
         length = x.size(1)
         if self.context is not None:
             x = torch.cat([self.context, x], 1)
+        if self.padding is not None:
+            x = x.masked_fill(self.padding.unsqueeze(-1), 0)
         x = F.pad(x, (0, 0, self.kernel - 1 + length - x.size(1), 0))
         return super().forward(torch.cat([x[:, j : j + length] for j in range(self.kernel)], -1))
 
@@ -48,12 +52,17 @@ def convolve_embedding(decoder: nn.Module, kernel: int) -> None:
 def _extract_features(
     decoder: nn.Module, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **others
 ):
-    """As the decoder's own, where a step of generation sees the tokens before its own."""
-    embedding = decoder.project_in_dim
+    """As the decoder's own, where a step of generation sees the tokens before its own, and padding counts as none before the first.
+
+    (Its embedding is 0 at the start, and is trained where an output layer shares it.)
+    """
+    embedding, read = decoder.project_in_dim, prev_output_tokens
     if incremental_state is not None:
-        before = prev_output_tokens[:, -embedding.kernel : -1]
-        embedding.context = decoder.embed_scale * decoder.embed_tokens(before)
+        read = read[:, -embedding.kernel :]
+        context = decoder.embed_scale * decoder.embed_tokens(read[:, :-1])
+        embedding.context = context if decoder.quant_noise is None else decoder.quant_noise(context)
+    embedding.padding = read.eq(decoder.padding_idx)
     try:
         return decoder.extract_features_of_input(prev_output_tokens, encoder_out, incremental_state, **others)
     finally:
-        embedding.context = None
+        embedding.context = embedding.padding = None

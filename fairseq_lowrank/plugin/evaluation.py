@@ -27,18 +27,32 @@ def as_stock() -> bool:
 
 # fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32. They alone are told a
 # path: a model that comes by from_pretrained has the configuration of its training.
+# fairseq-validate prepares no model; it overrides the arguments of the model's training with its own.
 def evaluate_in_bfloat16() -> None:
-    """Let ``--bf16`` mean bfloat16 in fairseq-generate, -interactive and -eval-lm, as ``--fp16`` means float16."""
-    prepare = models.BaseFairseqModel.prepare_for_inference_
+    """Let ``--bf16`` mean bfloat16 in fairseq-generate, -interactive, -eval-lm and -validate, as ``--fp16`` means float16."""
+    prepare, load_models = models.BaseFairseqModel.prepare_for_inference_, checkpoint_utils.load_model_ensemble_and_task
+
+    def convert(model: models.BaseFairseqModel) -> None:
+        logger.info("--bf16: the model computes in bfloat16; fairseq by itself would compute in float32")
+        model.bfloat16()
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self, cfg):
         if cfg.common.bf16 and cfg.common_eval.path is not None and not as_stock():
-            logger.info("--bf16: the model computes in bfloat16; fairseq by itself would compute in float32")
-            self.bfloat16()
+            convert(self)
         prepare(self, cfg)
 
+    @functools.wraps(load_models)
+    def load_model_ensemble_and_task(filenames, arg_overrides=None, *args, **kwargs):
+        loaded = load_models(filenames, arg_overrides, *args, **kwargs)
+        overrides = arg_overrides or {}
+        if overrides.get("bf16") and "path" in overrides and not as_stock():
+            for model in loaded[0]:
+                convert(model)
+        return loaded
+
     models.BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
+    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
 # --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12
@@ -79,9 +93,13 @@ def evaluate_every_sentence() -> Callable[[argparse.Namespace, Callable[[str], b
 
     def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
         nonlocal stock_multiple
-        stock_multiple = 1
-        if not is_training(args) and not as_stock() and hasattr(args, "required_batch_size_multiple"):
-            stock_multiple, args.required_batch_size_multiple = args.required_batch_size_multiple, 1
+        if is_training(args) or as_stock():
+            stock_multiple = 1
+        elif hasattr(args, "required_batch_size_multiple"):  # which fairseq-validate, parsing twice, has once
+            # fairseq-interactive, which alone buffers lines, and -eval-lm, which alone has windows, batch all by themselves
+            whole = hasattr(args, "buffer_size") or hasattr(args, "context_window")
+            stock_multiple = 1 if whole else args.required_batch_size_multiple
+            args.required_batch_size_multiple = 1
 
     trainer.Trainer.get_valid_iterator = get_whole_valid_iterator
     data_utils.batch_by_size = batch_by_size
@@ -107,7 +125,8 @@ def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> N
 
 
 def evaluate_every_block() -> None:
-    """Let ``fairseq-eval-lm`` refuse blocks longer than the model accepts instead of leaving them out."""
+    """Let ``fairseq-eval-lm`` refuse blocks longer than the model accepts instead of leaving them out, and read the context of
+    each block from the one before it, however many workers or shards there are."""
     task = language_modeling.LanguageModelingTask
     load, dataloader = task.load_dataset, task.eval_lm_dataloader
     load_models = checkpoint_utils.load_model_ensemble_and_task
@@ -140,7 +159,31 @@ def evaluate_every_block() -> None:
                 f"longest has {longest}, the context window among them) and would be left out of the perplexity or cut "
                 "short. Lower --tokens-per-sample or raise max_target_positions in --model-overrides"
             )
+        if context_window and not as_stock():
+            kwargs |= one_after_another(context_window, **kwargs)
         return dataloader(self, dataset, *args, max_positions=max_positions, context_window=context_window, **kwargs)
 
     task.load_dataset, task.eval_lm_dataloader = load_dataset, eval_lm_dataloader
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+
+
+# A process keeps the tokens of the last block that it read: one of several would give a block the context of another.
+def one_after_another(
+    context_window: int, num_shards: int = 1, num_workers: int = 1, **others: object
+) -> dict[str, int]:
+    """How many processes read blocks that have a context: one.
+
+    Raises:
+        Refused: shards, which do not have the blocks before theirs.
+    """
+    if num_shards > 1:
+        raise Refused(
+            f"{num_shards} shards (--num-shards, or as many workers): with --context-window {context_window} each block needs the "
+            "one before it, and a shard lacks it; expected 1"
+        )
+    if num_workers > 1:
+        logger.info(
+            f"One process reads the data, not {num_workers} (--num-workers): with --context-window {context_window} each block "
+            "needs the one before it; fairseq by itself would give blocks the context of others"
+        )
+    return {"num_workers": min(num_workers, 1)}

@@ -35,14 +35,19 @@ class FairseqAttention(MultiheadAttention):
             static_kv: keys and values do not change between steps: take the saved ones if there are any.
 
         An encoder's keys that a search repeated for each hypothesis are taken once a sentence where the beam size is known.
+        (Without a state there is no search: a model that has had one, as for BLEU in validation, trains on.)
         """
         if static_kv and self.saved(incremental_state) is not None:
             key = value = None
-        elif self.encoder_decoder_attention and self.beam_size > 1 and key is not None and key.size(1) == query.size(1):
+        elif incremental_state is not None and self._repeats_encoder(query, key):
             key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
         options |= {"need_weights": need_weights, "attn_mask": attn_mask}
         return super().forward(query, key, value, key_padding_mask, incremental_state, **options)
+
+    def _repeats_encoder(self, query: Tensor, key: Tensor | None) -> bool:
+        among_hypotheses = self.encoder_decoder_attention and self.beam_size > 1
+        return among_hypotheses and key is not None and key.size(1) == query.size(1)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""

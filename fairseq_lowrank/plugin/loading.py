@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import fairseq.modules
 import numpy
 import omegaconf
 import torch
@@ -28,6 +29,7 @@ from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
 from fairseq_lowrank.archives import Archive
+from fairseq_lowrank.attention import states
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin import checkpoint_file
 
@@ -301,6 +303,23 @@ def keep_metadata() -> None:
 
     checkpoint_utils.prune_state_dict = prune_state_dict
     checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
+
+
+# fairseq's layers do not look at what a state says of the layer that it was saved by, and weights of another activation, or
+# of other heads, may fit.
+def refuse_states_of_other_attention() -> None:
+    """Let fairseq's own attention refuse the states of this package's that compute something else."""
+    layer = fairseq.modules.MultiheadAttention
+    load = layer._load_from_state_dict
+
+    @functools.wraps(load)
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        load(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        errors += states.differences(
+            prefix, states.saved_meaning(local_metadata), states.plain_meaning(self.num_heads, self.head_dim)
+        )
+
+    layer._load_from_state_dict = _load_from_state_dict
 
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.

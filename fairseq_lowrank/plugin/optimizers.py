@@ -1,7 +1,8 @@
 """Parameters with their own weight decay or learning rate, under any of fairseq's optimizers.
 
-A parameter says so in its attribute ``optim_overrides = {"optimizer": {"weight_decay": 0.0, "lr_scale": 2.0}}``, the
-attribute that fairseq's composite optimizer reads and that its half-precision optimizers carry over to their copies.
+A parameter says so in its attribute ``optim_overrides = {"optimizer": {"weight_decay": 0.0, "lr_scale": 2.0},
+"under_any_optimizer": True}``, the attribute that fairseq's composite optimizer reads and that its half-precision optimizers
+carry over to their copies. Without the mark they are of a model of fairseq's, whose numbers stay as they are.
 """
 
 import functools
@@ -13,12 +14,14 @@ from fairseq import optim
 from fairseq.optim import composite
 from torch import nn
 
+from fairseq_lowrank.attention.parameters import OURS
 from fairseq_lowrank.messages import Refused
 
 
 def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
-    """The optimizer settings that a parameter has of its own: none without a parameter."""
-    return getattr(parameter, "optim_overrides", {}).get("optimizer", {})
+    """The settings that a parameter of this package's has of its own under any optimizer: none without a parameter."""
+    own = getattr(parameter, "optim_overrides", {})
+    return own.get("optimizer", {}) if OURS in own else {}
 
 
 def has_overrides(parameters: Iterable[nn.Parameter]) -> bool:
@@ -51,7 +54,7 @@ def scale_learning_rate(group: dict, lr: float) -> None:
 # fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which reads the
 # settings of one parameter for a whole group), and flattens half-precision copies into one tensor in which none can differ.
 def honour_parameter_overrides() -> None:
-    """Let every optimizer follow the parameters' ``optim_overrides``."""
+    """Let every optimizer follow the ``optim_overrides`` of this package's parameters."""
     build, build_half, set_lr = (
         optim.build_optimizer,
         optim.FP16Optimizer.build_optimizer,

@@ -82,6 +82,7 @@ def check_language_model(args: argparse.Namespace) -> None:
     if getattr(args, "embed_kernel", None) is not None:
         _check_embed_kernel(args)
     _check_adaptive(args)
+    _check_quantisation_noise(args)
 
 
 def _check_embed_rank(args: argparse.Namespace) -> None:
@@ -120,6 +121,18 @@ def _check_embed_kernel(args: argparse.Namespace) -> None:
     }.items():
         if given:
             raise Refused(f"--embed-kernel {kernel} does not go with {flag}: it reads one embedding matrix")
+
+
+def _check_quantisation_noise(args: argparse.Namespace) -> None:
+    """fairseq's noise of embeddings is a layer as wide as the model."""
+    if getattr(args, "quant_noise_pq", 0) and not (args.adaptive_input or args.character_embeddings):
+        width = getattr(args, "embed_rank", None) or args.decoder_input_dim
+        if width != args.decoder_embed_dim:
+            flag = "--embed-rank" if getattr(args, "embed_rank", None) else "--decoder-input-dim"
+            raise Refused(
+                f"--quant-noise-pq {args.quant_noise_pq:g} does not go with {flag} {width}: fairseq's noise takes embeddings as "
+                f"wide as the model; expected {args.decoder_embed_dim} (--decoder-embed-dim)"
+            )
 
 
 def embedding_flags(args: object) -> dict[str, int]:

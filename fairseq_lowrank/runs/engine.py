@@ -14,7 +14,7 @@ from fairseq_lowrank.corpora.text import read_lines, say, whole_file
 from fairseq_lowrank.runs import sizes
 from fairseq_lowrank.runs.commands import Commands
 from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value
-from fairseq_lowrank.runs.results import append_result, check, read_results
+from fairseq_lowrank.runs.results import ORIGIN, append_result, check, read_results
 from fairseq_lowrank.runs.scoring import SMOKE_FIT, attention_parameters, losses, read_training_log, score
 from fairseq_lowrank.runs.settings import Settings
 from fairseq_lowrank.runs.training import has_ended, is_locked, lock, read_note, train
@@ -130,7 +130,9 @@ class Engine:
         curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
         if found["metric"] in ("perplexity", "loss"):
             found["valid_perplexity"] = valid_perplexity
-        starts = read_note(run.folder)["starts"]
+        *earlier, last = starts = read_note(run.folder)["starts"]
+        earlier = [{key: start[key] for key in ORIGIN} for start in earlier]
+        earlier = [start for start in earlier if start != {key: last[key] for key in ORIGIN}]
         line = {
             "paper": self.recipe.paper,
             "table": self.recipe.table,
@@ -145,7 +147,8 @@ class Engine:
             **self.losses_of(run),
             "split": self.recipe.split,
             **found,
-            **{key: starts[-1][key] for key in ("commit", "machine", "versions")},
+            **{key: last[key] for key in ORIGIN},
+            **({"earlier_starts": earlier} if earlier else {}),
             "alone": all(start["alone"] for start in starts),
             "smoke": self.settings.smoke,
             "date": datetime.date.today().isoformat(),

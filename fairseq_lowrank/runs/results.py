@@ -24,12 +24,13 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
     **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity", "next_sentence_accuracy"), (*Number, type(None))),
     **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text},
-    **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,)},
+    **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,)},
 }
 # A measurement that is no training has these, and no architecture.
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
 MEASURED["commit"] = OPTIONAL["commit"]
 POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
+ORIGIN = {"commit": OPTIONAL["commit"], "machine": OPTIONAL["machine"], "versions": FIELDS["versions"]}
 LOSS = {"bits": Number, "sentence_values": (list,)}
 TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
 
@@ -49,6 +50,11 @@ def results_files(paths: Iterable[Path]) -> list[Path]:
             raise ValueError(f"{path} holds no .jsonl file")
         found += files
     return found
+
+
+def origins(line: dict) -> list[dict]:
+    """Where a line comes from: its own `commit`, `machine` and `versions`, and those of earlier starts that it went on from."""
+    return [line, *line.get("earlier_starts", [])]
 
 
 def read_results(path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False) -> list[dict]:
@@ -84,6 +90,8 @@ def check(line: object, text: str = "") -> None:
             check_type(field, line[field], kinds)
     for point in line.get("curve") or []:
         check_fields("curve", point, POINT)
+    for start in line.get("earlier_starts", []):
+        check_fields("earlier_starts", start, ORIGIN)
     for split, loss in line.get("losses", {}).items():
         check_fields(f"losses of {split}", loss, LOSS)
         for value in loss["sentence_values"]:

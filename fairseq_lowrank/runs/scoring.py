@@ -135,7 +135,7 @@ def read_training_log(path: Path) -> dict:
         "parameters": parameters,
         "updates": before,
         "tokens_per_second": round(tokens / max(seconds, 1.0)),
-        "valid_perplexity": min(perplexities, default=None),
+        "valid_perplexity": min((value for value in perplexities if not math.isnan(value)), default=None),
         "epochs": curve,
     }
 

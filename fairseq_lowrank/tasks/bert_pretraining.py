@@ -139,6 +139,12 @@ class BertPretrainingTask(FairseqTask):
             sizes=[tokens.sizes],
         )
 
+    def get_batch_iterator(self, *args, **kwargs):
+        """As fairseq's, but with workers for one epoch: those that fairseq keeps for all go on with the masks of the first."""
+        batches = super().get_batch_iterator(*args, **kwargs)
+        batches.persistent_workers = False
+        return batches
+
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
 

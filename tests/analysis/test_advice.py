@@ -390,3 +390,34 @@ def test_values_narrower_than_the_model_are_pointed_out_with_the_cost_of_wider_o
     wide = one(findings(architecture, ["--attention", "fixedhead", "--head-dim", "256"], lengths={}), "attention width")
     narrower = changes(wide)["--value-dim 64 (scores keep their rank)"]
     assert changes(wide)["--head-dim 64"] < narrower < 0
+
+
+def test_scores_that_are_mixed_are_judged_by_the_rank_of_all_heads():
+    heads = ["--decoder-attention-heads", "64"]  # of size 8
+    for flags in (["--score-mixing", "static"], ["--attention", "talking-heads"]):
+        fine = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([300])}), "head size")
+        assert fine.verdict == checks.FINE and fine.numbers["score_rank"] == 512 and not fine.changes
+        assert "rank r = 512" in fine.text
+        short = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([640])}), "head size")
+        assert short.verdict == checks.BOTTLENECK and "Above r + 1" in short.text
+        assert any(change.endswith("--head-dim 10") for change in changes(short))
+        assert not any("fewer heads" in change for change in changes(short))
+    # one head of keys for all: mixing its scores lifts nothing
+    shared = findings(
+        LM, [*heads, "--attention", "mqa", "--score-mixing", "static"], lengths={"text": numpy.array([300])}
+    )
+    assert one(shared, "head size").numbers["score_rank"] == 8
+
+
+@pytest.mark.parametrize(
+    "flags, offered",
+    [([], True), (["--attention", "mhe-mul"], False), (["--attention", "gqa", "--key-value-heads", "4"], True)],
+)
+def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags, offered):
+    flags = ["--decoder-attention-heads", "64", *flags]
+    costs = changes(one(findings(LM, flags, lengths={"text": numpy.array([300])}), "head size"))
+    assert ("--score-mixing static" in costs) == offered
+    if offered:
+        assert costs["--score-mixing static"] == total(LM, [*flags, "--score-mixing", "static"], 1000) - total(
+            LM, flags, 1000
+        )

@@ -147,6 +147,15 @@ def test_inspect_shows_b_or_with_data_the_mean(trained, language_model_data, tmp
     assert mean["kind"] == "mean M_t" and mean["matrix"] != first["matrix"]
 
 
+def test_inspect_refuses_flags_about_sequences_without_data(trained, language_model_data, capsys):
+    path = str(trained("mixhead-b"))
+    assert cli.main(["inspect", path, "--subset", "test", "--sequences", "5"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(
+        "--subset test --sequences 5: of sequences, which --data brings: expected --data DIR beside it"
+    )
+
+
 def test_inspect_shows_the_norms_of_head_embeddings(trained, tmp_path, capsys):
     path = str(trained("mhe"))
     assert cli.main(["inspect", path, "--output", str(tmp_path)]) == 0

@@ -57,6 +57,20 @@ def test_tasks_of_a_row_stand_together_with_their_mean_and_its_ratios():
     assert "superglue-5" not in scores(build(lines[1:3], load_papers()), "mha")
 
 
+def test_a_mean_over_tasks_is_of_one_seed_whatever_the_order_of_lines():
+    tasks = AVERAGES["superglue-5"]
+    lines = [
+        line("mha", task, 10.0 * seed, 400, seed)
+        for number, task in enumerate(tasks)
+        for seed in ((1, 2, 3), (3, 1, 2))[number % 2]
+    ]
+    mean = scores(build(lines, load_papers()), "mha")["superglue-5"]
+    assert mean["mean"] == 20 and mean["spread"] == 10
+    # of other seeds in one task: no mean that would stand beside another row's
+    lines = [one for one in lines if (one["task"] == tasks[0]) <= (one["seed"] > 1)]
+    assert "superglue-5" not in scores(build(lines, load_papers()), "mha")
+
+
 def test_papers_name_scores_as_tasks_do():
     papers = load_papers()
     names = {

@@ -174,6 +174,17 @@ def test_the_dictionary_has_the_published_words_and_places_for_those_that_fairse
         assert dictionary[rows.index(row)] == f"madeupword{row:04d}"
 
 
+def test_a_published_word_that_looks_like_a_substitute_keeps_its_place(published, imported):
+    publish(published)
+    vocabulary = published / "vocab.txt"
+    words = vocabulary.read_text().splitlines()
+    words[17] = "madeupword0002"  # what would stand for row 2, a repeated word
+    vocabulary.write_text("".join(f"{word}\n" for word in words))
+    dictionary, rows = load(imported())[1].source_dictionary, PublishedBert.read(published).rows
+    assert len(dictionary) == SIZES["vocab_size"]
+    assert rows[dictionary.index("madeupword0002")] == 17 and rows[dictionary.index("madeupword0002_")] == 2
+
+
 @pytest.mark.parametrize("lower", [True, False])
 def test_word_pieces_are_those_of_transformers(lower, published, imported):
     publish(published)

@@ -113,6 +113,23 @@ def test_one_set_of_encoder_keys_for_all_beams(repeated, inputs):
         torch.testing.assert_close(weights, expected_weights, check_dtype=False)
 
 
+def test_quantisation_noise_reaches_what_a_score_makes_of_its_own():
+    from fairseq.modules.quant_noise import quant_noise
+
+    torch.manual_seed(1)
+    spec = AttentionSpec(score="synthesizer-dense")
+    options = {"self_attention": True, "max_positions": 8}
+    layer = FairseqAttention(spec, 12, 3, wrap_projection=lambda linear: quant_noise(linear, 0.9, 4), **options)
+    x = torch.randn(5, 2, 12)
+    before = layer.synthesizer.weight.clone()
+    layer.eval()
+    exact = layer(x, x, x)[0]
+    assert torch.equal(before, layer.synthesizer.weight) and torch.equal(exact, layer(x, x, x)[0])
+    layer.train()
+    layer(x, x, x)
+    assert (layer.synthesizer.weight == 0).float().mean() > 0.5 > (before == 0).float().mean()
+
+
 def test_a_fairseq_dropout_module_and_quantisation_noise_fit_in(x):
     from fairseq.modules import FairseqDropout
     from fairseq.modules.quant_noise import quant_noise

@@ -145,3 +145,17 @@ def test_an_additive_value_embedding_enters_as_often_as_its_row_keeps_weight(mak
     kept = heads / layer.head_embeddings.value * (1 - 0.25) * 4
     torch.testing.assert_close(kept, kept.round())
     assert {2, 3, 4} <= set(kept[..., 0].round().int().flatten().tolist()) <= {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "talking-heads", "mhe-mul", "sha", "mqa"])
+@pytest.mark.parametrize(("queries", "keys", "batch"), [(3, 3, 0), (0, 3, 2), (3, 0, 2), (0, 0, 2)])
+def test_nothing_attends_to_nothing(preset, queries, keys, batch, make, inputs, device):
+    layer = make(preset, self_attention=queries == keys)
+    query, key = inputs(queries, batch, 12), inputs(keys, batch, 12)
+    padding = torch.zeros(batch, keys, dtype=torch.bool, device=device)
+    for mask in (None, CAUSAL) if queries == keys else (None,):
+        for need_weights in (False, True):
+            output, weights = layer(query, key, key, padding, attn_mask=mask, need_weights=need_weights)
+            assert output.shape == (queries, batch, 12)
+            assert weights is None or weights.shape == (batch, queries, keys)
+            output.sum().backward()

@@ -62,6 +62,20 @@ def test_a_setting_that_refers_to_another_still_does(tmp_path):
     assert load_checkpoint(output)["cfg"]["task"]["seed"] == "${common.seed}"
 
 
+def test_tied_parameters_are_averaged_once_for_each_name(tmp_path):
+    paths = []
+    for value in (1.0, 3.0):
+        paths.append(save(tmp_path / f"{value}.pt", value))
+        state = load_checkpoint(paths[-1])
+        state["model"]["tied"] = state["model"]["w"]
+        torch.save(state, paths[-1])
+    tied = load_checkpoint(paths[0])["model"]
+    assert tied["tied"].data_ptr() == tied["w"].data_ptr()
+    _, output = average(tmp_path, *paths)
+    found = load_checkpoint(output)["model"]
+    assert found["w"].tolist() == found["tied"].tolist() == [2.0, 4.0]
+
+
 def test_a_checkpoint_given_twice_counts_twice(tmp_path):
     one, four = save(tmp_path / "1.pt", 1.0), save(tmp_path / "4.pt", 4.0)
     _, output = average(tmp_path, one, one, four)

@@ -119,6 +119,16 @@ def test_rows_of_one_seed_from_several_processors_are_said_to_be(tmp_path, capsy
     assert not any("processors" in note for note in row["notes"])
 
 
+def test_a_training_that_went_on_at_another_commit_and_processor_is_of_both(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    first = {"commit": "1" * 40, "machine": {"cpu": "One"}, "versions": {}}
+    write(path, {"a": {1: 5.0}}, commit="2" * 40, machine={"cpu": "Other"})
+    write(path, {"b": {1: 4.0}}, commit="2" * 40, machine={"cpu": "Other"}, earlier_starts=[first])
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert "lines of several commits: 1111111111, 2222222222" in row["notes"]
+    assert any(note.endswith("seed 1 (One, Other)") for note in row["notes"])
+
+
 def test_files_are_written(tmp_path):
     path = write(tmp_path / "a.jsonl")
     assert cli.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank import cli
+from fairseq_lowrank import cli, messages
 
 SETUP = Path(__file__).resolve().parents[2] / "setup.py"
 
@@ -32,7 +32,7 @@ def test_a_command_names_the_extra_that_it_misses(command, package, extra, monke
 
 
 def test_another_missing_module_is_named_without_an_extra():
-    assert cli.missing(ModuleNotFoundError("No module named 'x'", name="x")) == "No module named 'x'"
+    assert messages.missing(ModuleNotFoundError("No module named 'x'", name="x")) == "No module named 'x'"
 
 
 def test_the_extras_are_those_of_setup_py():
@@ -41,5 +41,5 @@ def test_the_extras_are_those_of_setup_py():
         for extra, packages in re.findall(r'^        "(\w+)": \[(.+)\],$', SETUP.read_text(), re.M)
     }
     for extra in ("translation", "analysis", "bert"):
-        assert declared[extra] == {module.replace("_", "-") for module in cli.EXTRAS[extra]}
+        assert declared[extra] == {module.replace("_", "-") for module in messages.EXTRAS[extra]}
     assert "fairseq" in declared

@@ -72,3 +72,9 @@ def test_help_says_what_a_script_takes(name, capsys):
         main([name, "--help"])
     said = capsys.readouterr().out
     assert stopped.value.code == 0 and "--data" in said and "--download" in said
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(prepare, corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)  # as if it were not installed
+    status, said = prepare("multi30k", "--data", corpus("multi30k"))
+    assert status == 2 and said.endswith("sacremoses is not installed: pip install 'fairseq-lowrank[translation]'")

@@ -48,3 +48,19 @@ def test_joined_sentences_share_the_dictionaries(prepare, shorten, corpus, tmp_p
     shutil.rmtree(single)  # as the refusal of other pieces says, which holds for the joined folder too
     status, said = prepare("multi30k", "--data", data, "--pieces", 250, "--join", 10)
     assert status == 2 and f"{joined} was made with --pieces 200, not with --pieces 250" in said
+
+
+def test_what_was_begun_from_one_folder_does_not_go_on_from_another(prepare, shorten, corpus, tmp_path):
+    one = shorten(corpus("multi30k"), tmp_path / "one", train=105, val=20, test=20)
+    other = shorten(corpus("multi30k"), tmp_path / "other", train=90, val=10, test=10)
+    damaged = next(one.glob("val*en.gz"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:40])
+    assert prepare("multi30k", "--data", one, "--pieces", 200)[0] == 2
+    refused = f"was begun from {one}, not from {other}: give --data {one}, or remove that folder"
+    assert refused in prepare("multi30k", "--data", other, "--pieces", 200)[1]
+    damaged.write_bytes(whole)
+    # and joined sentences are of what they are made from, whatever is said of --data
+    for arguments in (["multi30k", "--data", one], ["multi30k-x2"], ["multi30k-x2", "--data", one]):
+        assert prepare(*arguments, "--pieces", 200)[0] == 0
+    assert refused in prepare("multi30k-x2", "--data", other, "--pieces", 200)[1]

@@ -159,8 +159,41 @@ def test_a_label_or_a_file_of_another_form_is_refused(prepare, own, tmp_path):
     assert "has no column sentence1, sentence2" in prepare(f"glue-wnli-by-{own}", "--data", data.parent)[1]
 
 
+def test_other_data_for_what_is_made_already_are_refused(prepare, own, tmp_path):
+    for folder, word in (("one", "cat"), ("other", "dog")):
+        for name in ("train", "dev", "test"):
+            columns = "index\tsentence1\tsentence2" + "\tlabel" * (name != "test")
+            file = tmp_path / folder / "WNLI" / f"{name}.tsv"
+            write_lines(file, [columns, f"0\tthe {word}\tthe mat" + "\t1" * (name != "test")])
+    status, made = prepare(f"glue-wnli-by-{own}", "--data", tmp_path / "one")
+    assert status == 0
+    status, said = prepare(f"glue-wnli-by-{own}", "--data", tmp_path / "other")
+    assert status == 2 and f"was begun from {tmp_path / 'one'}, not from {tmp_path / 'other'}: give --data" in said
+    for again in (["--data", tmp_path / "one"], [], ["--data", tmp_path / "gone"]):
+        assert prepare(f"glue-wnli-by-{own}", *again) == (0, made)
+
+
+def test_a_line_end_within_a_field_is_refused_with_its_place(prepare, own, tmp_path):
+    for name in ("train", "dev", "test"):
+        file = tmp_path / "glue" / "WNLI" / f"{name}.tsv"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"index\tsentence1\tsentence2\tlabel\n0\ta\rb\tb\t1\n")
+    status, said = prepare(f"glue-wnli-by-{own}", "--data", tmp_path / "glue")
+    assert status == 2 and "train.tsv, line 2: new-line character seen in unquoted field" in said
+    (tmp_path / "glue" / "WNLI" / "train.tsv").write_bytes(b"index\tsentence1\r0\ta\r")
+    assert "train.tsv, line 1: new-line" in prepare(f"glue-wnli-by-{own}", "--data", tmp_path / "glue")[1]
+
+
+def test_other_data_are_taken_where_the_first_came_to_nothing(prepare, own, tmp_path):
+    for folder, columns in (("bad", "index\tlabel"), ("good", "index\tsentence1\tsentence2\tlabel")):
+        for name in ("train", "dev", "test"):
+            write_lines(tmp_path / folder / "WNLI" / f"{name}.tsv", [columns, "0\ta\tb\t1"])
+    assert "has no column" in prepare(f"glue-wnli-by-{own}", "--data", tmp_path / "bad")[1]
+    assert prepare(f"glue-wnli-by-{own}", "--data", tmp_path / "good")[0] == 0
+
+
 RECORDS = {
-    "boolq": ({"question": "is it", "passage": "It is.", "idx": 0}, [("It is .", "is it")], "1"),
+    "boolq": ({"question": "is it", "passage": "It is.", "idx": 0}, [("is it", "It is .")], "1"),
     "cb": ({"premise": "It is.", "hypothesis": "is it", "idx": 0}, [("It is .", "is it")], "neutral"),
     "rte": ({"premise": "It is.", "hypothesis": "is it", "idx": 0}, [("It is .", "is it")], "entailment"),
     "wic": (
@@ -177,7 +210,7 @@ RECORDS = {
                 ],
             }
         },
-        [("A text .", "Who ? He"), ("A text .", "Who ? she")],
+        [("Who ? He", "A text ."), ("Who ? she", "A text .")],
         "1",
     ),
 }

@@ -45,7 +45,7 @@ def test_several_processes_keep_the_order(tmp_path):
 
 
 def test_moses_options():
-    line = "„Well-known“ text:\u200b it's 3.5 & more."
+    line = "„Well-known“\ttext:\u200bit's 3.5 & more."
     assert MosesTokenizer("en", escape=False)(line).endswith("it 's 3.5 & more .")
     assert MosesTokenizer("en")(line).endswith("it &apos;s 3.5 &amp; more .")
     normalised = MosesTokenizer("en", normalise=True, aggressive=True, escape=False)(line)

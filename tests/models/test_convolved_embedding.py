@@ -78,7 +78,11 @@ def test_it_reads_the_last_tokens_and_no_later_one():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rank", [(), ("--embed-rank", "5")], ids=["full", "rank 5"])
+@pytest.mark.parametrize(
+    "rank",
+    [(), ("--embed-rank", "5"), ("--quant-noise-pq", "0.1", "--quant-noise-pq-block-size", "4")],
+    ids=["full", "rank 5", "noise"],
+)
 def test_decoding_step_by_step_gives_what_the_whole_sequence_gives(rank):
     model = model_of("--embed-kernel", "3", *rank)
     tokens = torch.randint(4, 50, (2, 8))
@@ -92,9 +96,29 @@ def test_decoding_step_by_step_gives_what_the_whole_sequence_gives(rank):
     torch.testing.assert_close(model(tokens)[0], whole)  # nothing of the steps is left
 
 
+@torch.no_grad()
+def test_padding_on_the_left_changes_nothing_where_its_embedding_was_trained():
+    # (steps of fairseq's decoders count the positions of padding)
+    model = model_of("--embed-kernel", "3", "--share-decoder-input-output-embed", "--no-token-positional-embeddings")
+    tokens, padding = torch.randint(4, 50, (2, 6)), torch.ones(2, 3, dtype=torch.long)
+    padded = torch.cat((padding, tokens), 1)
+    assert model.decoder.embed_tokens.weight[1].norm() > 0.1
+    alone, beside = model(tokens)[0], model(padded)[0][:, 3:]
+    torch.testing.assert_close(beside, alone)
+    state = {}
+    for length in range(1, 10):
+        step = model.decoder(padded[:, :length], incremental_state=state)[0]
+    torch.testing.assert_close(step[:, -1], alone[:, -1])
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
+        (
+            ["--embed-kernel", "3", "--decoder-input-dim", "16", "--quant-noise-pq", "0.1"],
+            "--quant-noise-pq 0.1 does not go with --decoder-input-dim 16",
+        ),
+        (["--embed-rank", "5", "--quant-noise-pq", "0.1"], "--quant-noise-pq 0.1 does not go with --embed-rank 5"),
         (["--embed-kernel", "1"], "--embed-kernel 1: expected 2 to "),
         (["--embed-kernel", "65", "--tokens-per-sample", "64"], "--embed-kernel 65: expected 2 to 64"),
         (["--embed-kernel", "3", "--character-embeddings"], "--embed-kernel 3 does not go with --character-embeddings"),
@@ -107,6 +131,11 @@ def test_decoding_step_by_step_gives_what_the_whole_sequence_gives(rank):
 def test_a_kernel_that_means_nothing_is_refused(flags, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(parse("lowrank_transformer_lm", [*TINY[2:], *flags]), 50)
+
+
+def test_character_embeddings_are_as_wide_as_the_model_and_go_with_quantisation_noise():
+    flags = ["--character-embeddings", "--decoder-input-dim", "16", "--quant-noise-pq", "0.1"]
+    build(parse("lowrank_transformer_lm", [*TINY[2:], *flags, "--quant-noise-pq-block-size", "4"]), 50)
 
 
 def test_only_language_models_have_one():

@@ -267,6 +267,7 @@ def test_checkpointed_activations_give_the_same_gradients():
         (["--attention", "el"], "score 'relative' projects positions as keys are projected, and projection 'el' projects no keys"),
         (["--decoder-learned-pos"], "--decoder-learned-pos True: not in a Transformer-XL, its positions are in its scores"),
         (["--decoder-layerdrop", "0.1"], "--decoder-layerdrop 0.1: not in a Transformer-XL"),
+        (["--embed-kernel", "3"], "--embed-kernel 3: not in a Transformer-XL, the first positions of a segment"),
         (["--scale-heads"], "--scale-heads True: not in a Transformer-XL"),
         (["--character-embeddings"], "--character-embeddings: not in lowrank_transformer_xl"),
         (["--memory-length", "-1"], "--memory-length -1: expected a number of positions >= 0"),

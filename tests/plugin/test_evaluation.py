@@ -1,8 +1,13 @@
 """What changes the numbers of an evaluation says so where it does, and can be switched off."""
 
+import re
+
 import pytest
 
 pytest.importorskip("fairseq")
+
+from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.plugin.evaluation import one_after_another
 
 MODEL = [
     *("--arch", "transformer", "--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16),
@@ -49,3 +54,70 @@ def test_bfloat16_is_named_where_it_is_computed_in(generate, monkeypatch):
     assert words not in generate()[1]
     monkeypatch.setenv("LOWRANK_STOCK_EVALUATION", "1")
     assert words not in generate("--bf16")[1]
+
+
+@pytest.fixture
+def validate(translation_data, fairseq_command, checkpoint):
+    def run(*flags):
+        return fairseq_command(
+            "validate", translation_data, "--task", "translation", "--path", checkpoint[0], *QUICKLY, *flags
+        )
+
+    return run
+
+
+def test_validation_says_what_it_does_differently_too(validate, monkeypatch):
+    in_bfloat16 = "the model computes in bfloat16; fairseq by itself would compute in float32"
+    said = validate()
+    assert f"All 20 sentences are evaluated; {LEFT_OUT.format(4)}" in said and in_bfloat16 not in said
+    half = validate("--bf16")
+    assert in_bfloat16 in half
+    losses = [float(re.search(r"valid on 'valid' subset .* loss (\S+)", text)[1]) for text in (said, half)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    monkeypatch.setenv("LOWRANK_STOCK_EVALUATION", "1")
+    stock = validate("--bf16")
+    assert in_bfloat16 not in stock and "would leave out" not in stock and " bsz 16" in stock
+
+
+def test_interactive_translation_leaves_nothing_out_by_itself_and_nothing_is_said(
+    translation_data, fairseq_command, checkpoint, tmp_path
+):
+    text = tmp_path / "text"
+    text.write_text("a\n" * 5)
+    search = ["--path", checkpoint[0], "--cpu", "--beam", 1, "--max-len-b", 3, "--buffer-size", 5, "--batch-size", 5]
+    said = fairseq_command("interactive", translation_data, *search, "--input", text)
+    assert sum(line.startswith("H-") for line in said.splitlines()) == 5 and "would leave out" not in said
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_context_window_is_the_same_with_any_number_of_workers(
+    workers, language_model_data, fairseq_command, tmp_path
+):
+    model = [
+        "--arch",
+        "transformer_lm",
+        "--decoder-layers",
+        1,
+        "--decoder-embed-dim",
+        16,
+        "--decoder-ffn-embed-dim",
+        16,
+    ]
+    model += ["--decoder-attention-heads", 2, "--tokens-per-sample", 32, "--optimizer", "adam", "--max-update", 20]
+    save = ["--no-epoch-checkpoints", "--disable-validation", "--lr", 0.05, "--save-dir", tmp_path]
+    fairseq_command("train", language_model_data, "--task", "language_modeling", *model, *QUICKLY, *save)
+    evaluate = [language_model_data, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--gen-subset", "valid"]
+    evaluate += ["--tokens-per-sample", 32, "--context-window", 24, "--batch-size", 1]
+
+    def perplexity(*flags):
+        said = fairseq_command("eval-lm", *evaluate, *flags)
+        return re.search(r"Loss .*", said)[0], "One process reads the data, not 2 (--num-workers)" in said
+
+    assert "would leave out" not in fairseq_command("eval-lm", *evaluate)
+    (expected, _), (found, announced) = perplexity("--num-workers", 1), perplexity("--num-workers", workers)
+    assert found == expected and announced == (workers > 1)
+
+
+def test_shards_of_blocks_that_need_each_other_are_refused():
+    with pytest.raises(Refused, match=r"2 shards .*: with --context-window 24 each block needs the one before it"):
+        one_after_another(24, num_shards=2)

@@ -95,8 +95,6 @@ def test_bfloat16_is_near_float32(family: Family, preset: str):
 def test_decoding_step_by_step_scores_as_in_one_pass(family: Family, preset: str):
     model = shake(family.build(*preset_flags(preset)))
     hypotheses = family.decode(model)
-    if hasattr(model, "set_beam_size"):  # BART takes its batches for beams ever after
-        model.set_beam_size(1)
     best = [sentence[0]["tokens"] for sentence in hypotheses]
     longest = max(map(len, best))
     tokens = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row)), value=1) for row in best])

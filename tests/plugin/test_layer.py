@@ -61,6 +61,16 @@ def test_keys_that_a_search_repeated_are_kept_once_a_sentence(preset):
         torch.testing.assert_close(layer(query, key, key, padding), expected)
 
 
+def test_a_layer_that_has_been_searched_with_reads_each_sentence_of_a_batch_for_itself():
+    layer = make("mixhead-b", encoder_decoder_attention=True)
+    query, encoded = inputs(2, 6, 12), inputs(5, 6, 12, seed=3)
+    expected = layer(query, encoded, encoded)
+    layer.set_beam_size(3)
+    torch.testing.assert_close(layer(query, encoded, encoded), expected)
+    of_five = layer(query[:, :5], encoded[:, :5], encoded[:, :5])
+    torch.testing.assert_close(of_five, (expected[0][:, :5], expected[1][:5]))
+
+
 def test_the_buffer_has_fairseqs_names():
     layer, state = make(), {}
     assert layer._get_input_buffer(None) == {} and layer._get_input_buffer(state) == {}

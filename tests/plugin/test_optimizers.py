@@ -11,6 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, build
 
+from fairseq_lowrank.attention.parameters import OURS
 from fairseq_lowrank.plugin.optimizers import overrides
 
 ARCH = "lowrank_transformer_iwslt_de_en"
@@ -148,3 +149,22 @@ def test_the_composite_optimizer_is_refused():
     assert fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES).parameters())).param_groups
     with pytest.raises(ValueError, match="--optimizer composite does not go with head mixing"):
         fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES, *MIXHEAD).parameters()))
+
+
+def test_settings_that_fairseqs_models_have_for_its_composite_optimizer_are_left_to_it():
+    def first_updates(own):
+        weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+        weights[1].optim_overrides = own
+        config = convert_namespace_to_omegaconf(arguments(ARCH, *SIZES, "--optimizer", "adam", "--lr", LR))
+        optimizer = fairseq_optim.build_optimizer(config.optimizer, weights)
+        optimizer.set_lr(LR)
+        for weight in weights:
+            weight.grad = torch.ones(2)
+        optimizer.step()
+        return [1 - weight[0].item() for weight in weights], len(optimizer.param_groups)
+
+    scaled = {"optimizer": {"lr_scale": 0.5}}
+    moves, groups = first_updates(scaled)
+    assert moves == pytest.approx([LR, LR], rel=1e-4) and groups == 1
+    moves, groups = first_updates(scaled | {OURS: True})
+    assert moves == pytest.approx([LR, LR / 2], rel=1e-4) and groups == 2

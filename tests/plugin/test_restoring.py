@@ -107,6 +107,19 @@ def test_a_state_of_another_attention_is_refused_with_the_flags_that_it_wants(tr
     assert start in line and line.endswith("trained with: --arch lowrank_transformer, --attention mixhead-b")
 
 
+def test_stock_attention_refuses_the_state_of_another_function_though_its_weights_fit(train, refusal, tmp_path):
+    sigsoftmax = ["--arch", STOCK[1], "--attention-activation", "sigsoftmax"]
+    train(*sigsoftmax, "--max-epoch", 1)
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    said = "was saved with activation=sigsoftmax and is built with softmax"
+    assert said in refusal(*STOCK)
+    assert said in refusal(*STOCK, "--finetune-from-model", last, folder="other")
+    # what is fairseq's own function goes on
+    train("--arch", STOCK[1], "--attention", "mha", "--max-epoch", 1, folder="plain")
+    log = train(*STOCK, "--finetune-from-model", tmp_path / "plain" / "checkpoint_last.pt", folder="third")
+    assert "loading pretrained model from" in log
+
+
 def test_a_stock_checkpoint_is_restored_by_the_flag_that_its_refusal_names(train, refusal, tmp_path):
     train(*STOCK, "--max-epoch", 1)
     stock = tmp_path / "run" / "checkpoint_last.pt"

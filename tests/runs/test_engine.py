@@ -189,6 +189,27 @@ def test_a_speed_is_marked_as_taken_alone_only_where_every_start_was(recipe, set
         assert read_results(chosen.results)[0]["alone"] is (name == "yes")
 
 
+def test_a_training_that_went_on_elsewhere_names_every_place(recipe, settings, engine, quick, monkeypatch):
+    own = recipe(mha="--attention mha")
+    for places in (["One"], ["One", "One"], ["One", "Other"]):
+        chosen = settings(
+            results=settings().results.parent / f"{places}.jsonl", extra=("--lr", f"0.0{len(set(places))}{len(places)}")
+        )
+        run = own.run(own.rows["mha"], chosen)
+        run.folder.mkdir(parents=True)
+        for place in places:
+            monkeypatch.setattr(provenance, "machine", lambda threads, place=place: {"cpu": place, "threads": threads})
+            training.note_start(run, chosen, own.root)
+        run.last.parent.mkdir()
+        run.last.touch()
+        run.best.touch()
+        run.log.write_text(f"{LOG}done training in 1 seconds\n")
+        engine(own, chosen).run_rows()
+        [line] = read_results(chosen.results)
+        assert line["machine"]["cpu"] == places[-1]
+        assert [start["machine"]["cpu"] for start in line.get("earlier_starts", [])] == ["One"] * (len(set(places)) - 1)
+
+
 def test_a_trial_is_no_real_run_nor_a_real_run_a_trial(recipe, settings, engine, quick):
     own = recipe(mha="--attention mha --max-update 3 --arch lowrank_transformer")
     for smoke in (True, False):

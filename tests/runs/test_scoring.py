@@ -1,5 +1,7 @@
 """Scores and learning curves, read from fairseq's own output."""
 
+import re
+
 import pytest
 
 from fairseq_lowrank.corpora.text import write_lines
@@ -31,6 +33,12 @@ def test_a_training_log_gives_size_updates_speed_and_curve(tmp_path):
         {"updates": 200, "train_loss": 8.0, "valid_loss": 7.5},
     ]
     assert run["valid_perplexity"] == 120
+
+
+def test_a_validation_that_came_to_no_number_hides_no_best_one(tmp_path):
+    for gone, best in ((256, 120), (120, 128)):
+        (tmp_path / "log").write_text(re.sub(rf"(valid on .* ppl ){gone}\b", r"\1nan", LOG))
+        assert scoring.read_training_log(tmp_path / "log")["valid_perplexity"] == best
 
 
 def test_a_log_without_a_finished_epoch_is_refused(tmp_path):

@@ -78,6 +78,17 @@ def test_a_batch_is_what_bert_reads(task):
     assert set(sample["sentence_target"].tolist()) == {0, 1}
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_masks_are_new_in_every_epoch_with_any_number_of_workers(task, workers):
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=16, num_workers=workers)
+    seen = []
+    for _ in range(2):
+        epoch = batches.next_epoch_itr(shuffle=False)
+        seen.append([sample["target"] for sample in epoch])
+    assert len(seen[0]) == len(seen[1]) > 1
+    assert not any(torch.equal(*pair) for pair in zip(*seen, strict=True))
+
+
 def test_masks_are_new_in_every_epoch_and_pairs_are_not(task):
     first, again, second = batch(task), batch(task), batch(task, epoch=2)
     assert first["target"].equal(again["target"]) and not first["target"].equal(second["target"])

@@ -13,7 +13,15 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.analysis.advice.lengths import describe_lengths, lengths_by_site
-from fairseq_lowrank.analysis.advice.remedies import LIFTS_NOTHING, Variants, as_flags, cached, wider_heads
+from fairseq_lowrank.analysis.advice.remedies import (
+    LIFTS_NOTHING,
+    Variants,
+    as_flags,
+    cached,
+    score_heads,
+    score_rank,
+    wider_heads,
+)
 from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, build, spec_of, stacks
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.analysis.report.papers import load_papers
@@ -84,7 +92,7 @@ class Facts:
 
     def share_beyond(self, site: str) -> float:
         """The share of sequences for which a site's heads can't produce every attention matrix."""
-        return float((self.lengths[site] > self.sites[site].head_dim + 1).mean())
+        return float((self.lengths[site] > score_rank(self.sites[site]) + 1).mean())
 
 
 def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> list[Finding]:
@@ -101,7 +109,9 @@ def head_size(facts: Facts) -> Iterator[Finding]:
     """Head size against sequence length at every site whose lengths are known, and whose scores are products."""
     sites = [site for site in facts.lengths if spec_of(facts.sites[site]).score != "synthesizer-random"]
     short = [site for site in sites if facts.share_beyond(site) > 0.05]
-    wanted = {site: math.ceil(describe_lengths(facts.lengths[site])["p95"]) for site in short}
+    wanted = {
+        site: math.ceil(describe_lengths(facts.lengths[site])["p95"] / score_heads(facts.sites[site])) for site in short
+    }
     for site in sites:
         changes = []
         if site in short:
@@ -113,28 +123,40 @@ def head_size(facts: Facts) -> Iterator[Finding]:
 def _head_size_at(site: str, facts: Facts, changes: list[tuple[str, int | None]]) -> Finding:
     module, lengths = facts.sites[site], facts.lengths[site]
     head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
-    beyond = facts.share_beyond(site)
-    numbers = {"site": site, "head_dim": head_dim, "heads": heads, "lengths": stats, "share_beyond": beyond}
+    rank, mixed_scores = score_rank(module), score_heads(module) > 1
+    beyond, limit = facts.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
+    numbers = {
+        "site": site,
+        "head_dim": head_dim,
+        "heads": heads,
+        "score_rank": rank,
+        "lengths": stats,
+        "share_beyond": beyond,
+    }
     length = (
         f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
-        f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than d_k + 1."
+        f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
         if lengths.min() < lengths.max()
         else f"sequence length n = {lengths[0]}."
     )
-    about = f"{site} attention: head size d_k = {head_dim}; {length}"
+    size = f"head size d_k = {head_dim}"
+    if mixed_scores:
+        size += f", and {heads} heads whose mixed scores have rank r = {rank} at most"
+    about = f"{site} attention: {size}; {length}"
     evidence, tables = _mixing_evidence(facts, short=beyond <= 0.05)
     if beyond <= 0.05:
-        text = f"{about} A head of this size can produce any attention matrix of such a length. {evidence}"
+        text = f"{about} A head of this {'rank' if mixed_scores else 'size'} can produce any attention matrix of such a length."
+        text += "" if mixed_scores else f" {evidence}"
         return Finding("head size", FINE, text, f"{FIXEDHEAD}; {tables}", numbers)
     spec = spec_of(module)
-    text = f"{about} Above d_k + 1 there are attention matrices that no head of this size can produce. "
+    text = f"{about} Above {limit} there are attention matrices that no head of this {'rank' if mixed_scores else 'size'} can produce. "
     if spec.projection == "single":
         text += "All heads share one matrix here, so mixing them lifts nothing."
     elif spec.mixing not in LIFTS_NOTHING:
         text += f"Its {heads} heads are mixed, which lifts the rank of what they produce."
     else:
         text += evidence
-    verdict = BOTTLENECK if stats["median"] > head_dim + 1 else PARTLY
+    verdict = BOTTLENECK if stats["median"] > rank + 1 else PARTLY
     return Finding(
         "head size", verdict, text, f"{FIXEDHEAD} (d_k = n − 1 already suffices); {tables}", numbers, changes
     )

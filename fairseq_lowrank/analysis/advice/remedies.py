@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from fairseq_lowrank.analysis.architecture import attention_layers, build, our_arguments, spec_of
+from fairseq_lowrank.analysis.architecture import attention_layers, axes_of, build, our_arguments, spec_of
 from fairseq_lowrank.analysis.parameters import count
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
@@ -68,7 +68,7 @@ class Variants:
     def attention_remedies(
         self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
     ) -> list[tuple[str, int]]:
-        """Flags that lift the rank at a site, with their cost: mixed heads, larger heads, or what other sites have.
+        """Flags that lift the rank at a site, with their cost: mixed heads or scores, larger heads, or what other sites have.
 
         A model has one composition, and plain mha at the sites that are not chosen. So a remedy is for all sites of the
         same composition that want one; where that would leave a third kind of attention, for all of that composition.
@@ -86,7 +86,11 @@ class Variants:
         goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
         if now[site].mixing in LIFTS_NOTHING and now[site].projection != "single":
             goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
+        mixed_scores = replace(now[site], score_mixing="static")
+        if score_heads(sites[site], mixed_scores) > score_heads(sites[site]):
+            goals.insert(-1, mixed_scores)
         mixes = options.spec.mixing not in LIFTS_NOTHING and options.spec.projection != "single"
+        mixes = mixes or options.spec.score_mixing != "none"
         if options.spec not in (now[site], *goals) and (mixes or (options.spec.head_dim or 0) > sites[site].head_dim):
             goals.append(options.spec)
         found = []
@@ -114,6 +118,8 @@ class Variants:
                 changes["attention"] = {"static": "mixhead-a", "positionwise": "mixhead-b"}[goal.mixing]
             else:
                 changes["head_mixing"] = goal.mixing
+        if goal.score_mixing != options.spec.score_mixing:
+            changes["score_mixing"] = goal.score_mixing
         if goal.head_dim != options.spec.head_dim:
             if preset == "mha":
                 changes["attention"] = "fixedhead"
@@ -121,6 +127,26 @@ class Variants:
         if set(chosen) != {site for site in present if site in options.sites}:
             changes["attention_sites"] = ",".join(chosen)
         return changes
+
+
+def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+    """Of how many heads' keys each head's scores are made: one's, or where scores are mixed all that there are.
+
+    Args:
+        spec: another composition for the layer.
+    """
+    axes = axes_of(module, spec)
+    if axes["score_mixing"] == "none":
+        return 1
+    if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
+        return axes["synthesizer_heads"] or module.num_heads
+    return axes["key_value_heads"]
+
+
+def score_rank(module: nn.Module) -> int:
+    """The greatest rank of a head's scores, r = d_k; where scores are mixed min(d, h·d_k), as the sum of h products has it."""
+    heads = score_heads(module)
+    return module.head_dim if heads == 1 else min(module.embed_dim, heads * module.head_dim)
 
 
 def as_flags(changes: dict[str, object]) -> str:
@@ -134,7 +160,9 @@ def cached(model: nn.Module) -> int:
 
 
 def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
-    """Fewer heads of at least the wanted size, or the next to it, in the same width."""
+    """Fewer heads of at least the wanted size, or the next to it, in the same width; none where scores are mixed already."""
+    if score_heads(module) > 1:
+        return []
     fewer = _fewer_heads(module.embed_dim, wanted)
     larger = module.embed_dim // fewer
     if fewer >= module.num_heads or larger <= module.head_dim:

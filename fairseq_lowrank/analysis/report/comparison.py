@@ -158,11 +158,12 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     """
     lines, scale = at_one_scale([line for line in lines if not line["smoke"]] or lines, published)
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
-    values: dict[tuple[str, str], list[float]] = {}
+    by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for line in latest.values():
         for where, value in scores_of(line, published).items():
-            values.setdefault(where, []).append(value)
-    add_averages(values)
+            by_seed.setdefault(where, {})[line["seed"]] = value
+    add_averages(by_seed)
+    values = {where: list(found.values()) for where, found in by_seed.items()}
     # A speed says something only of a training that had the machine to itself.
     speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
     last = list(latest.values())[-1]
@@ -210,13 +211,13 @@ def plot_name(table: dict, task: str | None) -> str:
     return "-".join(filter(None, (table["paper"], table["table"], task)))
 
 
-def add_averages(values: dict[tuple[str, str], list[float]]) -> None:
-    """Add, seed by seed, the means of scores of which all parts are there in as many seeds."""
-    for split in sorted({split for _, split in values}):
+def add_averages(by_seed: dict[tuple[str, str], dict[int, float]]) -> None:
+    """Add, seed by seed, the means of scores of which all parts are there, under the same seeds."""
+    for split in sorted({split for _, split in by_seed}):
         for name, parts in AVERAGES.items():
-            found = [values.get((part, split), []) for part in parts]
-            if all(found) and len({len(part) for part in found}) == 1:
-                values[name, split] = [statistics.fmean(seed) for seed in zip(*found, strict=True)]
+            found = [by_seed.get((part, split), {}) for part in parts]
+            if all(found) and all(part.keys() == found[0].keys() for part in found):
+                by_seed[name, split] = {seed: statistics.fmean(part[seed] for part in found) for seed in found[0]}
 
 
 def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: str | None = None) -> list[dict]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.attention.parameters import undecayed
 from fairseq_lowrank.attention.projections.projection import Entry, Memory, Sizes
 from fairseq_lowrank.attention.projections.shared import Single
 from fairseq_lowrank.ops import AttentionCall
@@ -21,10 +22,9 @@ class HeadEmbeddings(nn.Module):
     def __init__(self, num_heads: int, **sizes: int) -> None:
         super().__init__()
         for name, size in sizes.items():
-            embedding = nn.Parameter(torch.empty(num_heads, size))
+            embedding = undecayed(torch.empty(num_heads, size))
             # Small against the projections (whose entries are of order 1), yet enough to tell the heads apart.
             nn.init.normal_(embedding, std=0.02)
-            embedding.optim_overrides = {"optimizer": {"weight_decay": 0.0}}
             self.register_parameter(name, embedding)
 
     def extra_repr(self) -> str:

@@ -129,6 +129,8 @@ class DenseScores(Synthesizer):
 
     def scores(self, layer: nn.Module, q: Tensor, values: Tensor, positions: Tensor | None) -> DotProduct:
         keys = values.size(2)
+        if layer.training:  # hooks, of which quantisation noise is one, are of calls
+            layer.synthesizer(layer.synthesizer.weight.new_empty(0, self.projection.sizes.head_dim))
         weight, bias = layer.synthesizer.weight, layer.synthesizer.bias
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.

@@ -43,7 +43,8 @@ class HeadMixing(Part):
     def full(self, heads: Tensor) -> Tensor:
         """The formula: Σ_j M_t[j, i] P_j[t] of P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
         matrices = self.matrices().to(heads.dtype)
-        return torch.einsum("ji,bjts->bits" if matrices.dim() == 2 else "btji,bjts->bits", matrices, heads)
+        with without_autocast(heads):
+            return torch.einsum("ji,bjts->bits" if matrices.dim() == 2 else "btji,bjts->bits", matrices, heads)
 
     def column(self, batch: slice, head: int) -> Tensor:
         """M[:, i] of one mixed head, broadcastable to ``[b, H, T, 1]``."""

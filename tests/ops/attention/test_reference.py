@@ -59,6 +59,18 @@ def test_weights_are_float32_and_heads_keep_their_dtype_in_half_precision(device
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 300, device=device), rtol=0, atol=1e-5)
 
 
+def test_scores_and_weights_are_mixed_in_float32_under_autocast(device):
+    q, k, v = (torch.randn(2, 4, 5, 8, device=device) for _ in range(3))
+    mixing = StaticMixing(torch.eye(4, device=device) + 0.1)
+    problem = {"q": q, "k": k, "v": v, "before": mixing, "mixing": mixing}
+    expected = attend(**problem, need_weights=True, backend="reference")[1]
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        scores = masked_scores(call_of(**problem))
+        weights = attend(**problem, need_weights=True, backend="reference")[1]
+    assert scores.dtype == weights.dtype == torch.float32
+    torch.testing.assert_close(weights, expected, atol=5e-3, rtol=0)
+
+
 def test_weights_are_those_before_dropout(device):
     q = torch.randn(1, 2, 4, 3, generator=torch.Generator().manual_seed(0)).to(device)
     exact = attend(q, q, q, need_weights=True)[1]

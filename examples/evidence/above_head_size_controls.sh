@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Evidence, part 6: what of mixing's lead with 32 heads of 4 is damping. Settings of above_head_size.sh, whose table these rows
+# share; the controls are a plugin: M with column sums held at 1 (it mixes and cannot damp), output weights that start at half (it
+# damps at the start and does not mix). Settings from outside: see ../common.sh.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 PLUGIN=examples/evidence/controls FIT=2000
+GENERATE="${GENERATE:---beam 5 --max-len-a 1.5 --max-len-b 50}"
+COMMON=("${EVIDENCE[@]}" $(decayed 2e-3 1260) $(heads 32) $(ffn 512)) # 10 epochs of 126 updates
+row h32-column-sums --arch lowrank_transformer_iwslt_de_en --attention mha --head-mixing column-sums
+row h32-small-start --arch transformer_small_start_iwslt_de_en --attention mha
+translation_rows
