@@ -2,15 +2,20 @@
 Python 3.11, torch 2.13, numpy 2.4.
 """
 
+import atexit
+import contextlib
 import functools
 import os
+import queue
+import time
 import types
 import warnings
+import weakref
 
 import numpy
 import torch
 from fairseq import models, sequence_generator, utils
-from fairseq.data import data_utils, language_pair_dataset, token_block_dataset
+from fairseq.data import data_utils, iterators, language_pair_dataset, token_block_dataset
 from fairseq.distributed import utils as distributed_utils
 from fairseq.modules import dynamic_crf_layer
 
@@ -95,6 +100,29 @@ def join_torchrun() -> None:
         return call_main(cfg, main, **kwargs)
 
     distributed_utils.call_main = joined
+
+
+# fairseq reads batches ahead in a daemon thread. Where a process ends before its data does, as under --max-update, Python kills
+# that thread at its next step, and within torch's code that ends the process as a failure, after all of its work was done.
+def end_reading_with_the_process(seconds: float = 10) -> None:
+    """Let a process wait for the batch that is being read, for ``seconds`` at most, before it ends."""
+    create, readers = iterators.BufferedIterator._create_consumer, weakref.WeakSet()
+
+    @functools.wraps(create)
+    def _create_consumer(self):
+        create(self)
+        readers.add(self._consumer)
+
+    def end() -> None:
+        deadline = time.monotonic() + seconds
+        for reader in list(readers):
+            reader._max_len = 0  # this batch is the last one
+            while reader.is_alive() and time.monotonic() < deadline:
+                with contextlib.suppress(queue.Empty):
+                    reader._queue.get(timeout=0.01)  # it may wait for room
+
+    iterators.BufferedIterator._create_consumer = _create_consumer
+    atexit.register(end)
 
 
 def quieten_pinning() -> None:

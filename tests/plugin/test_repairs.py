@@ -1,5 +1,7 @@
 """What mends fairseq costs nothing where it mends nothing, and says nothing."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -42,3 +44,23 @@ def test_loaders_say_nothing_of_pinned_memory():
         warnings.simplefilter("error")
         repairs.quieten_pinning()
         assert len(list(DataLoader([1, 2], pin_memory=True))) == 2
+
+
+def test_a_process_that_ends_before_its_data_has_not_failed():
+    command = """
+import torch, fairseq_lowrank.plugin
+from fairseq.data.iterators import BufferedIterator
+
+class Batches:
+    def __len__(self):
+        return 10**6
+    def __iter__(self):
+        while True:
+            yield torch.randn(256, 256).sort(0)
+
+readers = [BufferedIterator(size, Batches()) for size in (1, 10**6)]  # one waits for room, one never does
+for reader in readers:
+    next(reader)
+"""
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
