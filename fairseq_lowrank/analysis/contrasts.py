@@ -84,11 +84,13 @@ def between(
     """A − B for each pair and (A − B) − (C − D) for each interaction, in this order.
 
     Raises:
-        ValueError: see :func:`scores` and :func:`~fairseq_lowrank.analysis.statistics.differences`.
+        ValueError: rows have scores of other sentences, or see :func:`scores` and
+            :func:`~fairseq_lowrank.analysis.statistics.differences`.
     """
 
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
         found = [scores(lines, row, logarithm=logarithm) for row in rows]
+        _check_sentences(lines, rows)
         if len(rows) == 2:
             comparison = statistics.compare(*found, draws=draws)
         else:
@@ -162,10 +164,25 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
     return result
 
 
+def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
+    """Lines say of what corpus they are since they do; older ones are of one where they are of one table."""
+    chosen = [line for line in lines if line["row"] in rows and "sentence_values" in line]
+    names = ("corpus", "split") if all("corpus" in line for line in chosen) else ("paper", "table", "split")
+    for name in names:
+        if len(values := {str(line.get(name)) for line in chosen}) > 1:
+            raise ValueError(
+                f"{' and '.join(dict.fromkeys(rows))}: their sentences differ in {name} ({', '.join(sorted(values))}) and "
+                "cannot be paired"
+            )
+
+
 def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
-    chosen = [line for line in lines if line["row"] in rows]
+    every = [line for line in lines if line["row"] in rows]
+    chosen = list({(line["row"], line["seed"]): line for line in every}.values())
     notes = []
-    for name in ("metric", "split", "updates"):
+    if older := len(every) - len(chosen):
+        notes.append(f"of lines of one row and seed the last counts: {older} left out")
+    for name in ("metric", "paper", "table", "corpus", "split", "updates"):
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
     commits = {str(origin.get("commit") or "unknown") for line in chosen for origin in origins(line)}
@@ -191,7 +208,7 @@ def _processors(lines: Iterable[dict], seed: int) -> set[str]:
 
 
 def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
-    """A flat row a contrast, with Holm's correction over all of them."""
+    """A flat row a contrast, with Holm's correction over all of them, those without a p among them."""
     comparisons = [contrast.comparison for contrast in contrasts]
     bootstrap = statistics.holm([comparison and comparison.bootstrap_p for comparison in comparisons])
     student = statistics.holm([comparison and comparison.t_p for comparison in comparisons])

@@ -155,7 +155,7 @@ def compare_interaction(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjusted p-values, in the order given; a ``None`` stays and is not counted.
+    """Holm's adjusted p-values, in the order given; ``None``, a test that was named and cannot be made (yet), counts as 1 and stays.
 
     The k-th smallest of m is multiplied by m − k + 1; none may be below one before it, nor above 1.
     """
@@ -163,7 +163,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     adjusted: list[float | None] = [None] * len(p_values)
     least = 0.0
     for rank, (p, index) in enumerate(order):
-        least = min(1.0, max(least, p * (len(order) - rank)))
+        least = min(1.0, max(least, p * (len(p_values) - rank)))
         adjusted[index] = least
     return adjusted
 

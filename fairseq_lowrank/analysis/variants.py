@@ -345,7 +345,7 @@ SETTINGS = (
         "small BERT, sentence polarity: accuracy", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
     ),
     Setting(
-        "one known matrix, 16 heads: error",
+        "one known matrix, 16 heads: error (geometric mean)",
         "evidence-matrices.jsonl",
         "matrices",
         "n16-shared-h16-{name}",
@@ -353,7 +353,7 @@ SETTINGS = (
         ".2g",
     ),
     Setting(
-        "eight known matrices, 16 heads: error",
+        "eight known matrices, 16 heads: error (geometric mean)",
         "evidence-matrices.jsonl",
         "matrices",
         "n16-own-h16-{name}",

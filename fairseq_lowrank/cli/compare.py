@@ -3,7 +3,7 @@
 Each contrast is A − B over the seeds that both rows have, or an interaction (A − B) − (C − D). For each: the mean
 difference, a 95 % interval of a two-level bootstrap (seeds, then sentences; 10,000 draws) and its p, in how many seeds the
 difference is above 0 with the p of all choices of signs, Student's t over seeds, and both p-values after Holm's correction
-over all contrasts named. Sentences count where lines have `sentence_values`, one number a sentence in one order; else each
+over all contrasts named (one that has no p, as with one seed or before it was run, counts as 1). Sentences count where lines have `sentence_values`, one number a sentence in one order; else each
 line's value is one.
 
   fairseq-lowrank compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu

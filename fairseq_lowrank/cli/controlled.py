@@ -1,4 +1,4 @@
-"""Train one attention layer on a task whose answer is known, and see what its heads lack.
+"""Train a small model, of one attention layer or two, on a task whose answer is known, and see what its heads lack.
 
   matrices        average with known random row-stochastic matrices: error against number and size of heads, for methods
                   that mix heads, widen them, or share them, with a control of as many parameters
@@ -25,7 +25,7 @@ from pathlib import Path
 from fairseq_lowrank.cli import _output
 
 NAME = "controlled"
-HELP = "train one attention layer on tasks whose answer is known"
+HELP = "train one or two attention layers on tasks whose answer is known"
 TASK_NAMES = ("matrices", "nearest-point", "recall")
 
 

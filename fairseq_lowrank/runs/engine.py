@@ -140,6 +140,7 @@ class Engine:
             **({"task": run.row.partition("@")[2], "pretraining": pretraining(run.base)} if run.base else {}),
             "position": list(self.recipe.rows).index(run.row),  # among the recipe's rows, for reports
             "architecture": last_value(run.flags, "--arch", ""),
+            "corpus": run.corpus,
             "flags": shlex.join(run.flags),
             "seed": run.seed,
             **trained,

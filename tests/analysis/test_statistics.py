@@ -108,7 +108,9 @@ def test_an_interaction_is_a_difference_of_differences():
 def test_holm_by_hand():
     assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert statistics.holm([0.6, 0.6]) == [1, 1]
-    assert statistics.holm([0.02, None, 0.01]) == pytest.approx([0.02, None, 0.02])
+    # what was named and has no p is the last in order, with 1
+    assert statistics.holm([0.02, None, 0.01]) == pytest.approx([0.04, None, 0.03])
+    assert statistics.holm([0.02, 1, 0.01])[::2] == statistics.holm([0.02, None, 0.01])[::2]
     assert statistics.holm([]) == []
 
 

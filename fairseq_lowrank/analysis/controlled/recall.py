@@ -1,4 +1,4 @@
-"""Multi-query associative recall, the negative control: sparse attention needs only small heads.
+"""Multi-query associative recall: sparse attention, for which theory asks for small heads alone.
 
 A sequence lists key–value pairs, then repeats each key somewhere among noise; at each repeated key the answer is its
 value. Source: MQAR of "Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting: vocabulary 256 (keys 1 to
