@@ -28,7 +28,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
 switch DRY_RUN
-ROW_NAMES=() PRETRAININGS=() KIND="" BASE="" PLUGIN="" FIT=""
+ROW_NAMES=() PRETRAININGS=() COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
 declare -A ROW_FLAGS ROW_CORPUS ROW_BASE
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many

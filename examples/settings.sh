@@ -1,7 +1,8 @@
 # Training settings that several recipes share, each with its source. Sourced after common.sh.
 
 # IWSLT'14: fairseq's recipe for it (examples/translation/README.md). The Mixhead paper (§4.2.3) gives the sizes and says
-# no more; fairseq's recipe sets no end, 50 epochs is ours.
+# no more; fairseq's recipe sets no end, 50 epochs is ours. Scored is the checkpoint of the best validation loss; newer versions
+# of fairseq's recipe take that of the best validation BLEU.
 IWSLT14=(
     --source-lang de --target-lang en --share-decoder-input-output-embed
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --dropout 0.3 --weight-decay 0.0001
@@ -106,14 +107,14 @@ decayed() {
 
 # Pre-training as BERT's (Devlin et al., 2019, A.2): masked words and next sentences, Adam, 10,000 of 1M updates to warm up, 256 sequences of 512 an
 # update (of which theirs have 128 tokens in the first nine tenths). Its text, Wikipedia and BookCorpus, is not published as one:
-# raw WikiText-103 in 30,000 sub-words takes its place, whose lines are paragraphs.
+# raw WikiText-103 in 30,000 sub-words takes its place, whose documents are articles and whose lines are paragraphs.
 BERT_PRETRAINING=(
     --task bert_pretraining --criterion bert_pretraining --tokens-per-sample 512 --max-positions 512
     --dropout 0.1 --attention-dropout 0.1 --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
     --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 1000000 --max-update 1000000
     $(batch 8192 131072 512) "${WHOLE_STEPS[@]}" --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
-BERT_CORPUS=wikitext-103-bpe30000
+BERT_CORPUS=wikitext-103-documents-bpe30000
 
 # Fine-tuning as BERT's (Devlin et al., 2019, A.3, and their published code): Adam, dropout 0.1, a tenth of the updates to warm up
 # and then down to 0. Kept is the checkpoint that does best on validation, after each epoch.
@@ -135,11 +136,12 @@ updates() {
     echo "--batch-size $((($3 + gpus - 1) / gpus)) --max-update $count --total-num-update $count --warmup-updates $(((count + 9) / 10))"
 }
 
-# fine_tune LABEL FORM SUFFIX EPOCHS FLAGS…: declare the row LABEL@TASK on a corpus of EXAMPLES, in batches of 32 (BERT's), cut
-# into pieces as SUFFIX of the corpus's name says.
+# fine_tune LABEL FORM SUFFIX EPOCHS[xBATCH] FLAGS…: declare the row LABEL@TASK on a corpus of EXAMPLES, in batches of 32 (BERT's)
+# where no other size is given, cut into pieces as SUFFIX of the corpus's name says.
 fine_tune() {
-    local CORPUS="$2$3"
-    row "$1@${2#glue-}" "${@:5}" $(updates "${EXAMPLES[$2]}" "$4" 32)
+    local CORPUS="$2$3" batch=32
+    if [[ "$4" == *x* ]]; then batch="${4#*x}"; fi
+    row "$1@${2#glue-}" "${@:5}" $(updates "${EXAMPLES[$2]}" "${4%x*}" "$batch")
 }
 
 # A small BERT on the Brown corpus, for pre-training and for what starts from it. Sizes, rates and updates are ours.

@@ -3,4 +3,4 @@
 # a random M equally far from I in place of what was learned.
 ROWS="${ROWS:-h32-mha h32-mixhead-a h4-mha h4-mixhead-a h32-fixedhead}"
 source "$(dirname "${BASH_SOURCE[0]}")/above_head_size.sh"
-spectra evidence-spectra-seed${SEED:-1} --random-mixing $ROWS
+spectra evidence-spectra --random-mixing $ROWS

@@ -10,5 +10,5 @@ BAEVSKI_ROWS="baevski-mha baevski-mixhead-a baevski-mixhead-b"
 TRANSFORMER_XL_ROWS="transformer-xl-mha transformer-xl-mixhead-a transformer-xl-mixhead-b"
 ROWS="$BAEVSKI_ROWS $TRANSFORMER_XL_ROWS"
 source "$(dirname "${BASH_SOURCE[0]}")/table3.sh"
-spectra mixhead-fig3-lm1b $BAEVSKI_ROWS
-spectra mixhead-fig3-lm1b-transformer-xl $TRANSFORMER_XL_ROWS
+spectra mixhead-fig3-lm1b${TABLE#table3} $BAEVSKI_ROWS
+spectra mixhead-fig3-lm1b-transformer-xl${TABLE#table3} $TRANSFORMER_XL_ROWS

@@ -67,6 +67,13 @@ def locate(args: argparse.Namespace) -> None:
     args.output = args.output or work_folder() / "data" / corpus.form(vars(args) | {JOIN.name: None})
 
 
+def folder(argv: list[str]) -> Path:
+    """Where a command line puts what it makes."""
+    args = build_parser().parse_args(expand(argv))
+    locate(args)
+    return args.output.with_name(args.output.name + JOIN.spell(getattr(args, JOIN.name, None)))
+
+
 def prepare(args: argparse.Namespace) -> Path:
     """Make what `args` ask for, unless it is there; what is printed."""
     with locked(args.output):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, Corpus
-from fairseq_lowrank.corpora.fetch import gather
+from fairseq_lowrank.corpora.fetch import gather, make
 from fairseq_lowrank.corpora.steps import BYTES, HEAD, language_model
-from fairseq_lowrank.corpora.text import read_lines
+from fairseq_lowrank.corpora.text import read_lines, write_lines
 
 URL = "https://wikitext.smerity.com/wikitext-{}-v1.zip"
 LINES = {"2": 36_718, "103": 1_801_350}  # of the training part
@@ -18,6 +20,21 @@ SHA256 = {
     "2-raw": "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
     "103-raw": "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
 }
+
+
+def articles(path: Path) -> Iterator[str]:
+    """The lines of a split without the empty ones, of which the edition has two about each heading; one behind each article.
+
+    ``= Title =`` begins an article, ``= = Heading = =`` a part of one.
+    """
+    began = False
+    for line in read_lines(path):
+        if line.strip():
+            if began and re.fullmatch(r"= [^=](.*[^=])? =", line.strip()):
+                yield ""
+            yield line
+            began = True
+    yield ""
 
 
 def wikitext(args: argparse.Namespace) -> Path:
@@ -31,6 +48,11 @@ def wikitext(args: argparse.Namespace) -> Path:
     for size, published in LINES.items():
         if size != args.size and lines == published:
             raise ValueError(f"--size {args.size}: {files[0]} has the {lines:,} lines of WikiText-{size}")
+    if args.documents:
+        parted = [args.output / "raw" / f"{split}.txt" for split in splits]
+        for source, target in zip(files, parted, strict=True):
+            make(target, write_lines, target, articles(source))
+        files = parted
     return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
 
 
@@ -43,6 +65,12 @@ CORPUS = Corpus(
     prepare=wikitext,
     arguments=(
         Argument("--size", part="-{}", choices=("2", "103"), default="103", help="which one (default: %(default)s)"),
+        Argument(
+            "--documents",
+            part="-documents",
+            action="store_true",
+            help="one empty line behind each article and no others, as --task bert_pretraining tells documents apart",
+        ),
         HEAD,
         BYTES,
     ),

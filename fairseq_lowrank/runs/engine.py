@@ -10,10 +10,11 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fairseq_lowrank.corpora import __main__ as corpora
 from fairseq_lowrank.corpora.text import read_lines, say, whole_file
 from fairseq_lowrank.runs import sizes
 from fairseq_lowrank.runs.commands import Commands
-from fairseq_lowrank.runs.recipe import Recipe, Run, differences, last_value
+from fairseq_lowrank.runs.recipe import Recipe, Run, checksum, differences, last_value
 from fairseq_lowrank.runs.results import ORIGIN, append_result, check, read_results
 from fairseq_lowrank.runs.scoring import SMOKE_FIT, attention_parameters, losses, read_training_log, score
 from fairseq_lowrank.runs.settings import Settings
@@ -66,7 +67,7 @@ class Engine:
         and do nothing."""
         if run.base and not self.pretrain(run.base):
             return
-        self.prepare(run.corpus)
+        self.prepare(run)
         if self.settings.dry_run:
             self.train_and_score(run, scored)
             return
@@ -89,7 +90,7 @@ class Engine:
             return True
         if self.settings.dry_run and run in self.shown:
             return True
-        self.prepare(run.corpus)
+        self.prepare(run)
         if self.settings.dry_run:
             self.shown.append(run)
             train(run, self.settings, self.root, self.commands)
@@ -119,10 +120,21 @@ class Engine:
 
         import_user_module(Namespace(user_dir=str(self.root / self.recipe.plugin)))
 
-    def prepare(self, corpus: str) -> None:
-        if self.settings.dry_run or corpus not in self.prepared:
-            self.commands.script(self.root / "scripts" / "prepare.sh", [corpus, *self.settings.prepare])
-            self.prepared.add(corpus)
+    def prepare(self, run: Run) -> None:
+        """Prepare what a run is trained on.
+
+        Raises:
+            ValueError: PREPARE has flags that make another form of the corpus, or put it elsewhere.
+        """
+        if self.settings.dry_run or run.corpus not in self.prepared:
+            words = [run.corpus, *self.settings.prepare]
+            if (made := corpora.folder(words)) != corpora.folder(words[:1]):
+                raise ValueError(
+                    f"PREPARE='{shlex.join(self.settings.prepare)}' makes {made.name}, and {run.row} is trained on {run.corpus}: "
+                    "leave out what makes another form of a corpus, or puts it elsewhere"
+                )
+            self.commands.script(self.root / "scripts" / "prepare.sh", words)
+            self.prepared.add(run.corpus)
 
     def record(self, run: Run, found: dict) -> None:
         """Keep the logs of a run and of what it starts from, and append its line."""
@@ -205,7 +217,8 @@ class Engine:
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
-        """Spectra of the attention of rows on the test set, in the folder `name` beside the lines of results.
+        """Spectra of the attention of rows on the test set, in the folder `name` (with another seed than 1 `name`-seedN) beside the
+        lines of results.
 
         Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
         in a clone of the repository, is trained for it.
@@ -221,6 +234,7 @@ class Engine:
                 self.run_row(run, scored=False)
         self.refuse_busy(runs)
         output = self.settings.output or self.results.parent
+        name += "" if self.settings.seed == 1 else f"-seed{self.settings.seed}"
         options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
         return self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}")
 
@@ -245,7 +259,7 @@ class Engine:
 def pretraining(run: Run) -> dict:
     """What a line says of the pre-training that its run starts from."""
     if run.published:
-        return {"row": run.row, "published": run.published.parent.name}
+        return {"row": run.row, "published": run.published.parent.name, "sha256": checksum(run.published)}
     trained = read_training_log(run.log)
     loss = trained["epochs"][-1]["valid_loss"]
     flags = {"corpus": run.corpus, "flags": shlex.join(run.flags)}

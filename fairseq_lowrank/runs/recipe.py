@@ -7,10 +7,11 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from fairseq_lowrank.corpora.catalogue import parse
+from fairseq_lowrank.corpora.fetch import sha256
 from fairseq_lowrank.runs.settings import Settings
 
 LOGGING = ("--no-progress-bar", "--log-format", "simple", "--log-interval", "50")
@@ -176,9 +177,11 @@ class Run:
     @cached_property
     def fingerprint(self) -> str:
         what = [self.corpus, sorted(last_values(self.flags).items())]
-        what = json.dumps(
-            [*what, self.base.published.name if self.base.published else self.base.fingerprint] if self.base else what
-        )
+        if self.base and self.base.published:  # a dry run has none yet
+            what.append(checksum(self.base.published) if self.base.published.is_file() else self.base.published.name)
+        elif self.base:
+            what.append(self.base.fingerprint)
+        what = json.dumps(what)
         return hashlib.sha256(what.encode()).hexdigest()[:8]
 
     @property
@@ -305,6 +308,12 @@ def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
     if pieces_of:
         values["pieces_of"] = pieces_of
     return corpus.form(values | corpus.trial)
+
+
+@cache
+def checksum(path: Path) -> str:
+    """The SHA-256 of a published checkpoint, which does not change while rows are trained from it."""
+    return sha256(path)
 
 
 def training_flags(name: str) -> Sequence[str]:

@@ -21,3 +21,18 @@ def test_wikitext_takes_the_published_names(prepare, corpus, tmp_path):
     status, said = prepare("wikitext", "--size", 2, "--data", data, "--head", 5)
     assert status == 2 and said.endswith("wiki.test.tokens: no text for test")
     assert not (tmp_path / "work" / "data" / "wikitext-2-head5").exists()
+
+
+def test_documents_are_articles(prepare, corpus, tmp_path):
+    lines = list(read_lines(corpus("wikitext-2") / "valid.txt.gz"))
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "valid", "test"):
+        write_lines(data / f"wiki.{split}.raw", lines)
+    assert prepare("wikitext-2-documents-bpe300", "--data", data)[0] == 0
+    made = list(read_lines(tmp_path / "work" / "data" / "wikitext-2-documents-bpe300" / "tok" / "train.txt"))
+    assert [line for line in made if line] == [line for line in lines if line.strip()]
+    documents = "\n".join(made).split("\n\n")
+    assert len(documents) == 60 and made[-1] == ""
+    titles = [document.strip().splitlines()[0].split() for document in documents]
+    assert all(title[0] == "=" and title[1] != "=" for title in titles)

@@ -263,6 +263,19 @@ def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
     assert engines.Engine(own, dry).spectra("spectra", ["--random-mixing", "mha"]) == 0
     said = capsys.readouterr().err.splitlines()[-1]
     assert "--labels mha --subset test" in said and "--random-mixing --output" in said
+    folders = []
+    for seed in (1, 2):
+        engines.Engine(own, settings(dry_run=True, seed=seed)).spectra("spectra", ["mha"])
+        folders.append(capsys.readouterr().err.split()[-1])
+    assert folders[1] == f"{folders[0]}-seed2"
+
+
+def test_preparations_of_another_form_of_a_corpus_are_refused(recipe, settings, engine, commands):
+    own = recipe(mha="--attention mha")
+    for flags, made in ((("--joined-dictionary",), "iwslt14-joined"), (("--output", "elsewhere"), "elsewhere")):
+        with pytest.raises(ValueError, match=f"makes {made}, and mha is trained on iwslt14: leave out"):
+            engine(own, settings(prepare=flags)).run_rows()
+    assert commands.calls == []
 
 
 def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(recipe, settings, engine, quick):

@@ -10,7 +10,7 @@ from fairseq_lowrank.corpora.rte import CORPUS, TASK
 from fairseq_lowrank.corpora.sentences import Example, lay_out
 from fairseq_lowrank.corpora.steps import preprocess
 from fairseq_lowrank.corpora.text import BytePieces, write_lines
-from fairseq_lowrank.runs.recipe import Recipe, smoke_corpus
+from fairseq_lowrank.runs.recipe import Recipe, checksum, smoke_corpus
 from fairseq_lowrank.runs.results import read_results
 from fairseq_lowrank.runs.scoring import read_scores
 from fairseq_lowrank.runs.settings import Settings
@@ -112,7 +112,15 @@ def test_a_published_checkpoint_stands_for_a_pre_training_but_not_in_a_trial(wor
     ):
         engine(own, settings).run_rows()
     assert commands.calls == []
-    assert own.run(own.rows["mha@published"], settings).base.last == work / "bert-base" / "model.pt"
+    run = own.run(own.rows["mha@published"], settings)
+    assert run.base.last == work / "bert-base" / "model.pt"
+    folders = [run.folder]
+    (work / "bert-base").mkdir(parents=True)
+    for content in ("a model", "another model"):
+        run.base.last.write_text(content)
+        checksum.cache_clear()
+        folders.append(own.run(own.rows["mha@published"], settings).folder)
+    assert len(set(folders)) == 3
     trial = own.run(own.rows["mha@published"], Settings(work=work, smoke=True))
     assert trial.base.published is None and trial.base.corpus == "brown-head500-bpe300"
     assert trial.corpus == "rte-by-brown-head500-bpe300"
