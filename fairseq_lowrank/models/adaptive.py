@@ -21,6 +21,11 @@ class BandedInput(AdaptiveInput):
         embedding, projection = self.embeddings[band]
         return embedding.weight, getattr(projection, "weight", None)
 
+    @property
+    def projections(self) -> list[nn.Module]:
+        """The layers between a band's embeddings and the model."""
+        return [band[1] for band in self.embeddings]
+
 
 class WithBias(nn.Module):
     """A module, and a bias (from 0) added to its output."""
@@ -58,3 +63,10 @@ class BandedSoftmax(AdaptiveSoftmax):
             self.head = WithBias(self.head, self.cutoff[0] + len(self.tail))
             sizes = [end - start for start, end in zip(self.cutoff, self.cutoff[1:], strict=False)]
             self.tail = nn.ModuleList(WithBias(tail, size) for tail, size in zip(self.tail, sizes, strict=True))
+
+    @property
+    def projections(self) -> list[nn.Module]:
+        """The layers between the model and a band's words; what scores words, and bands, is none of them."""
+        head, *tails = (band.module if isinstance(band, WithBias) else band for band in (self.head, *self.tail))
+        words = getattr(head, "word_proj", None)
+        return [*([words[0]] if isinstance(words, nn.Sequential) else []), *(tail[0] for tail in tails)]

@@ -207,13 +207,15 @@ class TransformerXLDecoder(TransformerDecoder):
 
 
 def start(module: nn.Module | None) -> None:
-    """The starts of the authors' code: normal numbers, smaller ones for the projections of adaptive bands."""
+    """The starts of the authors' code: normal numbers (``init_std``), smaller ones for projections of adaptive bands
+    (``proj_init_std``).
+    """
     if module is None:
         return
-    std = 0.01 if isinstance(module, (BandedInput, BandedSoftmax)) else 0.02
+    projections = module.projections if isinstance(module, (BandedInput, BandedSoftmax)) else ()
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            nn.init.normal_(part.weight, std=std)
+            nn.init.normal_(part.weight, std=0.01 if any(part is one for one in projections) else 0.02)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.Embedding):

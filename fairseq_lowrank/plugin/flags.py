@@ -223,6 +223,11 @@ class AttentionOptions:
                 f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
                 "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
             )
+        if spec.score == "synthesizer-dense" and getattr(args, "quant_noise_scalar", 0) > 0:
+            raise Refused(
+                f"--quant-noise-scalar {args.quant_noise_scalar:g} does not go with --attention-score synthesizer-dense: its second "
+                "layer is read as a table, which fairseq's noise of calls passes over; expected 0, or --quant-noise-pq"
+            )
         if "unused_key_projection" in flags and spec.score != "synthesizer-dense":
             raise Refused("--unused-key-projection: expected it beside --attention-score synthesizer-dense alone")
         return cls(spec, sites, "no_attention_bias" not in flags, backend, scale, "unused_key_projection" in flags)

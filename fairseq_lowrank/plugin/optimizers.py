@@ -55,10 +55,11 @@ def scale_learning_rate(group: dict, lr: float) -> None:
 # settings of one parameter for a whole group), and flattens half-precision copies into one tensor in which none can differ.
 def honour_parameter_overrides() -> None:
     """Let every optimizer follow the ``optim_overrides`` of this package's parameters."""
-    build, build_half, set_lr = (
+    build, build_half, set_lr, load = (
         optim.build_optimizer,
         optim.FP16Optimizer.build_optimizer,
         optim.FairseqOptimizer.set_lr,
+        optim.FairseqOptimizer.load_state_dict,
     )
 
     @functools.wraps(build)
@@ -87,6 +88,15 @@ def honour_parameter_overrides() -> None:
         for group in self.param_groups:
             scale_learning_rate(group, lr)
 
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict, optimizer_overrides=None):
+        load(self, state_dict, optimizer_overrides)
+        for group in self.param_groups if optimizer_overrides else ():  # they were given to every group
+            group.update(overrides(next(iter(group["params"]), None)))
+            if "lr" in optimizer_overrides:
+                scale_learning_rate(group, optimizer_overrides["lr"])
+
+    optim.FairseqOptimizer.load_state_dict = load_state_dict
     optim.build_optimizer = build_optimizer
     optim.FP16Optimizer.build_optimizer = classmethod(build_half_precision_optimizer)
     optim.FairseqOptimizer.set_lr = functools.wraps(set_lr)(set_scaled_lr)

@@ -177,6 +177,10 @@ def test_encoder_and_decoder_of_translation_have_synthesizers(score, translation
             "'synthesizer-random' has no queries",
         ),
         (["--unused-key-projection", "--attention", "mha"], "--unused-key-projection: expected it beside"),
+        (
+            [*DENSE, "--attention-sites", "decoder", "--quant-noise-scalar", "0.5"],
+            "--quant-noise-scalar 0.5 does not go with --attention-score synthesizer-dense",
+        ),
         (["--synthesizer-heads", "2"], "synthesizer_heads=2 with score 'dot-product'"),
         ([*DENSE, "--attention-sites", "decoder", "--cross-self-attention"], "--cross-self-attention"),
     ],

@@ -280,3 +280,21 @@ def test_bad_flags_are_refused_in_one_line(flags, message, capsys):
     with pytest.raises(SystemExit):
         build("lowrank_transformer_xl", 100, *flags)
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_and_bands_start_as_layers_and_projections_smaller(tied):
+    flags = [*TINY, "--decoder-input-dim", "64", "--decoder-embed-dim", "64", "--decoder-output-dim", "64"]
+    flags += ["--adaptive-softmax-cutoff", "4000,7000", "--adaptive-softmax-factor", "2"]
+    flags += ["--adaptive-input", "--adaptive-input-cutoff", "4000,7000", "--adaptive-input-factor", "2"]
+    flags += ["--tie-adaptive-weights"] if tied else []
+    model = build("lowrank_transformer_xl_wiki2", 12_000, *flags, device="cpu")
+    stds = {name: weight.std().item() for name, weight in model.decoder.named_parameters() if weight.dim() == 2}
+    softmax = model.decoder.adaptive_softmax
+    names = {parameter: name for name, parameter in model.decoder.named_parameters()}
+    small = {names[part.weight] for part in [*softmax.projections, *model.decoder.embed_tokens.projections]}
+    assert len(small) >= 4
+    for name, std in stds.items():
+        assert std == pytest.approx(0.01 if name in small else 0.02, rel=0.2), name
+    scored = [name for name in stds if "adaptive_softmax" in name and name not in small]
+    assert scored and all("proj.0" not in name for name in scored)

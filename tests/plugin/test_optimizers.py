@@ -74,6 +74,19 @@ def test_weight_decay_spares_mixing_and_head_embeddings(precision):
     assert any(is_own(name) for name in moves)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_overrides_of_a_resumed_training_spare_what_has_settings_of_its_own(precision):
+    model, optimizer = make("--weight-decay", 0.01, "--mixing-lr-scale", SCALE, precision=precision)
+    step(model, optimizer, 0.0)
+    optimizer.load_state_dict(optimizer.state_dict(), {"weight_decay": DECAY, "lr": LR / 2})
+    found = {(group["weight_decay"], group["lr"]) for group in optimizer.param_groups}
+    assert found == {(DECAY, LR / 2), (0.0, LR / 2), (0.0, LR / 2 * SCALE)}
+    moves, before = step(model, optimizer, 0.0)
+    for name, move in moves.items():
+        expected = torch.zeros_like(move) if is_own(name) else -LR / 2 * DECAY * before[name]
+        torch.testing.assert_close(move, expected, atol=1e-6 if precision == "float32" else 0.01, rtol=0)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "nag", "adagrad", "adamax", "adafactor", "adadelta"])
 def test_other_optimizers_follow_too(optimizer):
     model, built = make("--mixing-lr-scale", SCALE, "--weight-decay", DECAY, optimizer=optimizer)

@@ -68,7 +68,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         backend = ctx.backend
         refuse_transforms(backend.message, grad_output)
-        tensors, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # read once: a checkpoint may hand them out no more often
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
         with torch.no_grad():
             call = put_together(ctx.layout, tensors, ctx.numbers)
             gradients = backend.input_gradients(call, ctx.seed, grad_output, kept)

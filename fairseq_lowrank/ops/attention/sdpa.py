@@ -21,6 +21,7 @@ from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use
 from fairseq_lowrank.ops.activation import without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import narrowed
+from fairseq_lowrank.ops.attention.parts import is_traced
 from fairseq_lowrank.ops.attention.scores import DotProduct
 
 
@@ -28,6 +29,9 @@ def cannot(call: AttentionCall) -> str | None:
     """What of ``call`` this backend cannot compute, in words, or ``None``."""
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
+    # PyTorch's kernel for CPUs hides before it scales: hidden scores would become the largest, or not a number
+    if not is_traced(call.v) and call.scores.factor <= 0:
+        return f"scores times {call.scores.factor:g}, which is not above 0"
     if call.before is not None:
         return "head mixing of scores, before the softmax"
     if call.mixes_weights and call.dropout_p:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention_problems import attend, call_of
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.penalties import head_overlap
@@ -140,3 +141,18 @@ def test_dropout_of_nearly_everything_is_finite(rate, backend):
     heads, _ = attend(**built, dropout_p=rate, backend=backend)
     assert heads.isfinite().all()
     assert all(g.isfinite().all() for g in torch.autograd.grad(heads.sum(), leaves(built)))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
+def test_a_checkpointed_call_has_the_gradients_of_an_unbroken_one(backend, use_reentrant):
+    built = problem() | ({"before": None} if backend == "sdpa" else {})
+    q, k, v = (built[name] for name in ("q", "k", "v"))
+
+    def heads(q, k, v):
+        return attend(**built | {"q": q, "k": k, "v": v}, backend=backend)[0]
+
+    expected = torch.autograd.grad(heads(q, k, v).pow(3).sum(), [q, k, v])
+    checkpoint(heads, q, k, v, use_reentrant=use_reentrant).pow(3).sum().backward()
+    for leaf, gradient in zip((q, k, v), expected, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)

@@ -112,3 +112,14 @@ def test_nothing_to_attend_from_or_to_gives_nothing(device, batch, queries, keys
     assert keys or not heads.any()
     heads.sum().backward()
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_scores_turned_round_are_left_to_another_backend(scale, device):
+    generator = torch.Generator().manual_seed(6)
+    q, k, v = (torch.randn(1, 2, 70, 4, generator=generator).to(device) for _ in range(3))
+    problem = {"q": q, "k": k, "v": v, "mask": AttentionMask(causal=True), "scale": scale}
+    expected, _ = attend(**problem, backend="reference")
+    torch.testing.assert_close(attend(**problem, backend="auto")[0], expected)
+    with pytest.raises(ValueError, match="which is not above 0"):
+        attend(**problem, backend="sdpa")
