@@ -1,6 +1,7 @@
-"""What translation models take from the source: bits a token lost when each sentence stands beside the source of the next one.
+"""How translation models use the source: bits a token that each sentence costs more beside the source of the next one.
 
-Near 0 the decoder is a language model. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.
+Near 0 the decoder is a language model. A model that uses its source is also misled by a wrong one, so this is not what the
+source is worth to it. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.
 A row and seed that has its line is not measured again.
 
     python examples/evidence/source_use.py --results results/evidence-source-use.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-*-4e-3-seed*
@@ -41,7 +42,7 @@ def main() -> None:
         other, _ = sentence_losses(model, task, "test", own_source=False)
         lost = (other - own) / tokens.double().mean()
         line = {"paper": "evidence", "table": table, "row": name[1], "seed": int(name[2])}
-        line |= {"metric": "bits that the source is worth", "value": round(lost.mean().item(), 4), "split": "test"}
+        line |= {"metric": "bits a token that a wrong source costs", "value": round(lost.mean().item(), 4), "split": "test"}
         line |= {"sentence_values": [round(value, 3) for value in lost.tolist()]}
         append_measurement(args.results, line | {"commit": checked_out_commit(), "smoke": False})
         print(f"{name[1]} seed {name[2]}: {line['value']:.3f}")

@@ -26,8 +26,8 @@ def sentence_losses(
         subset: train, valid, test.
         count: that many sentences, drawn with ``seed`` and then in the corpus's order; all where there are not more.
         max_tokens: of a batch.
-        own_source: of a translation model. If not, each sentence stands beside the source of the next one chosen, and what it
-            loses by that is what the model takes from the source.
+        own_source: of a translation model. If not, each sentence stands beside the source of the next one chosen: what that costs
+            shows whether the model uses its source (it counts how far a wrong one misleads it too).
 
     Raises:
         ValueError: the subset is missing, or another source is asked for where no source is.
