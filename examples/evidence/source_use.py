@@ -42,7 +42,11 @@ def main() -> None:
         other, _ = sentence_losses(model, task, "test", own_source=False)
         lost = (other - own) / tokens.double().mean()
         line = {"paper": "evidence", "table": table, "row": name[1], "seed": int(name[2])}
-        line |= {"metric": "bits a token that a wrong source costs", "value": round(lost.mean().item(), 4), "split": "test"}
+        line |= {
+            "metric": "bits a token that a wrong source costs",
+            "value": round(lost.mean().item(), 4),
+            "split": "test",
+        }
         line |= {"sentence_values": [round(value, 3) for value in lost.tolist()]}
         append_measurement(args.results, line | {"commit": checked_out_commit(), "smoke": False})
         print(f"{name[1]} seed {name[2]}: {line['value']:.3f}")

@@ -104,7 +104,7 @@ def test_heads_that_share_one_matrix_are_not_told_to_mix():
 
 
 def test_the_cost_of_fixedhead_is_that_of_the_built_model():
-    found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([256])})
+    found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([512])})
     costs = changes(one(found, "head size"))
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     totals = [
@@ -155,9 +155,27 @@ def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, v
 
 
 def test_a_head_as_large_as_the_length_less_one_is_no_bottleneck():
-    for length, verdict in ((65, checks.FINE), (66, checks.BOTTLENECK)):
+    for length, verdict in ((129, checks.FINE), (130, checks.BOTTLENECK)):
+        lengths = {name: numpy.array([length]) for name in ("source", "target")}
+        found = findings(TRANSLATION, [], lengths=lengths)
+        assert [one(found, "head size", site=site).verdict for site in ("encoder", "cross")] == [verdict, verdict]
+
+
+def test_a_causal_head_needs_half_of_that():
+    for length, verdict in ((129, checks.FINE), (130, checks.BOTTLENECK)):
         found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([length])})
         assert one(found, "head size").verdict == verdict
+    assert "Above 2·d_k + 1" in one(found, "head size").text
+    assert "--attention fixedhead --head-dim 65" in changes(one(found, "head size"))
+    # a decoder that writes all words at once hides none of them
+    lengths = {name: numpy.array([130]) for name in ("source", "target")}
+    found = findings("nonautoregressive_transformer", ["--decoder-attention-heads", "4"], lengths=lengths)
+    assert one(found, "head size", site="decoder").verdict == checks.BOTTLENECK
+
+
+def test_relative_scores_are_not_bounded_by_the_head_size():
+    flags = ["--decoder-attention-heads", "64", "--attention-score", "relative"]
+    assert not [finding for finding in findings(LM, flags) if finding.topic == "head size"]
 
 
 def test_only_long_sequences_make_it_partly_a_bottleneck():
@@ -203,7 +221,7 @@ def test_more_heads_than_the_rank_leave_no_narrower_width():
 
 def test_a_smaller_head_is_no_remedy_for_a_small_one():
     flags = ["--attention", "fixedhead", "--head-dim", "600"]
-    found = one(findings(LM, flags, lengths={"text": numpy.array([1000])}), "head size")
+    found = one(findings(LM, flags, lengths={"text": numpy.array([2000])}), "head size")
     assert not [change for change, _ in found.changes if "fewer heads" in change]
 
 
@@ -398,8 +416,8 @@ def test_scores_that_are_mixed_are_judged_by_the_rank_of_all_heads():
         fine = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([300])}), "head size")
         assert fine.verdict == checks.FINE and fine.numbers["score_rank"] == 512 and not fine.changes
         assert "rank r = 512" in fine.text
-        short = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([640])}), "head size")
-        assert short.verdict == checks.BOTTLENECK and "Above r + 1" in short.text
+        short = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([1280])}), "head size")
+        assert short.verdict == checks.BOTTLENECK and "Above 2·r + 1" in short.text
         assert any(change.endswith("--head-dim 10") for change in changes(short))
         assert not any("fewer heads" in change for change in changes(short))
     # one head of keys for all: mixing its scores lifts nothing

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import numpy
+from fairseq.models.nat import FairseqNATModel
 from fairseq.modules import AdaptiveInput
 from torch import nn
 
@@ -31,6 +32,8 @@ BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
 FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
 MIXHEAD = "Mixhead paper"
 WIES = "Wies et al. 2021"
+UNBOUNDED = ("synthesizer-random", "relative")
+"""Scores whose rank the head size does not bound: free numbers, and products that are shifted row by row."""
 
 
 @dataclass
@@ -90,9 +93,27 @@ class Facts:
     def papers(self) -> dict:
         return load_papers()
 
+    def is_causal(self, site: str) -> bool:
+        """Whether a site's positions see none after them, as in every decoder that writes a word after the other."""
+        return site == "decoder" and not isinstance(self.model, FairseqNATModel)
+
+    def longest(self, site: str) -> int:
+        """The length up to which a site's heads, whose scores have rank r, can produce every attention matrix.
+
+        r + 1 (Bhojanapalli et al. 2020, Theorem 1, whose scores can be moved by a constant a row). Under a causal mask 2·r + 1: what
+        is hidden is free, and the largest block that is not, positions r + 1 to 2·r + 1 before themselves and all earlier ones, has r + 1
+        rows; ``tests/analysis/test_causal_heads.py`` constructs the scores.
+        """
+        rank = score_rank(self.sites[site])
+        return 2 * rank + 1 if self.is_causal(site) else rank + 1
+
+    def wanted(self, site: str, length: float) -> int:
+        """The size of heads, a multiple of which their scores have as rank, that is enough for a length."""
+        return math.ceil((length / 2 if self.is_causal(site) else length) / score_heads(self.sites[site]))
+
     def share_beyond(self, site: str) -> float:
         """The share of sequences for which a site's heads can't produce every attention matrix."""
-        return float((self.lengths[site] > score_rank(self.sites[site]) + 1).mean())
+        return float((self.lengths[site] > self.longest(site)).mean())
 
 
 def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> list[Finding]:
@@ -106,12 +127,10 @@ def advise_on(facts: Facts) -> list[Finding]:
 
 
 def head_size(facts: Facts) -> Iterator[Finding]:
-    """Head size against sequence length at every site whose lengths are known, and whose scores are products."""
-    sites = [site for site in facts.lengths if spec_of(facts.sites[site]).score != "synthesizer-random"]
+    """Head size against sequence length at every site whose lengths are known, and whose scores have a rank of at most d_k."""
+    sites = [site for site in facts.lengths if spec_of(facts.sites[site]).score not in UNBOUNDED]
     short = [site for site in sites if facts.share_beyond(site) > 0.05]
-    wanted = {
-        site: math.ceil(describe_lengths(facts.lengths[site])["p95"] / score_heads(facts.sites[site])) for site in short
-    }
+    wanted = {site: facts.wanted(site, describe_lengths(facts.lengths[site])["p95"]) for site in short}
     for site in sites:
         changes = []
         if site in short:
@@ -125,6 +144,8 @@ def _head_size_at(site: str, facts: Facts, changes: list[tuple[str, int | None]]
     head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
     rank, mixed_scores = score_rank(module), score_heads(module) > 1
     beyond, limit = facts.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
+    if facts.is_causal(site):
+        limit = f"2·{limit}"
     numbers = {
         "site": site,
         "head_dim": head_dim,
@@ -156,10 +177,11 @@ def _head_size_at(site: str, facts: Facts, changes: list[tuple[str, int | None]]
         text += f"Its {heads} heads are mixed, which lifts the rank of what they produce."
     else:
         text += evidence
-    verdict = BOTTLENECK if stats["median"] > rank + 1 else PARTLY
-    return Finding(
-        "head size", verdict, text, f"{FIXEDHEAD} (d_k = n − 1 already suffices); {tables}", numbers, changes
+    verdict = BOTTLENECK if stats["median"] > facts.longest(site) else PARTLY
+    suffices = (
+        "with a causal mask d_k = (n − 1)/2 suffices" if facts.is_causal(site) else "d_k = n − 1 already suffices"
     )
+    return Finding("head size", verdict, text, f"{FIXEDHEAD} ({suffices}); {tables}", numbers, changes)
 
 
 def _mixing_evidence(facts: Facts, *, short: bool) -> tuple[str, str]:
