@@ -78,6 +78,7 @@ def recipe(tmp_path, capsys):
 def commands(output: str, name: str) -> list[list[str]]:
     """The arguments of each printed command called `name`."""
     words = [shlex.split(line.removeprefix("+ ")) for line in output.splitlines() if line.startswith("+ ")]
+    assert words
     return [command[1:] for command in words if command[0] == name]
 
 

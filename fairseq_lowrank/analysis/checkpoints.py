@@ -36,7 +36,8 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
         data: folder of fairseq-preprocess's output, by default the one that the model was trained on.
         tokens_per_sample: block length of a language model's data, by default the model's own.
     """
-    overrides = {} if data is None else {"data": str(data)}
+    # a sequence alone then has no padding, which a training may have asked for
+    overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
     if tokens_per_sample is not None:
         overrides["tokens_per_sample"] = tokens_per_sample
     state = load_state(path, overrides)

@@ -78,9 +78,9 @@ def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
             kind = "B"
         else:
             matrix, kind = _mixing_matrix(matrix, axes.get("mixing"))
-        found |= _matrix(matrix, kind, output)
+        found |= _matrix(matrix, kind, axes, output)
     if (matrix := tensors.pop("score_mixing.weight", None)) is not None:
-        found["score_mixing"] = _matrix(matrix, "L", output)
+        found["score_mixing"] = _matrix(matrix, "L", axes, output)
     for part in ("query", "key", "value"):
         if (embedding := tensors.pop(f"head_embeddings.{part}", None)) is not None:
             found[part] = embedding.norm(dim=-1).tolist()
@@ -102,9 +102,11 @@ def _mixing_matrix(weight: Tensor, rule: str | None) -> tuple[Tensor, str]:
         return mixing.operation(None).matrices(), "M"
 
 
-def _matrix(matrix: Tensor, kind: str, output: int) -> dict:
+def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
+    """What is said of a matrix; a state that does not say how large its heads are had values of their size."""
     matrix = torch.diag(matrix) if matrix.dim() == 1 else matrix
-    size = {"head_dim": output // len(matrix)} if output else {}
+    head_dim = axes.get("head_dim") or output // len(matrix)
+    size = {"head_dim": head_dim} if head_dim else {}
     sums = matrix.sum(0).tolist()
     return {"kind": kind, "matrix": matrix.tolist(), "column_sums": sums, **mixing_measures(matrix), **size}
 

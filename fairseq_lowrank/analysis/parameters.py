@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -41,7 +42,7 @@ def count(model: nn.Module) -> dict:
 
     Returns:
         `total`; its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` (words,
-        positions, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
+        positions, what takes words to the model's width and back, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
         at each site; `attention_without_biases`, which is what the MHE poster counts and PEoP is made of; and `unused`, what
         feeds nothing, as in the Mixhead paper's Synthesizer.
     """
@@ -63,6 +64,9 @@ def count(model: nn.Module) -> dict:
             kind = "feed_forward"
         for parameter in module.parameters() if kind else ():
             kinds.setdefault(parameter, kind)
+    for name, parameter in model.named_parameters():
+        if OF_EMBEDDINGS.search(name):
+            kinds.setdefault(parameter, "embeddings")
     parts = dict.fromkeys(("attention", "feed_forward", "embeddings", "other"), 0)
     for parameter in model.parameters():
         parts[kinds.get(parameter, "other")] += parameter.numel()
@@ -75,6 +79,8 @@ def count(model: nn.Module) -> dict:
     }
 
 
+OF_EMBEDDINGS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
+"""Parameters, beside those of modules known by their kind, of word embeddings and of the output matrix."""
 OF_ARCHITECTURES = ("score", "synthesizer_heads")
 """Axes that an architecture sets because it is named for them: plain attention of a Synthesizer is a Synthesizer's."""
 

@@ -14,7 +14,8 @@ lower the rank. Prints, averaged over sequences, heads and layers of each site (
   fairseq-lowrank spectrum mixhead/checkpoint_best.pt --random-mixing        # is it M, or any matrix as far from I?
   fairseq-lowrank spectrum checkpoint_best.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
 
-Sequences are drawn with a fixed seed, one at a time, so no padding takes part. Checkpoints compared should be run on
+Sequences are drawn with a fixed seed, one at a time, so no padding takes part; a Transformer-XL reads each without memory, so
+that matrices are square. Checkpoints compared should be run on
 the same data: curves of different lengths are stretched to one axis. Causal matrices are triangular, so their
 diagonals alone keep their rank from falling very low.
 """

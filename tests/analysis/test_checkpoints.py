@@ -11,6 +11,7 @@ import torch
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import checkpoints, inspection
 from fairseq_lowrank.analysis.architecture import attention_layers
+from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.ops import HeadMixing
 
@@ -88,6 +89,16 @@ def test_sequences_follow_the_seed_and_the_lengths(trained):
         assert 6 <= sample["net_input"]["src_tokens"].size(1) <= 8
     with pytest.raises(ValueError, match="length of 80 to any"):
         samples(task, min_length=80)
+
+
+def test_a_sequence_alone_has_no_padding_though_training_asked_for_some(trained, tmp_path):
+    state = checkpoints.load_state(trained("stock"))
+    for section in ("task", "dataset"):
+        state["cfg"][section]["required_seq_len_multiple"] = 8
+    torch.save(state, tmp_path / "padded.pt")
+    _, task = checkpoints.load_model(tmp_path / "padded.pt")
+    for sample in samples(task, 20):
+        assert not sample["net_input"]["src_tokens"].eq(task.source_dictionary.pad()).any()
 
 
 def test_the_spectrum_command_compares_checkpoints_and_draws(trained, tmp_path, capsys):
@@ -219,3 +230,14 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         error = capsys.readouterr().err
         assert error.startswith(f"fairseq-lowrank {arguments[0]}: error: ") and message in error
         assert error.count("\n") == 1
+
+
+def test_the_size_of_heads_is_that_of_queries_whatever_values_have():
+    layer = build_attention("mixhead-a", 8, 2, self_attention=True, head_dim=4, value_dim=16)
+    state = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})}).state_dict()
+    renamed = collections.OrderedDict(
+        (name.replace("layers.0.", "layers.0.self_attn."), value) for name, value in state.items()
+    )
+    renamed._metadata = {"encoder.layers.0.self_attn": state._metadata["encoder.layers.0"]}
+    (found,) = inspection.inspect(renamed)
+    assert found["head_dim"] == 4 and found["axes"]["value_dim"] == 16

@@ -52,7 +52,6 @@ def test_standard_heads_stay_away_from_fixed_ones_unless_inputs_have_a_low_rank(
     error = {(fit.head_dim, fit.input_rank): fit.error for fit in fits}
     assert error[2, 8] > 0.15 and error[2, 8] > 2 * error[4, 8]
     assert error[2, 2] < error[2, 8] / 5
-    assert all(fit.largest >= fit.error * 0.9 for fit in fits)
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,18 @@ def test_shared_parameters_count_once():
     assert (found["total"], found["embeddings"], found["other"]) == (48, 40, 8)
 
 
+def test_the_output_matrix_and_what_leads_to_the_width_are_of_embeddings():
+    tied, untied = (
+        parameters.count(build(parse("roberta_base", flags), 1000)) for flags in ([], ["--untie-weights-roberta"])
+    )
+    assert untied["embeddings"] - tied["embeddings"] == 768 * 1000 and untied["other"] == tied["other"]
+    whole, low = (
+        parameters.count(build(parse("lowrank_transformer_lm", flags), 1000)) for flags in ([], ["--embed-rank", "4"])
+    )
+    # of two untied matrices one has rank 4
+    assert whole["embeddings"] - low["embeddings"] == 512 * 1000 - 4 * (512 + 1000) and whole["other"] == low["other"]
+
+
 def test_the_posters_formulas_are_the_parameters_of_built_layers():
     for heads, head_dim in ((8, 64), (12, 64), (4, 128)):
         rows = parameters.complexity(heads, head_dim)

@@ -286,6 +286,13 @@ def test_ratios_compare_rows_that_differ_in_the_preset_alone():
     assert "prr" not in smoke["h4-mixhead-a"]["ours"]["scores"][0]
 
 
+@pytest.mark.parametrize(("updates", "compared"), [(50_000, True), (40_000, True), (500, False)])
+def test_ratios_compare_rows_that_were_trained_about_as_long(updates, compared):
+    flags = {"flags": "--max-update 50000"}
+    lines = [line("h4-mha", 40.0, updates=50_000, **flags), line("h4-mixhead-a", 38.0, updates=updates, **flags)]
+    assert ("prr" in only(lines)["h4-mixhead-a"]["ours"]["scores"][0]) == compared
+
+
 def test_perplexity_has_no_retention_ratio():
     rows = only([line(row, 20.0, table="table7", metric="perplexity") for row in ("mha", "mixhead-a")])
     assert "prr" not in rows["mixhead-a"]["ours"]["scores"][0]

@@ -304,7 +304,7 @@ def size_and_method(row: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """PRR and PEoP of our rows, each against the row that differs from it in the preset alone."""
+    """PRR and PEoP of our rows, each against the row that differs from it in the preset alone and was trained about as long."""
     by_name = {(canonical_row(row["row"]), row["ours"]["smoke"]): row["ours"] for row in rows if row["ours"]}
 
     for row in rows:
@@ -315,6 +315,9 @@ def add_ratios(rows: list[dict]) -> None:
             by_name.get((canonical_row(f"{rest}-{partner}".strip("-")), row["ours"]["smoke"]))
             for partner in ("mha", "sha")
         )
+        mha, sha = (
+            other if other and 2 / 3 < share(other) / share(row["ours"]) < 1.5 else None for other in (mha, sha)
+        )
         for score in row["ours"]["scores"]:
             if family(score["metric"]) in LOWER_IS_BETTER:
                 continue
@@ -323,6 +326,14 @@ def add_ratios(rows: list[dict]) -> None:
             counts = row["ours"]["attention_parameters"], sha and sha["attention_parameters"]
             if (baseline := score_like(sha, score)) is not None and all(counts) and counts[0] != counts[1]:
                 score["peop"] = peop(score["mean"], baseline, *counts)
+
+
+def share(ours: dict) -> float:
+    """How much of its recipe's updates or epochs a row has, as its marks say."""
+    done = rf"(\d+) of (\d+) (?:{'|'.join(ENDS.values())})|(?:{'|'.join(ENDS)}) (\d+) \(paper (\d+)\)"
+    found = [re.fullmatch(done, mark) for mark in ours["other_scale"]]
+    counts = [[int(count) for count in match.groups() if count] for match in found if match]
+    return min((updates / wanted for updates, wanted in counts), default=1.0)
 
 
 def score_like(ours: dict | None, score: dict) -> float | None:

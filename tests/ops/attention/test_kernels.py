@@ -48,8 +48,8 @@ def test_kernels_fit_a_chip_without_spilling(chip, mixing, activation, names):
         assert kernel.blocks >= 1
     # as in the file: else something was changed, and benchmarks/kernels.py --auto has to compile anew
     recorded = {kernel.kernel: kernel for kernel in kernels.read().get(one, ())}
-    if triton.__version__ in {known.triton for known in kernels.read()}:
-        assert found == {name: recorded[name] for name in names}
+    assert triton.__version__ in {known.triton for known in kernels.read()}
+    assert found == {name: recorded[name] for name in names}
 
 
 def test_a_spill_is_seen(monkeypatch):
