@@ -141,7 +141,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--restore-file flipped-mixhead.pt", "flipped-mixhead.pt cannot be read as a checkpoint"),
         ("--finetune-from-model mixhead.pt", "only the checkpoint has encoder.layers.0.self_attn.mixing"),
         ("--finetune-from-model flipped-mixhead.pt", "flipped-mixhead.pt cannot be read as a checkpoint"),
-        ("--best-checkpoint-metric nope", "--best-checkpoint-metric nope: expected one of loss, nll_loss, ppl"),
+        ("--best-checkpoint-metric nope", "--best-checkpoint-metric nope: expected one of loss, ppl, num_updates"),
+        (
+            "--best-checkpoint-metric nll_loss",
+            "--best-checkpoint-metric nll_loss: expected one of loss, ppl, num_updates",
+        ),
         ("--best-checkpoint-metric bleu", "(bleu needs --eval-bleu)"),
     ],
     LANGUAGE_MODEL: [
@@ -357,7 +361,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("representation --length 0", "expected at least 2"),
         ("representation --embed-dim 0", "must be at least the length 16"),
         ("representation --head-dims nope", "argument --head-dims: invalid int value"),
-        ("launch", "after -- comes one of fairseq-train, fairseq-validate"),
+        ("launch", "after -- comes fairseq-train and its arguments"),
         ("launch --workers 0 -- fairseq-train x", "--workers 0: at least 1"),
         ("launch --workers 2 -- rm -rf x", "not rm"),
         ("launch --workers 2 --nodes 2 -- fairseq-train x", "--nodes above 1 and --rendezvous"),

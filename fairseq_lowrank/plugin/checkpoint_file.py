@@ -250,6 +250,11 @@ class Outline(pickle._Unpickler):  # the one in Python, which can be told what e
                 return Made(self.call(rebuild, inner), kind, state)
             case "numpy._core.multiarray._reconstruct" | "numpy.core.multiarray._reconstruct" if args[1] == (0,):
                 return Array()
+            case "numpy._core.multiarray.scalar" | "numpy.core.multiarray.scalar":
+                kind, data = args
+                if not isinstance(kind, NumberType) or not isinstance(data, bytes) or len(data) != kind.itemsize:
+                    raise Unfit("it is damaged: it holds a number of numpy's that is none")
+                return 0.0
             case "numpy.dtype":
                 return NumberType(args[0])
             case "_codecs.encode":

@@ -58,13 +58,19 @@ def unknown_metric(args: argparse.Namespace) -> str | None:
     simple = ("cross_entropy", "label_smoothed_cross_entropy", "adaptive_loss")
     if args.disable_validation or args.task not in ("translation", "language_modeling") or args.criterion not in simple:
         return None
-    metrics = [*METRICS, *(name for name in REGULARISERS if getattr(args, name, 0))]
+    metrics = [name for name in METRICS if name != "nll_loss" or has_nll_loss(args)]
+    metrics += [*(name for name in REGULARISERS if getattr(args, name, 0))]
     metrics += ["bleu"] if getattr(args, "eval_bleu", False) else []
     metrics += ["accuracy", "n_correct", "total"] if getattr(args, "report_accuracy", False) else []
     if (metric := args.best_checkpoint_metric) in metrics:
         return None
     also = " (bleu needs --eval-bleu)" if metric == "bleu" else ""
     return f"--best-checkpoint-metric {metric}: expected one of {', '.join(metrics)}{also}"
+
+
+def has_nll_loss(args: argparse.Namespace) -> bool:
+    """Whether validation logs it: of these criterions those whose loss is another, or a mean over sentences."""
+    return args.criterion == "label_smoothed_cross_entropy" or bool(getattr(args, "sentence_avg", False))
 
 
 def unusable_for_evaluation(args: argparse.Namespace) -> str | None:

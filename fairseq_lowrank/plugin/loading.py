@@ -24,6 +24,7 @@ import numpy
 import omegaconf
 import torch
 from fairseq import checkpoint_utils, file_utils, models
+from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
@@ -40,10 +41,13 @@ CHECKPOINT_CLASSES = [
     # numpy arrays in the meters of --eval-bleu, under their name in numpy 2 and in numpy 1
     numpy.ndarray,
     numpy.dtype,
-    numpy.dtypes.Int64DType,
-    numpy.dtypes.Float64DType,
+    *(numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType, numpy.dtypes.BoolDType),
     numpy._core.multiarray._reconstruct,
     (numpy._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
+    # scores that a checkpoint was chosen by, where a task computes them with numpy
+    numpy._core.multiarray.scalar,
+    (numpy._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
+    Dictionary,  # in the states of fairseq's tasks for speech
     # meters, in old public checkpoints
     meters.AverageMeter,
     meters.TimeMeter,
@@ -142,13 +146,18 @@ def evaluate_literals_only() -> None:
     """Let no module of fairseq or its commands, loaded before or after this, evaluate more than :func:`literal` does."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and is_fairseq(name if name != "__main__" else command_module(module)):
-            module.eval = literal
+            module.eval = evaluation(name)
     if not any(isinstance(finder, LiteralsOnly) for finder in sys.meta_path):
         sys.meta_path.insert(0, LiteralsOnly())
 
 
 def is_fairseq(name: str) -> bool:
     return name.partition(".")[0] in ("fairseq", "fairseq_cli")
+
+
+def evaluation(name: str) -> Callable[[str], object]:
+    """What a module of fairseq has as ``eval``."""
+    return literal_line if name == "fairseq.data.codedataset" else literal
 
 
 def command_module(main: types.ModuleType) -> str:
@@ -171,7 +180,7 @@ class LiteralsOnly(importlib.abc.MetaPathFinder):
             execute = spec.loader.exec_module
 
             def exec_module(module):
-                module.eval = literal
+                module.eval = evaluation(name)
                 execute(module)
 
             spec.loader.exec_module = exec_module
@@ -191,7 +200,12 @@ OPERATORS = {
 LONGEST = 10_000  # characters of a text to evaluate, and elements that a list in it may come to
 
 
-def literal(text: str) -> object:
+def literal_line(text: str) -> object:
+    """The value of a line of data, which may be as long as an hour of speech, see :func:`literal`."""
+    return literal(text, longest=10_000_000)
+
+
+def literal(text: str, *, longest: int = LONGEST) -> object:
     """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
 
     Raises:
@@ -200,8 +214,8 @@ def literal(text: str) -> object:
     if not isinstance(text, str):
         raise TypeError(f"expected a string, not {text!r}")
     shown = repr(text if len(text) <= 200 else f"{text[:200]}…")
-    if len(text) > LONGEST:
-        raise Refused(f"{shown} is not evaluated: it has {len(text):,} characters, at most {LONGEST:,} are")
+    if len(text) > longest:
+        raise Refused(f"{shown} is not evaluated: it has {len(text):,} characters, at most {longest:,} are")
 
     def value(node: ast.AST) -> object:
         match node:

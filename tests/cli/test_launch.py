@@ -132,7 +132,7 @@ def test_the_command_is_torchrun_with_the_plugin(capsys):
 
 
 def test_a_user_dir_that_is_given_stays(capsys):
-    command = launch(capsys, "--workers", "2", "--", "fairseq-validate", "data", "--cpu", "--user-dir=mine")
+    command = launch(capsys, "--workers", "2", "--", "fairseq-train", "data", "--cpu", "--user-dir=mine")
     assert command[-3:] == ["data", "--cpu", "--user-dir=mine"]
 
 
@@ -145,8 +145,9 @@ def test_several_machines_meet_at_the_rendezvous(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "2"], "after -- comes one of fairseq-train, fairseq-validate and its arguments, not nothing"),
+        (["--workers", "2"], "after -- comes fairseq-train and its arguments, not nothing"),
         (["--workers", "2", "--", "fairseq-generate", "data"], "not fairseq-generate"),
+        (["--workers", "2", "--", "fairseq-validate", "data"], "not fairseq-validate"),
         (["--workers", "0", "--", "fairseq-train", "data", "--cpu"], "--workers 0: at least 1"),
         (["--workers", "2", "--nodes", "2", "--", "fairseq-train"], "--nodes above 1 and --rendezvous HOST:PORT"),
         (["--workers", "2", "--rendezvous", "a:1", "--", "fairseq-train"], "--nodes above 1 and --rendezvous"),

@@ -23,9 +23,17 @@ pytest.importorskip("fairseq")
 
 import omegaconf
 from fairseq import checkpoint_utils, file_utils
+from fairseq.data import Dictionary
 
 from fairseq_lowrank.plugin.checkpoint_file import MOST_PICKLED
-from fairseq_lowrank.plugin.loading import Refused, evaluate_literals_only, is_fairseq, literal, load_checkpoint
+from fairseq_lowrank.plugin.loading import (
+    Refused,
+    evaluate_literals_only,
+    evaluation,
+    is_fairseq,
+    literal,
+    load_checkpoint,
+)
 
 
 class Call:
@@ -256,7 +264,14 @@ def test_all_kinds_of_tensors_that_models_hold_load_as_they_were_saved(tmp_path)
         model[str(kind)] = torch.ones(3, dtype=kind)
     table = torch.randn(6, 2)
     model |= {"table": table, "tied": table, "rows": table[::2], "last": table[-1], "scalar": torch.tensor(3.0)}
-    found = load_checkpoint(save(tmp_path, model=model))["model"]
+    dictionary = Dictionary()
+    dictionary.add_symbol("word", 3)
+    numbers = {"acc_and_f1": np.float64(0.25), "count": np.int64(7), "half": np.float32(0.5), "sure": np.bool_(True)}
+    loaded = load_checkpoint(
+        save(tmp_path, model=model, extra_state={"best": numbers}, task_state={"words": dictionary})
+    )
+    assert loaded["extra_state"]["best"] == numbers and loaded["task_state"]["words"].count == dictionary.count
+    found = loaded["model"]
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
     assert found["marked"].marked
 
@@ -366,7 +381,12 @@ def test_no_module_of_fairseq_has_pythons_eval_whenever_it_is_loaded(monkeypatch
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ("fairseq_cli.eval_lm", "fairseq_cli.validate"):
         assert importlib.import_module(name).eval is literal
-    assert [name for name, module in sys.modules.items() if is_fairseq(name) and module.eval is not literal] == []
+    assert [
+        name for name, module in sys.modules.items() if is_fairseq(name) and module.eval is not evaluation(name)
+    ] == []
+    assert importlib.import_module("fairseq.data.codedataset").eval(str({"cpc_km100": "1 " * 10_000}))["cpc_km100"]
+    with pytest.raises(Refused, match="at most 10,000"):
+        literal(str([1] * 10_000))
 
 
 @pytest.mark.parametrize("how", ["module", "file"])
