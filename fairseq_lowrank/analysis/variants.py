@@ -100,8 +100,8 @@ VARIANTS: dict[str, Variant] = {
         _CACHED,
         ("transformer", "fixedhead"),
         "The scores of a head have rank d_k at most: that is the low-rank bottleneck. With positions of full rank, a head size of "
-        "n − 1 already makes any positive pattern over n positions (softmax ignores a constant a row). Fairseq's own module, "
-        "number for number, and its checkpoints load.",
+        "n − 1 already makes any positive pattern over n positions (softmax ignores a constant a row), and (n − 1)/2 any causal one, "
+        "whose other half is free. Fairseq's own module, number for number, and its checkpoints load.",
         "mha",
     ),
     "fixedhead": Variant(
@@ -111,7 +111,7 @@ VARIANTS: dict[str, Variant] = {
         _CACHED,
         ("fixedhead",),
         "Theorem 1 of the paper: with d_k ≥ n a head can make any positive row-stochastic n × n matrix of positions of full rank, and a "
-        "smaller d_k cannot make all of them (n − 1 still can, for softmax ignores a constant a row). The cache grows with the head "
+        "smaller d_k cannot make all of them (n − 1 still can, for softmax ignores a constant a row; causal ones take (n − 1)/2). The cache grows with the head "
         "size too. Counted with heads of 128.",
         "fixedhead",
         {"head_dim": 128},
