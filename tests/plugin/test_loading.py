@@ -384,7 +384,9 @@ def test_no_module_of_fairseq_has_pythons_eval_whenever_it_is_loaded(monkeypatch
     assert [
         name for name, module in sys.modules.items() if is_fairseq(name) and module.eval is not evaluation(name)
     ] == []
-    assert importlib.import_module("fairseq.data.codedataset").eval(str({"cpc_km100": "1 " * 10_000}))["cpc_km100"]
+    of_data = evaluation("fairseq.data.codedataset")
+    assert importlib.import_module("fairseq.data.codedataset").eval is of_data
+    assert of_data(str({"cpc_km100": "1 " * 10_000}))["cpc_km100"] == "1 " * 10_000
     with pytest.raises(Refused, match="at most 10,000"):
         literal(str([1] * 10_000))
 
