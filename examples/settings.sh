@@ -26,12 +26,13 @@ WMT14=(
 # fairseq rounds the sequences of a step down to a multiple of 8, which would change the batch with their length.
 WHOLE_STEPS=(--required-batch-size-multiple 1)
 
-# Vanilla Transformer language model: fairseq's recipe (examples/language_model/README.md), 32,768 tokens an update.
+# Vanilla Transformer language model: fairseq's recipe (examples/language_model/README.md), 32,768 tokens an update. Recipes say
+# how many updates; fairseq's has 50,000.
 VANILLA_LM=(
     --task language_modeling --sample-break-mode none
     --dropout 0.1 --optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --clip-norm 0.0
     --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 $(batch 2048 32768 512)
-    "${WHOLE_STEPS[@]}" --max-update 50000 --no-epoch-checkpoints
+    "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
 )
 
 # Baevski and Auli (2019) as published in fairseq (examples/language_model/README.adaptive_inputs.md): 8 GPUs × 3,072
@@ -43,18 +44,18 @@ BAEVSKI=(
     "${WHOLE_STEPS[@]}" --max-update 286000 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
 
-# The same on LM1B: learning rates and their three cycles as in Baevski and Auli (2019), §4.4 and §4.5. The Mixhead paper
-# (§4.1.3) says that the original takes 64 GPUs, of 2,048 tokens each (§4.3), and halves the effective batch: 65,536.
+# The same on LM1B: learning rates and their three cycles as in Baevski and Auli (2019). The Mixhead paper
+# (§4.1.3) says that the original takes 64 GPUs, and halves the effective batch: of 2,048 tokens on each, 65,536.
 BAEVSKI_LM1B=("${BAEVSKI[@]}" --min-lr 1e-05 --lr-period-updates 137000 --lr-shrink 0.6 --max-update 975000)
 
 # Transformer-XL: the authors' script for their base model on WikiText-103 (kimiyoung/transformer-xl, run_wt103_base.sh): 60
 # streams of segments of 150 with memory of 150, Adam, cosine. Several GPUs share the streams.
 TRANSFORMER_XL_WIKI2=(
     --task segment_lm --tokens-per-sample 150 --memory-length 150
-    --optimizer adam --lr 0.00025 --lr-scheduler cosine --clip-norm 0.25 $(batch 9000 9000 150) --max-update 200000
+    --optimizer adam --lr 0.00025 --lr-scheduler cosine --clip-norm 0.25 $(batch 9000 9000 150)
     --batch-size-valid 10 --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
-TRANSFORMER_XL=("${TRANSFORMER_XL_WIKI2[@]}" --criterion adaptive_loss --ddp-backend legacy_ddp)
+TRANSFORMER_XL=("${TRANSFORMER_XL_WIKI2[@]}" --criterion adaptive_loss --ddp-backend legacy_ddp --max-update 200000)
 
 # The same on LM1B (run_lm1b_base.sh): 224 streams of segments of 32 with memory of 32.
 TRANSFORMER_XL_LM1B=(
@@ -72,7 +73,7 @@ LM1B_SMALL=("${VANILLA_LM[@]}" "${LM1B_EXAMPLES[@]}" --tokens-per-sample 256 --m
 # OpenWebText, is not published as one: raw WikiText-103 takes its place. Positions are learned, as in equation 1;
 # POSITIONS=sinusoidal from outside takes fairseq's others, in tables of their own. The rest is fairseq's recipe for a vanilla
 # Transformer with layer norms before sublayers, since the text at hand has no appendix. What is scored is what the paper
-# plots (§5): the loss, in nats a token, on blocks of the test set with no window of further context before them.
+# plots (§5): the loss on a test set, here in nats a token, on blocks with no window of further context before them; the paper names neither.
 POSITIONS="${POSITIONS:-learned}"
 case "$POSITIONS" in
     learned) POSITION_FLAGS=(--decoder-learned-pos) OTHER_POSITIONS="" ;;

@@ -8,7 +8,7 @@
 #                        FOLDER/multi30k with LOWRANK_DATA=FOLDER, or fetched with PREPARE="--download"
 #   --attention PRESET   the kind of attention: mixhead-b (default), mha, mixhead-a, mhe-mul, mqa, …
 #
-# Sets up .venv first (SETUP=0: uses the Python on PATH), then makes the corpus, trains, translates the test set and
+# Sets up .venv first (SETUP=0: takes .venv as it is or, without one, the Python on PATH), then makes the corpus, trains, translates the test set and
 # shows ten translations, the parameters against plain multi-head attention, the commands, and last the BLEU score.
 # Finished steps are kept in LOWRANK_WORK (default ~/.cache/fairseq_lowrank) and skipped the next time; training that
 # was interrupted goes on from its last epoch. THREADS=2 sets the number of threads; SMOKE=1 only shows that everything

@@ -10,6 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONPATH # what lies there would count as installed, and hide what is pinned
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() {

@@ -7,6 +7,7 @@
 #                                    are skipped, or fail where CI is set
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONPATH # it would hide what is pinned
 scripts/setup.sh --test
 export PATH="$PWD/.venv/bin:$PATH"
 

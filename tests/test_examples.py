@@ -109,6 +109,8 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
             model.check_args(as_namespace(convert_namespace_to_omegaconf(args).model))
         assert args.seed == 1 or name.endswith("seeds.sh")
         assert args.log_format == "simple"
+        ends = [int(value) for flag, value in pairwise(command) if flag == "--max-update"]
+        assert smoke or ends == sorted(ends)  # a report takes a run that has fewer than its flags say for one cut short
     scoring = [
         command
         for name in ("generate", "eval-lm", "validate", "lowrank")
@@ -123,6 +125,18 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
         options.parse_args_and_arch(options.get_eval_lm_parser(), input_args=command)
     for command in outermost(commands(output, "fairseq-validate")):
         options.parse_args_and_arch(options.get_validation_parser(), input_args=command)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in RECIPES if "translation_rows" in (ROOT / "examples" / name).read_text()]
+)
+def test_a_search_of_your_own_reaches_every_translation(recipe, name):
+    searches = commands(recipe(name, GENERATE="--beam 7").stdout, "fairseq-generate")
+    assert searches and all(search.count("--beam") == 1 and "7" in search for search in searches)
+
+
+def test_a_figure_of_two_tables_takes_all_of_its_rows(recipe):
+    assert "ROWS=mha: figure 3 has rows of two tables" in recipe("mixhead/fig3.sh", ROWS="mha", fails=True).stdout
 
 
 @pytest.fixture(scope="session")

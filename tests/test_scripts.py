@@ -55,3 +55,20 @@ def test_tests_of_a_real_corpus_are_marked_and_no_others(tmp_path):
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert [line for line in result.stdout.splitlines() if "::" in line] == ["test_it.py::test_other"]
     assert "2 deselected" in result.stdout
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("", "1 skipped"), ("true", "1 failed")])
+def test_a_missing_corpus_is_skipped_and_fails_in_ci(tmp_path, ci, outcome):
+    (tmp_path / "conftest.py").write_text((REPOSITORY / "tests/conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    corpus: needs one\n    grid: many\n    device: a GPU\n"
+    )
+    (tmp_path / "test_it.py").write_text("def test_one(corpus):\n    corpus('brown')\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=os.environ | {"CI": ci, "LOWRANK_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert outcome in done.stdout, done.stdout + done.stderr

@@ -15,7 +15,7 @@ model() {
         row "$1-$attention-sigsoftmax" "${@:2}" --attention $attention --attention-activation sigsoftmax
     done
 }
-model vanilla --arch lowrank_transformer_lm_wiki103_vanilla "${VANILLA_LM[@]}" --tokens-per-sample 512
+model vanilla --arch lowrank_transformer_lm_wiki103_vanilla "${VANILLA_LM[@]}" --tokens-per-sample 512 --max-update 50000
 model baevski --arch lowrank_transformer_lm_wiki103 "${BAEVSKI[@]}" --tokens-per-sample 512
 model synthesizer --arch lowrank_synthesizer_lm_wiki103 "${BAEVSKI[@]}" --tokens-per-sample 512
 model transformer-xl --arch lowrank_transformer_xl_wiki103 "${TRANSFORMER_XL[@]}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from fairseq_lowrank.analysis.architecture import AttentionLayer, attention_layers, build, our_arguments
 from fairseq_lowrank.analysis.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.attention import AttentionSpec
-from fairseq_lowrank.plugin.flags import AttentionOptions
+from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
 
 # Projections whose heads all read one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")
@@ -41,6 +41,8 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
         raise ValueError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
     new.attention = attention or getattr(old, "attention", None) or "mha"
     new.head_mixing = mixing
+    if not _learns(new):
+        new.mixing_lr_scale = None
     before, after = check_axes(old, new)
     if (size := vocab_size(state)) is None:
         raise ValueError(
@@ -57,6 +59,12 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
             f"--attention {new.attention}: the checkpoint's heads are mixed so already ({before.spec.mixing})"
         )
     return with_model(state, new, as_state_of(model, tensors, state["model"])), notes(state, any(folds))
+
+
+def _learns(args: Namespace) -> bool:
+    """Whether anything mixes heads by weights that are learned, at a rate of their own where one was given."""
+    spec = AttentionOptions.from_args(Namespace(**vars(args) | {"mixing_lr_scale": None})).spec
+    return learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)
 
 
 def check_axes(old: Namespace, new: Namespace) -> tuple[AttentionOptions, AttentionOptions]:
@@ -177,7 +185,7 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     """The checkpoint with another model: its arguments changed, the optimizer and averaged weights of the old one gone."""
     from omegaconf import OmegaConf
 
-    changes = {name: getattr(args, name) for name in ("attention", "head_mixing")}
+    changes = {name: getattr(args, name, None) for name in ("attention", "head_mixing", "mixing_lr_scale")}
     cfg = state["cfg"]
     cfg = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True) if OmegaConf.is_config(cfg) else dict(cfg)
     kind = Namespace if isinstance(cfg["model"], Namespace) else dict

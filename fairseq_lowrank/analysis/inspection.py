@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.plugin.attention import site_of
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
@@ -114,9 +115,7 @@ def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
 def place(name: str) -> tuple[str, int]:
     """(site, layer) of an attention layer of a state dict, by its name in fairseq's models."""
     layer = int(re.search(r"\.(\d+)\.", name)[1])
-    if name.endswith("encoder_attn"):
-        return "cross", layer
-    return ("encoder" if name.startswith("encoder.") else "decoder"), layer
+    return site_of(name), layer
 
 
 def draw_mixing(layers: list[dict]):

@@ -44,7 +44,7 @@ def count(model: nn.Module) -> dict:
         `total`; its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` (words,
         positions, what takes words to the model's width and back, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
         at each site; `attention_without_biases`, which is what the MHE poster counts and PEoP is made of; and `unused`, what
-        feeds nothing, as in the Mixhead paper's Synthesizer.
+        feeds nothing (``--unused-key-projection``).
     """
     kinds, sites, biases, unused = {}, {}, 0, 0
     for layer in attention_layers(model):

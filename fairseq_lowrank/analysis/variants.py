@@ -110,9 +110,9 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("fixedhead",),
-        "Theorem 1 of the paper: with d_k ≥ n a head can make any positive row-stochastic n × n matrix of positions of full rank, and a "
-        "smaller d_k cannot make all of them (n − 1 still can, for softmax ignores a constant a row; causal ones take (n − 1)/2). The cache grows with the head "
-        "size too. Counted with heads of 128.",
+        "Theorem 1 of the paper: with d_k ≥ n a head can make any positive row-stochastic n × n matrix of positions of full rank, and not "
+        "with every smaller d_k. Beyond the paper: n − 1 suffices, for softmax ignores a constant a row, and (n − 1)/2 for causal ones. The "
+        "cache grows with the head size too. Counted with heads of 128.",
         "fixedhead",
         {"head_dim": 128},
     ),
@@ -155,7 +155,7 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("mixhead",),
-        "An ablation: mixing without learning it. M is saved with the model (h² numbers that are no parameters).",
+        "An ablation: mixing without learning it. The paper names no variance; length 1 is ours. M is saved with the model (h² numbers that are no parameters).",
         "mixhead-random",
     ),
     "avghead": Variant(
@@ -164,7 +164,7 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("mixhead",),
-        "An ablation: all heads attend alike, and only their values differ. M is saved with the model (h² numbers that are no parameters).",
+        'An ablation: all heads attend alike, and only their values differ. 1/h, never trained, is our reading of the paper\'s "uniform". M is saved with the model (h² numbers that are no parameters).',
         "avghead",
     ),
     "gain": Variant(
@@ -279,7 +279,7 @@ VARIANTS: dict[str, Variant] = {
         "W_1 is q_proj, and there are no keys: column s of W_2 is to the features ReLU(x_t W_1) what a key is to a query, but the same in every "
         "sentence. So it is dot-product attention to a learned key for each position, without 1/√d_k: any backend computes it, and scores "
         "have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has one W_2 for all heads; "
-        "`lowrank_synthesizer_lm_wiki103`, the Mixhead paper's model of 248M, does, and keeps a projection of keys that feeds nothing "
+        "`lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, does, and keeps a projection of keys that feeds nothing "
         "(`--unused-key-projection`; without it 231.2M). A sentence of more than n positions is refused, padding is not counted, decoding "
         "keeps values alone. Not for cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
         "`--max-target-positions`, `--max-source-positions`.",

@@ -52,7 +52,7 @@ class PositionwiseMixingWeights(Mixing):
 
 
 def _random(num_heads: int) -> Tensor:
-    # The paper says only "normal and fixed". Columns are given unit ℓ2 norm, as in its eq. 14; dividing by their sum
+    # Drawn from the normal distribution and fixed (section 4.4.2), of what variance is not said. Columns are given unit ℓ2 norm, as in its eq. 14; dividing by their sum
     # (eq. 13) would be unstable, since a sum can be near 0.
     weight = torch.randn(num_heads, num_heads)
     return weight / weight.norm(dim=0, keepdim=True)

@@ -55,7 +55,7 @@ AXES = {
     "synthesizer_heads": Axis(
         "synthesizer_heads",
         "second layers of the dense synthesizer, g dividing the heads: head i reads that of head floor(i g / h) (default: as many "
-        "as heads; the Mixhead paper has 1)",
+        "as heads; 1 meets the Mixhead paper's 248M)",
     ),
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
@@ -98,7 +98,7 @@ class AttentionSpec:
 
     Args:
         head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
-            is FixedHead (Bhojanapalli et al. 2020, section 3.2).
+            is FixedHead (Bhojanapalli et al. 2020, section 3, eq. 9).
         value_dim: size d_v of a head's values; ``None`` means the head size.
         key_value_heads: g heads of keys and values, of which head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
             own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.

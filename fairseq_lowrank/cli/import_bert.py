@@ -45,8 +45,14 @@ def run(args) -> None:
 
 
 def hints(state: dict) -> list[str]:
-    """The flags that make a model of its sizes, for fine-tuning."""
-    model = state["cfg"]["model"]
-    names = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")
-    sizes = " ".join(f"--encoder-{name.replace('_', '-')} {getattr(model, f'encoder_{name}')}" for name in names)
-    return [f"--arch lowrank_bert_base {sizes} --max-positions {model.max_positions} --finetune-from-model MODEL.pt"]
+    """The flags that make this model, for fine-tuning: its sizes, and what else differs from the architecture's own."""
+    from fairseq_lowrank.analysis.architecture import parse
+
+    model, usual = state["cfg"]["model"], parse("lowrank_bert_base")
+    names = [f"encoder_{name}" for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")]
+    names += ["max_positions"]
+    others = ("num_segment", "layer_norm_eps", "activation_fn", "dropout", "attention_dropout", "pooler_dropout")
+    names += [name for name in others if getattr(model, name) != getattr(usual, name)]
+    flags = " ".join(f"--{name.replace('_', '-')} {getattr(model, name)}" for name in names)
+    flags += " --untie-weights-roberta" if model.untie_weights_roberta else ""
+    return [f"--arch lowrank_bert_base {flags} --finetune-from-model MODEL.pt"]

@@ -11,7 +11,8 @@ calls its tables 7 to 10 comparable only within themselves.
   fairseq-lowrank report results/ --output report/           report.md, report.html and the learning curves
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
-the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both: MHE poster.
+the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are the MHE poster's, which
+prints values and no formula; these give its values.
 """
 
 from pathlib import Path

@@ -9,6 +9,7 @@ from pathlib import Path
 from fairseq_lowrank.corpora.catalogue import CORPORA, parse
 from fairseq_lowrank.corpora.corpus import Corpus, positive, published_folder, work_folder
 from fairseq_lowrank.corpora.fetch import check_source, locked, source_of
+from fairseq_lowrank.corpora.pieces import PIECES_OF, check_pieces
 from fairseq_lowrank.corpora.steps import JOIN, check_settings, join_sentences
 from fairseq_lowrank.messages import missing
 
@@ -78,6 +79,8 @@ def prepare(args: argparse.Namespace) -> Path:
     """Make what `args` ask for, unless it is there; what is printed."""
     with locked(args.output):
         check_settings(args)
+        if PIECES_OF in args.corpus.arguments:
+            check_pieces(args)
         if args.data_given and args.data.exists() and source_of(args.output) is not None:
             check_source(args, str(args.data.resolve()))
         done = args.output / "bin"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 def work_folder() -> Path:
     """Where everything is made that is not given another place: $LOWRANK_WORK."""
-    return Path(os.environ.get("LOWRANK_WORK") or Path.home() / ".cache" / "fairseq_lowrank")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("LOWRANK_WORK") or Path(cache) / "fairseq_lowrank")
 
 
 def published_folder() -> Path:

@@ -22,6 +22,9 @@ from fairseq_lowrank.corpora.text import say, whole_file
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
+PIECES = "pieces.txt"  # … and the checksums of the word pieces that it is cut into
+SETTINGS = "settings.json"  # … and the arguments that shape it
+NOTES = (SOURCE, PIECES, SETTINGS)
 
 
 def sha256(path: Path) -> str:
@@ -39,8 +42,10 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
     unverified = path.with_name(path.name + ".unverified")
     if not unverified.exists():
         say(f"downloading {url}")
-        with whole_file(unverified, "wb") as file, urllib.request.urlopen(url) as response:
+        with whole_file(unverified, "wb") as file, urllib.request.urlopen(url, timeout=60) as response:
             shutil.copyfileobj(response, file)
+            if (size := response.headers.get("Content-Length")) is not None and file.tell() != int(size):
+                raise ValueError(f"{url}: {file.tell():,} of {int(size):,} bytes came; call this again")
     if (found := sha256(unverified)) not in accepted:
         raise ValueError(
             f"{url} has SHA-256 {found}, which is not a checksum known here. If you trust the file, say so with "
@@ -113,18 +118,28 @@ def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Pa
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder`, made if need be, while the block runs; wait for one that is in there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # removed meanwhile, see below
+            continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             say(f"waiting for another process, which is making {folder}")
             fcntl.flock(handle, fcntl.LOCK_EX)
+        # One that made nothing has removed the folder, and a lock of what is gone keeps nobody out of a new one.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(folder)):
+                break
+        os.close(handle)
+    try:
         yield
     finally:
-        if not has_begun(folder):  # before another process may note a source of its own
-            (folder / SOURCE).unlink(missing_ok=True)
+        if not has_begun(folder):  # before another process may note what it makes its own of
+            for note in NOTES:
+                (folder / note).unlink(missing_ok=True)
         os.close(handle)
         with suppress(OSError):  # only an empty folder goes: nothing was made
             folder.rmdir()
@@ -148,7 +163,7 @@ def source_of(output: Path) -> str | None:
 
 def has_begun(output: Path) -> bool:
     """Whether anything is made in a folder, beside notes and what is downloaded."""
-    made = (path for path in output.rglob("*") if path.is_file() and path.name not in (SOURCE, "settings.json"))
+    made = (path for path in output.rglob("*") if path.is_file() and path.name not in NOTES)
     return any(output / DOWNLOADS not in path.parents for path in made)
 
 
@@ -189,9 +204,10 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
     if missing := [name.replace("|", " or ") for name, path in found.items() if path is None]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise ValueError(
-            f"{args.data} lacks {', '.join(missing[:10])}{more}. Say where they are with --data FOLDER, or fetch them with "
-            f"--download from {', '.join(urls)}{note}; from a recipe or the quickstart: LOWRANK_DATA=FOLDER, with them in "
-            f'FOLDER/{args.data.name}, or PREPARE="--download"'
+            f"{args.data} lacks {', '.join(missing[:10])}{more}. Say where they are with --data FOLDER"
+            + (f", or fetch them with --download from {', '.join(urls)}{note}" if urls else f"; they come from {note}")
+            + f"; from a recipe or the quickstart: LOWRANK_DATA=FOLDER, with them in FOLDER/{args.data.name}"
+            + (', or PREPARE="--download"' if urls else "")
         )
     own = any(args.data in path.parents for path in found.values())
     check_source(args, str((args.data if own else fetched).resolve()))

@@ -122,7 +122,10 @@ def glue(args: argparse.Namespace) -> Path:
     """
     published = TASKS[args.task]
     names = [f"{published.folder}/{file}" for file in published.files.values()]
-    urls = {} if args.task == "mrpc" else {URL.format("QQP-clean" if args.task == "qqp" else published.folder): None}
+    archive = {"qqp": "QQP-clean", "qnli": "QNLIv2"}.get(
+        args.task, published.folder
+    )  # QNLI.zip is of another split, withdrawn
+    urls = {} if args.task == "mrpc" else {URL.format(archive): None}
     files = gather(args, names, urls, note="GLUE's download_glue_data.py" if args.task == "mrpc" else "")
     splits = {split: examples(path, published, split) for split, path in zip(published.files, files, strict=True)}
     return lay_out(args, published.task, splits)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, work_folder
-from fairseq_lowrank.corpora.text import BytePieces, WordPieces
+from fairseq_lowrank.corpora.fetch import PIECES, has_begun, sha256
+from fairseq_lowrank.corpora.text import BytePieces, WordPieces, whole_file
 
 PIECES_OF = Argument(
     "--pieces-of",
@@ -57,28 +58,51 @@ class Cutter:
         return " ".join(piece for start, end in words(line, pattern) for piece in self.word(line[start:end]))
 
 
+def model_and_dictionary(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Where the pieces stand that the arguments :data:`PIECES_OF` and :data:`BERT` name."""
+    if args.pieces_of:
+        folder = work_folder() / "data" / args.pieces_of
+        return folder / "bpe.model", folder / "bin" / "dict.txt"
+    folder = Path(args.bert or work_folder() / "bert-base")
+    return folder / "wordpieces.json", folder / "dict.txt"
+
+
 def cutter_and_dictionary(args: argparse.Namespace) -> tuple[Cutter, Path]:
     """What cuts text as the arguments :data:`PIECES_OF` and :data:`BERT` say, and the dictionary of its pieces.
 
     Raises:
         ValueError: the corpus, or the published BERT, is not there.
     """
-    if args.pieces_of:
-        folder = work_folder() / "data" / args.pieces_of
-        model, dictionary = folder / "bpe.model", folder / "bin" / "dict.txt"
-        missing = (
-            f"--pieces-of {args.pieces_of}: {folder} is not prepared, or not cut into sub-words; expected the name of such a "
-            "corpus, such as brown-bpe8000, after scripts/prepare.sh brown-bpe8000"
-        )
-    else:
-        folder = Path(args.bert or work_folder() / "bert-base")
-        model, dictionary = folder / "wordpieces.json", folder / "dict.txt"
-        missing = (
+    model, dictionary = model_and_dictionary(args)
+    if not (model.is_file() and dictionary.is_file()):
+        folder = model.parent
+        if args.pieces_of:
+            raise ValueError(
+                f"--pieces-of {args.pieces_of}: {folder} is not prepared, or not cut into sub-words; expected the name of such a "
+                "corpus, such as brown-bpe8000, after scripts/prepare.sh brown-bpe8000"
+            )
+        raise ValueError(
             f"{folder} holds no wordpieces.json and dict.txt: make them of a published BERT with fairseq-lowrank import-bert FOLDER "
             f"--output {folder}, say with --bert where they are, or cut as a corpus is with --pieces-of, such as brown-bpe8000"
         )
-    if not (model.is_file() and dictionary.is_file()):
-        raise ValueError(missing)
+    if not has_begun(args.output):
+        with whole_file(args.output / PIECES) as file:
+            file.write(f"{sha256(model)} {sha256(dictionary)}\n")
     with open(model, "rb") as file:
         kind = WordPieces if file.read(1) == b"{" else BytePieces
     return Cutter(kind(model)), dictionary
+
+
+def check_pieces(args: argparse.Namespace) -> None:
+    """Refuse to go on with --output where other pieces have taken the place of those that it was begun with.
+
+    The arguments name a folder, and another published BERT may stand there since. Where none does, what is made still serves.
+    """
+    files, note = model_and_dictionary(args), args.output / PIECES
+    if not (note.is_file() and all(file.is_file() for file in files)):  # folders are older than these notes
+        return
+    if note.read_text(encoding="utf-8").split() != [sha256(file) for file in files]:
+        raise ValueError(
+            f"{args.output} was cut into other word pieces than those that are now in {files[0].parent}: put those back, or "
+            "remove that folder"
+        )

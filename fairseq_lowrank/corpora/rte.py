@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +11,7 @@ from fairseq_lowrank.corpora.corpus import Corpus
 from fairseq_lowrank.corpora.fetch import gather
 from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
+from fairseq_lowrank.corpora.text import unpacked
 
 URLS = {"https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/rte.zip": None}
 TASK = SentenceTask("rte", labels=("entailment", "not_entailment"))
@@ -20,7 +20,7 @@ LABELS = {"TRUE": "entailment", "YES": "entailment", "FALSE": "not_entailment", 
 
 def pairs(path: Path) -> Iterator[Example]:
     """The pairs of one of the challenges' files, which tell entailment as `entailment` or `value`."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+    with unpacked(path) as file:
         try:
             root = ElementTree.parse(file).getroot()
         except ElementTree.ParseError as error:
@@ -37,7 +37,8 @@ def pairs(path: Path) -> Iterator[Example]:
 def rte(args: argparse.Namespace) -> Path:
     """Textual entailment, RTE 1 to 3, in pairs of sentences: is the second true where the first is?
 
-    Tests on RTE 3's test part. Of the other pairs those of every tenth text validate, the rest train: no text is in both.
+    Tests on RTE 3's test part. Of the other pairs those of every tenth text validate, the rest train: no text is in both. (Three
+    texts of RTE 3's test part stand in earlier parts too, beside other second sentences.)
     """
     parts = [(number, part) for number in (1, 2, 3) for part in ("dev", "test")]
     *others, test = gather(args, [f"rte{number}_{part}.xml" for number, part in parts], URLS)

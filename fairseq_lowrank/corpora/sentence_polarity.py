@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Corpus
 from fairseq_lowrank.corpora.fetch import gather
 from fairseq_lowrank.corpora.pieces import BERT, PIECES_OF
 from fairseq_lowrank.corpora.sentences import Example, SentenceTask, lay_out
+from fairseq_lowrank.corpora.text import unpacked
 
 URLS = {"https://www.cs.cornell.edu/people/pabo/movie-review-data/rt-polaritydata.tar.gz": None}
+# Quotation marks and dashes of Windows-1252, which Latin-1 reads as control characters.
+WINDOWS = {byte: bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in range(0x80, 0xA0)}
 TASK = SentenceTask("sentence-polarity", labels=("negative", "positive"))
 
 
 def sentences(path: Path) -> list[str]:
-    """The lines of a file in UTF-8 or, as it was published, in Latin-1."""
-    data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    """The lines of a file in UTF-8, in UTF-8 that was taken for Latin-1 and encoded again, or, as it was published, in Windows-1252."""
+    with unpacked(path) as file:
+        data = file.read()
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    return [line for line in text.split("\n") if line.strip()]
+    return [once(line).translate(WINDOWS) for line in text.split("\n") if line.strip()]
+
+
+def once(line: str) -> str:
+    """A line without a second encoding, where it has one."""
+    try:
+        return line.encode("latin-1").decode("utf-8")
+    except UnicodeError:
+        return line
 
 
 def sentence_polarity(args: argparse.Namespace) -> Path:

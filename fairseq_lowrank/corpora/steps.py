@@ -9,12 +9,13 @@ import logging
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, positive
-from fairseq_lowrank.corpora.fetch import check_source, make, source_of
+from fairseq_lowrank.corpora.fetch import SETTINGS, check_source, make, source_of
 from fairseq_lowrank.corpora.text import (
     BytePieces,
     MosesTokenizer,
@@ -42,7 +43,7 @@ def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
 
     A folder without a note is older than these notes: made with the default sub-words, and the rest as its name says.
     """
-    file = args.output / "settings.json"
+    file = args.output / SETTINGS
     arguments = [argument for argument in args.corpus.arguments if argument.kept]
     given = {argument.name: getattr(args, argument.name) for argument in arguments}
     kept = dict(given)
@@ -158,4 +159,26 @@ def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *
         make(target, write_lines, target, islice(chain.from_iterable(map(read_lines, parts)), args.head))
     if args.pieces is None:
         return binarise(args, args.output / "tok", None, *flags)
-    return binarise(args, segment(args, BytePieces, args.pieces, [f"{split}.txt" for split in files]), None)
+    pieces = segment(args, BytePieces, args.pieces, [f"{split}.txt" for split in files])
+    dictionary = make(
+        args.output / "dict.txt",
+        write_dictionary,
+        args.output / "dict.txt",
+        BytePieces(args.output / "bpe.model"),
+        pieces,
+    )
+    return binarise(args, pieces, None, f"--srcdict={dictionary}")
+
+
+def write_dictionary(target: Path, model: BytePieces, folder: Path) -> None:
+    """fairseq's dictionary of all pieces of a model, by how often `folder`/train.txt has them: fairseq-preprocess would leave out those
+    that training lacks, and what they stand for would be unknown."""
+    from fairseq.data import Dictionary
+
+    counts = Counter(piece for line in read_lines(folder / "train.txt") for piece in line.split())
+    dictionary = Dictionary()
+    for piece in model.pieces:
+        dictionary.add_symbol(piece, n=counts[piece])
+    dictionary.finalize()
+    with whole_file(target) as file:
+        dictionary.save(file)

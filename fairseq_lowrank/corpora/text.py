@@ -32,19 +32,30 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
+    """A file opened for reading, gzip or plain by its name.
+
+    Raises:
+        ValueError: a damaged or truncated gzip file.
+    """
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, mode, **options) as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged, cut short or no gzip file: {error}") from error
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like).
 
     Raises:
         ValueError: a damaged or truncated gzip file, or other bytes than UTF-8.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="\n") as file:
+        with unpacked(path, "rt", encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged, cut short or no gzip file: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
 
@@ -116,6 +127,7 @@ class SentencePiece:
                     normalization_rule_name="identity",
                     input_sentence_size=5_000_000,
                     shuffle_input_sentence=False,
+                    max_sentence_length=2**30,  # longer lines than its 4,192 bytes teach it nothing, without a word
                     minloglevel=2,
                     **cls.options,
                 )
@@ -139,6 +151,11 @@ class BytePieces(SentencePiece):
 
     characters: ClassVar = {byte: chr(byte if 0x20 <= byte < 0x7F else 0x100 + byte) for byte in range(256)}
     options: ClassVar = {"required_chars": "".join(characters.values()).replace(" ", ""), "bos_id": -1, "eos_id": -1}
+
+    @property
+    def pieces(self) -> list[str]:
+        """All pieces but the unknown one, which stands for nothing here."""
+        return [self.processor.id_to_piece(index) for index in range(1, self.processor.get_piece_size())]
 
     @classmethod
     def spell(cls, line: str) -> str:

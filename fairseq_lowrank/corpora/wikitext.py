@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 
 from fairseq_lowrank.corpora.corpus import Argument, Corpus
@@ -25,15 +26,17 @@ SHA256 = {
 def articles(path: Path) -> Iterator[str]:
     """The lines of a split without the empty ones, of which the edition has two about each heading; one behind each article.
 
-    ``= Title =`` begins an article, ``= = Heading = =`` a part of one.
+    ``= Title =`` between empty lines begins an article, ``= = Heading = =`` a part of one; a formula may look like a title, within text.
     """
-    began = False
-    for line in read_lines(path):
+    began, before = False, ""
+    for line, behind in pairwise(chain(read_lines(path), [""])):
         if line.strip():
-            if began and re.fullmatch(r"= [^=](.*[^=])? =", line.strip()):
+            alone = not before.strip() and not behind.strip()
+            if began and alone and re.fullmatch(r"= [^=](.*[^=])? =", line.strip()):
                 yield ""
             yield line
             began = True
+        before = line
     yield ""
 
 

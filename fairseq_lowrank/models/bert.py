@@ -13,6 +13,7 @@ import math
 import torch
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta.model import RobertaEncoder, RobertaModel, base_architecture
+from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.utils import get_activation_fn
@@ -90,6 +91,7 @@ class LowrankBertModel(RobertaModel):
             )
         head = BertClassificationHead(pooler, num_classes, self.args.pooler_activation_fn, self.args.pooler_dropout)
         head.out_proj.apply(init_bert_params)
+        quant_noise(head.out_proj, self.args.quant_noise_pq, self.args.quant_noise_pq_block_size)
         self.classification_heads[name] = head
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
@@ -204,6 +206,8 @@ def check_bert_sizes(args) -> None:
         raise Refused(f"--pooler-dropout {args.pooler_dropout:g}: expected a number from 0 to below 1")
     if not 0 < args.layer_norm_eps < math.inf:
         raise Refused(f"--layer-norm-eps {args.layer_norm_eps:g}: expected a number above 0")
+    if getattr(args, "spectral_norm_classification_head", False):
+        raise Refused("--spectral-norm-classification-head: fairseq cannot load such a head again; leave it out")
 
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_base")
@@ -224,7 +228,7 @@ def large(args) -> None:
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_fixed")
 def fixed(args) -> None:
-    """The fixed multi-head paper's BERT (section 4.2): 24 layers, d 512, ffn 4096, 8 heads of size 128 whatever their number."""
+    """The fixed multi-head paper's BERT (section 4.2): 24 layers, d 512, 8 heads of size 128 whatever their number; ffn 4096, by its 168M."""
     set_defaults(
         args,
         encoder_layers=24,

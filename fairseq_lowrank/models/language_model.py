@@ -38,9 +38,9 @@ def wiki103(args) -> None:
 
 @register_model_architecture("lowrank_transformer_lm", "lowrank_synthesizer_lm_wiki103")
 def synthesizer_wiki103(args) -> None:
-    """The Mixhead paper's Synthesizer on WikiText-103 (table 1): the model above with the dense synthesizer's scores.
+    """For the Mixhead paper's Synthesizer on WikiText-103 (table 1), the model above with the dense synthesizer's scores.
 
-    The paper's 248M are met by one second layer for all heads beside the four projections of standard attention, so by a projection
+    The paper names neither form nor make-up. Its 248M are met by one second layer for all heads beside the four projections of standard attention, so by a projection
     of keys that feeds nothing; without ``--unused-key-projection``, which is set here alone, they are 231.2M.
     """
     set_defaults(args, attention_score="synthesizer-dense")
@@ -52,14 +52,14 @@ def synthesizer_wiki103(args) -> None:
 
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_wiki103_vanilla")
 def wiki103_vanilla(args) -> None:
-    """The Mixhead paper's vanilla Transformer on WikiText-103 (table 1): 6 layers, d 512, ffn 2048, 8 heads, tied."""
+    """The Mixhead paper's vanilla Transformer on WikiText-103 (table 1): 6 layers and 8 heads; d 512, ffn 2048, tied, by its 67M."""
     set_defaults(args, share_decoder_input_output_embed=True)
     base_lm_architecture(args)
 
 
 @register_model_architecture("lowrank_transformer_lm", "lowrank_transformer_lm_wiki2")
 def wiki2(args) -> None:
-    """The Mixhead paper's vanilla Transformer on WikiText-2 (table 2): 16 layers, d 512, ffn 2048, 8 heads, tied."""
+    """The Mixhead paper's vanilla Transformer on WikiText-2 (table 2): 16 layers and 8 heads; d 512, ffn 2048, tied, by its size."""
     set_defaults(args, decoder_layers=16)
     wiki103_vanilla(args)
 

@@ -1,7 +1,7 @@
 """The regularisers of attention as flags of every criterion: ``--mixing-orthogonality`` and its kin.
 
 What is minimised is loss + λ · sample size · R, with R summed over attention layers and averaged over the sequences of a
-batch. fairseq divides by the sample size, so λ weighs R against the loss, in nats, of one token (with ``--sentence-avg``, of
+batch (and over a layer's passes, where a model runs it several times, as the Levenshtein transformer its decoder). fairseq divides by the sample size, so λ weighs R against the loss, in nats, of one token (with ``--sentence-avg``, of
 one sentence). R itself is logged in training and validation under the flag's name; ``loss``, ``nll_loss`` and ``ppl``, and so the
 choice of the best checkpoint, stay the criterion's own.
 
@@ -13,6 +13,7 @@ is kept of the first.
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -104,8 +105,8 @@ class Penalties:
 
     def __init__(self, weights: dict[str, float], layers: list[MultiheadAttention]) -> None:
         self.weights, self.layers = weights, layers
-        self.values = {name: torch.zeros((), device=layers[0].out_proj.weight.device) for name in weights}
-        """R of each penalty, summed over the layers that ran and averaged over sequences."""
+        self.passes: Counter[MultiheadAttention] = Counter()
+        self._sums: dict[tuple[str, MultiheadAttention], Tensor] = {}
         self.recording = False
         self.gradient: Tensor | None = None
         """During the backward pass, the gradient of what is minimised with respect to Σ λ R."""
@@ -128,6 +129,15 @@ class Penalties:
         for layer in self.layers:
             layer.regulariser = None
 
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """R of each penalty, summed over the layers that ran and averaged over sequences and a layer's passes."""
+        nothing = torch.zeros((), device=self.layers[0].out_proj.weight.device)
+        return {
+            name: sum((total / self.passes[layer] for (of, layer), total in self._sums.items() if of == name), nothing)
+            for name in self.weights
+        }
+
     def added_to(self, loss: Tensor, sample_size: Tensor | float) -> Tensor:
         """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
         return _PenalisedLoss.apply(loss, self, sample_size)
@@ -148,24 +158,25 @@ class Penalties:
             overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
             values |= zip(names, overlap.mean(dim=1), strict=True)
         if self.recording:
+            self.passes[layer] += 1
             for name, value in values.items():
-                self.values[name] += value.detach()
+                self._sums[name, layer] = self._sums.get((name, layer), 0) + value.detach()
         if not values:
             return heads
-        return _Attach.apply(heads, sum(self.weights[name] * value for name, value in values.items()), self)
+        return _Attach.apply(heads, sum(self.weights[name] * value for name, value in values.items()), self, layer)
 
 
 class _Attach(torch.autograd.Function):
     """Heads as they are; their backward pass takes a layer's Σ λ R along."""
 
     @staticmethod
-    def forward(ctx, heads, penalty, penalties):
-        ctx.penalties = penalties
+    def forward(ctx, heads, penalty, penalties, layer):
+        ctx.penalties, ctx.layer = penalties, layer
         return heads.view_as(heads)
 
     @staticmethod
     def backward(ctx, grad_heads):
-        return grad_heads, ctx.penalties.gradient, None
+        return grad_heads, ctx.penalties.gradient / ctx.penalties.passes[ctx.layer], None, None
 
 
 class _PenalisedLoss(torch.autograd.Function):
@@ -174,7 +185,7 @@ class _PenalisedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, loss, penalties, sample_size):
         ctx.penalties, ctx.sample_size = penalties, sample_size
-        total = sum(weight * penalties.values[name] for name, weight in penalties.weights.items())
+        total = sum(penalties.weights[name] * value for name, value in penalties.values.items())
         return loss + (total * sample_size).to(loss.dtype)
 
     @staticmethod
@@ -187,12 +198,12 @@ class _PenalisedLoss(torch.autograd.Function):
 class RegularisedCriterion:
     """Mixed into a criterion: adds the penalties whose weight is not 0 to its loss, and their values to its log."""
 
-    weights: Mapping[str, float] = MappingProxyType({})
+    penalty_weights: Mapping[str, float] = MappingProxyType({})  # a criterion may have `weights` of its own
 
     @classmethod
     def build_criterion(cls, cfg, task):
         criterion = super().build_criterion(cfg, task)
-        criterion.weights = _weights(cfg)
+        criterion.penalty_weights = _weights(cfg)
         return criterion
 
     @classmethod
@@ -221,16 +232,16 @@ class RegularisedCriterion:
             ValueError: there are none, or none has what a penalty is about.
         """
         layers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
-        if self.weights and not layers:
-            _refuse_without_layers(self.weights, type(model).__name__)
-        if "mixing_orthogonality" in self.weights and not any(_learns(layer.mixing) for layer in layers):
-            _refuse_without_mixing(self.weights)
+        if self.penalty_weights and not layers:
+            _refuse_without_layers(self.penalty_weights, type(model).__name__)
+        if "mixing_orthogonality" in self.penalty_weights and not any(_learns(layer.mixing) for layer in layers):
+            _refuse_without_mixing(self.penalty_weights)
         return layers
 
     def forward(self, model, sample, *args, **kwargs):
-        if not self.weights:
+        if not self.penalty_weights:
             return super().forward(model, sample, *args, **kwargs)
-        with Penalties(self.weights, self.check_model(model)) as penalties:
+        with Penalties(self.penalty_weights, self.check_model(model)) as penalties:
             loss, sample_size, logging_output = super().forward(model, sample, *args, **kwargs)
         # Without reduction the loss is a number for each token, and the penalties belong to none of them.
         if loss.numel() == 1:

@@ -49,7 +49,7 @@ FLAGS: dict[str, tuple[type, dict, str]] = {
     "unused_key_projection": (
         bool,
         {},
-        "synthesizer-dense: have a projection of keys too, which feeds nothing, as the Mixhead paper's number of parameters says",
+        "synthesizer-dense: have a projection of keys too, which feeds nothing: with it the Mixhead paper's 248M are met",
     ),
     "no_attention_bias": (bool, {}, "attention projections add no bias"),
     "attention_backend": (

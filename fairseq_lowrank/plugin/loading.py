@@ -3,6 +3,7 @@
 import argparse
 import ast
 import collections
+import contextlib
 import functools
 import gzip
 import importlib.abc
@@ -16,7 +17,7 @@ import tarfile
 import types
 import typing
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import fairseq.modules
@@ -28,11 +29,14 @@ from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
+from fairseq.models.multilingual_transformer import MultilingualTransformerModel as Multilingual
 
 from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.attention import states
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin import checkpoint_file
+
+COMPONENTS = {"encoder": models.FairseqEncoder, "decoder": models.FairseqDecoder}
 
 # Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
 # usual answer, switching that safety off, lets a checkpoint run any code.
@@ -289,11 +293,24 @@ def unpack_within_the_folder() -> None:
     file_utils.load_archive_file = load_archive_file
 
 
-# Where only some layers are kept (--encoder-layers-to-keep) fairseq makes a new dictionary of their tensors, and where it
-# takes the average of the weights (--store-ema) as the model, another.
+class WholeState(collections.OrderedDict):
+    """A state that hands its metadata on to its copies, which an ``OrderedDict`` does not."""
+
+    def __init__(self, tensors: Mapping, metadata: Mapping) -> None:
+        super().__init__(tensors)
+        self._metadata = collections.OrderedDict(metadata)
+
+    def copy(self) -> "WholeState":
+        return WholeState(self, self._metadata)
+
+
+# Where only some layers are kept (--encoder-layers-to-keep) fairseq makes a new dictionary of their tensors, and others where it
+# takes the average of the weights (--store-ema) as the model, one component of a model (--load-pretrained-encoder-from), or the
+# languages of a multilingual one that are trained.
 def keep_metadata() -> None:
     """Let the state of a model keep its metadata, renumbered with its layers, on every way from a file to the model."""
     prune, load_average = checkpoint_utils.prune_state_dict, checkpoint_utils.load_ema_from_checkpoint
+    load_component, load_languages = checkpoint_utils.load_pretrained_component_from_model, Multilingual.load_state_dict
 
     @functools.wraps(prune)
     def prune_state_dict(state_dict, model_cfg):
@@ -302,11 +319,8 @@ def keep_metadata() -> None:
         pruned = prune(whole := {**state_dict, **of_modules}, model_cfg)
         if pruned is whole:
             return state_dict
-        tensors = collections.OrderedDict((name, value) for name, value in pruned.items() if not name.endswith("."))
-        tensors._metadata = collections.OrderedDict(
-            (name[:-1], value) for name, value in pruned.items() if name.endswith(".")
-        )
-        return tensors
+        tensors = {name: value for name, value in pruned.items() if not name.endswith(".")}
+        return WholeState(tensors, {name[:-1]: value for name, value in pruned.items() if name.endswith(".")})
 
     @functools.wraps(load_average)
     def load_ema_from_checkpoint(path):
@@ -315,6 +329,27 @@ def keep_metadata() -> None:
             state["model"]._metadata = metadata
         return state
 
+    @functools.wraps(load_component)
+    def load_pretrained_component_from_model(component, checkpoint, strict=True):
+        kind = next((kind for kind, cls in COMPONENTS.items() if isinstance(component, cls)), None)
+        if kind is None or not PathManager.exists(checkpoint):
+            return load_component(component, checkpoint, strict)
+        whole = checkpoint_utils.load_checkpoint_to_cpu(checkpoint)["model"]
+        part, metadata = (
+            {name[len(kind) + 1 :]: value for name, value in values.items() if name.startswith(kind)}
+            for values in (whole, getattr(whole, "_metadata", {}))
+        )
+        with explained():
+            component.load_state_dict(WholeState(part, metadata), strict=strict)
+        return component
+
+    @functools.wraps(load_languages)
+    def load_state_dict(self, state_dict, strict=True, model_cfg=None):
+        whole = WholeState(state_dict, getattr(state_dict, "_metadata", {}))
+        return load_languages(self, whole, strict, model_cfg)
+
+    checkpoint_utils.load_pretrained_component_from_model = load_pretrained_component_from_model
+    Multilingual.load_state_dict = load_state_dict
     checkpoint_utils.prune_state_dict = prune_state_dict
     checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
 
@@ -343,14 +378,21 @@ def explain_unfit_checkpoints() -> None:
 
     @functools.wraps(load)
     def load_state_dict(self, *args, **kwargs):
-        try:
+        with explained():
             return load(self, *args, **kwargs)
-        except RuntimeError as error:
-            if difference := differences(str(error)):
-                raise Refused(difference) from error
-            raise
 
     models.BaseFairseqModel.load_state_dict = load_state_dict
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Let torch's error about a state that does not fit say so in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if difference := differences(str(error)):
+            raise Refused(difference) from error
+        raise
 
 
 def differences(message: str) -> str | None:

@@ -77,6 +77,26 @@ def align_unknown_words() -> None:
     utils.replace_unk = replace_unk
 
 
+# fairseq tells a model how many hypotheses a sentence has when a search is made, and only where there are several: a search with one
+# after another with five (BART's sample after translate) takes each fifth sentence of an encoder for five.
+def search_with_its_own_beam() -> None:
+    """Let each search tell the model its number of hypotheses before it begins."""
+
+    def told(generate):
+        @functools.wraps(generate)
+        def generate_told(self, searched, sample, **kwargs):
+            for model in searched:
+                repeated = self.beam_size > 1 or any(getattr(module, "beam_size", 1) > 1 for module in model.modules())
+                if repeated and hasattr(model, "set_beam_size"):
+                    model.set_beam_size(self.beam_size)
+            return generate(self, searched, sample, **kwargs)
+
+        return generate_told
+
+    for search in (sequence_generator.SequenceGenerator, sequence_generator.SequenceGeneratorWithAlignment):
+        search.generate = told(search.generate)
+
+
 # Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the
 # same folder when --distributed-world-size is 1, its default with fewer than two GPUs.
 def join_torchrun() -> None:

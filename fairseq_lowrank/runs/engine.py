@@ -16,7 +16,14 @@ from fairseq_lowrank.runs import sizes
 from fairseq_lowrank.runs.commands import Commands
 from fairseq_lowrank.runs.recipe import Recipe, Run, checksum, differences, last_value
 from fairseq_lowrank.runs.results import ORIGIN, append_result, check, read_results
-from fairseq_lowrank.runs.scoring import SMOKE_FIT, attention_parameters, losses, read_training_log, score
+from fairseq_lowrank.runs.scoring import (
+    SMOKE_FIT,
+    attention_parameters,
+    losses,
+    read_training_log,
+    score,
+    scoring_flags,
+)
 from fairseq_lowrank.runs.settings import Settings
 from fairseq_lowrank.runs.training import has_ended, is_locked, lock, read_note, train
 
@@ -58,9 +65,17 @@ class Engine:
 
     def say_done(self, run: Run, line: dict) -> None:
         flags = shlex.split(line["flags"]) if isinstance(line["flags"], str) else line["flags"]
-        other = differences(run.flags, flags)
-        with_others = f" with other flags: {other}" if other else ""
-        say(f"{run}: done already{with_others}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
+        others = []
+        if other := differences(run.flags, flags):
+            others.append(f" with other flags: {other}")
+        if (corpus := line.get("corpus", run.corpus)) != run.corpus:
+            others.append(f" on {corpus}, not on {run.corpus}")
+        wanted = list(scoring_flags(self.recipe.kind, self.settings))
+        if "scoring" in line and (found := shlex.split(line["scoring"])) != wanted:
+            others.append(f" scored with {shlex.join(found) or 'no flags'}, not with {shlex.join(wanted) or 'none'}")
+        if self.recipe.kind == "language-model" and line["metric"] != self.settings.metric:
+            others.append(f" scored by {line['metric']}, not by {self.settings.metric}")
+        say(f"{run}: done already{','.join(others)}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
 
     def run_row(self, run: Run, *, scored: bool = True) -> None:
         """Train a run, and first what it starts from, and, if `scored`, append its line; where another process is at it, say so
@@ -159,6 +174,7 @@ class Engine:
             "attention_parameters": attention_parameters(run.best, run.data / "bin"),
             **self.losses_of(run),
             "split": self.recipe.split,
+            "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
             **found,
             **{key: last[key] for key in ORIGIN},
             **({"earlier_starts": earlier} if earlier else {}),

@@ -23,7 +23,7 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
     **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
     **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
     **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity", "next_sentence_accuracy"), (*Number, type(None))),
-    **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text},
+    **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
     **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,)},
 }
 # A measurement that is no training has these, and no architecture.

@@ -19,6 +19,11 @@ def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
     return SCORES[kind](run, settings, execute)
 
 
+def scoring_flags(kind: str, settings: Settings) -> tuple[str, ...]:
+    """The flags of a recipe's scoring that can be chosen: others make another score of the same checkpoint."""
+    return {"translation": settings.generate, "language-model": settings.evaluate}.get(kind, ())
+
+
 def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     """BLEU on the test set, and with VALID on the validation set too."""
     target = last_value(run.flags, "--target-lang", "en")
@@ -145,7 +150,7 @@ def read_hypotheses(path: Path) -> list[str]:
     found = {}
     for text in read_lines(path):
         if match := re.match(r"H-(\d+)\t[^\t]*\t(.*)", text):
-            found[int(match[1])] = match[2]
+            found.setdefault(int(match[1]), match[2])  # of several (--nbest) the best comes first
     if sorted(found) != list(range(len(found))):
         raise ValueError(f"{path} holds {len(found)} hypotheses but not those numbered 0 to {len(found) - 1}")
     return [found[index] for index in range(len(found))]
@@ -239,7 +244,8 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
 def read_scores(path: Path) -> dict:
     """The scores that `fairseq-lowrank predict` wrote: `value` on the test part, or on validation where that has no labels.
 
-    `scores` has those of its other parts, and exact match beside the F1 of answers, `measures` all that was measured.
+    `scores` has those of its other parts, exact match beside the F1 of answers, and what a score is the mean of (`mrpc-f1`, as papers
+    print it); `measures` all that was measured.
     """
     found = {split: one for split, one in json.loads(path.read_text(encoding="utf-8")).items() if one["measures"]}
     if not found:
@@ -249,6 +255,8 @@ def read_scores(path: Path) -> dict:
     scores = {further["name"]: further["score"]} if further else {}
     if "em" in main["measures"]:
         scores[f"{main['name']}-em"] = main["measures"]["em"]
+    elif len(main["measures"]) > 1:
+        scores |= {f"{main['name']}-{name}": value for name, value in main["measures"].items()}
     rounded = {name: round(value, 2) for name, value in scores.items()}
     measures = {
         split: {name: round(value, 2) for name, value in one["measures"].items()} for split, one in found.items()

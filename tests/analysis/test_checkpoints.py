@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import FAMILIES
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import checkpoints, inspection
@@ -241,3 +242,14 @@ def test_the_size_of_heads_is_that_of_queries_whatever_values_have():
     renamed._metadata = {"encoder.layers.0.self_attn": state._metadata["encoder.layers.0"]}
     (found,) = inspection.inspect(renamed)
     assert found["head_dim"] == 4 and found["axes"]["value_dim"] == 16
+
+
+@pytest.mark.parametrize(
+    "arch", ["multilingual_transformer", "transformer_iwslt_de_en", "roberta_base", "transformer_lm"]
+)
+def test_inspect_names_sites_as_the_model_has_them(arch):
+    [family] = [family for family in FAMILIES if family.arch == arch]
+    model = family.build("--attention", "mixhead-a")
+    expected = {layer.name: (layer.site, layer.layer) for layer in attention_layers(model)}
+    found = {entry["name"]: (entry["site"], entry["layer"]) for entry in inspection.inspect(model.state_dict())}
+    assert found == expected

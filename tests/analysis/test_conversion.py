@@ -189,6 +189,16 @@ def test_mixing_over_one_value_is_folded_back(trained, tmp_path, capsys):
     assert not [name for name in saved if "mixing" in name]
 
 
+def test_a_rate_of_mixing_goes_with_what_it_was_for(trained, tmp_path):
+    changes = {"attention": "mqa", "head_mixing": "static", "mixing_lr_scale": 10.0}
+    mixed, target = changed(trained("stock"), tmp_path / "mixed.pt", **OURS, **changes), tmp_path / "mqa.pt"
+    assert cli.main(["convert", str(mixed), "--head-mixing", "positionwise", "--output", str(target)]) == 0
+    assert checkpoint_utils.load_checkpoint_to_cpu(str(target))["cfg"].model.mixing_lr_scale == 10
+    assert cli.main(["convert", str(mixed), "--attention", "mqa", "--output", str(target)]) == 0
+    assert getattr(checkpoint_utils.load_checkpoint_to_cpu(str(target))["cfg"].model, "mixing_lr_scale", None) is None
+    same_outputs(mixed, target)
+
+
 def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, capsys):
     target = tmp_path / "a.pt"
     assert cli.main(["convert", str(trained("mixhead-b")), "--attention", "mixhead-a", "--output", str(target)]) == 2

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForPreTraining, BertModel, BertTokenize
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis import architecture
-from fairseq_lowrank.analysis.published_bert import PublishedBert
+from fairseq_lowrank.analysis.published_bert import PublishedBert, model_flags
 from fairseq_lowrank.corpora.text import WordPieces
 
 WORDS = [
@@ -122,6 +122,20 @@ def test_numbers_are_those_of_transformers(flags, published, imported):
 def test_settings_of_the_configuration_are_kept(settings, published, imported):
     theirs = publish(published, **settings)
     compare(theirs, *load(imported()), published)
+
+
+def test_the_command_prints_flags_that_make_the_same_model(published, imported, capsys):
+    others = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.2}
+    publish(published, tie_word_embeddings=False, **others)
+    model, _ = load(imported())
+    hint = capsys.readouterr().out.splitlines()[-1].split(" --finetune-from-model")[0]
+    words = ["data", "--task", "sentence_prediction", *hint.split()]
+    args = options.parse_args_and_arch(options.get_training_parser("sentence_prediction"), words)
+    for flag in model_flags(PublishedBert.read(published).config):
+        name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+        if name not in ("tokens_per_sample", "segments"):  # the task's
+            assert getattr(args, name) == getattr(model.args, name), name
+    assert args.untie_weights_roberta and model.args.untie_weights_roberta
 
 
 @torch.no_grad()

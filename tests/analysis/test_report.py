@@ -32,6 +32,20 @@ def line(row, value, *, paper="mixhead", table="table4", metric="sacrebleu", spl
     }
 
 
+def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_are_said():
+    lines = [
+        line("h4-mha", 20.0),  # older lines do not say
+        line("h4-mha", 30.0, seed=2, scoring="--beam 1"),
+        line("h4-mha", 24.0, seed=3, scoring="--beam 5"),
+        line("h4-mixhead-b", 25.0, scoring="--beam 5"),
+    ]
+    [table] = comparison.build(lines, papers.load_papers())
+    [score] = rows_of(table)["h4-mha"]["ours"]["scores"]
+    assert score["mean"] == 22 and not any("scored" in note for note in table["notes"])
+    [table] = comparison.build([*lines, line("h4-mixhead-b", 25.0, seed=2, scoring="")], papers.load_papers())
+    assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
+
+
 def rows_of(table):
     return {row["row"]: row for row in table["rows"]}
 

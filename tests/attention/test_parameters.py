@@ -166,7 +166,7 @@ def test_every_parameter_gets_a_gradient(preset, activation, make, inputs):
             assert [name for name, parameter in layer.named_parameters() if parameter.grad is None] == []
 
 
-@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "mhe-add", "mhe-mul"])
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "mhe-add", "mhe-mul", "gain", "talking-heads"])
 def test_mixing_and_head_embeddings_are_exempt_from_weight_decay(preset, make):
     for name, parameter in make(preset).named_parameters():
         extra = name.startswith(("mixing.", "score_mixing.", "head_embeddings."))

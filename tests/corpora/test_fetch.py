@@ -4,13 +4,16 @@ import gzip
 import hashlib
 import io
 import tarfile
+import threading
+import time
+import urllib.request
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from fairseq_lowrank.corpora.__main__ import build_parser, main
-from fairseq_lowrank.corpora.fetch import download, gather, unpack
+from fairseq_lowrank.corpora.fetch import download, gather, locked, unpack
 from fairseq_lowrank.corpora.multi30k import FILES
 from fairseq_lowrank.corpora.text import read_lines, write_lines
 
@@ -147,6 +150,49 @@ def test_a_download_with_an_unknown_checksum_is_refused_until_it_is_accepted(tmp
     packed.unlink()  # it is not fetched a second time
     args.sha256 = [found]
     assert gather(args, ["wiki.train.raw"], urls)[0].read_text() == "text\n"
+
+
+def test_a_download_that_is_cut_short_is_refused_and_not_kept(tmp_path, monkeypatch):
+    class Response(io.BytesIO):
+        headers = {"Content-Length": "1000"}  # noqa: RUF012
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: Response(b"0123456789"))
+    with pytest.raises(ValueError, match="10 of 1,000 bytes came"):
+        download("https://example.org/a", tmp_path / "out" / "a", ["0" * 64])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_process_that_waited_for_a_folder_that_is_gone_keeps_others_out_of_the_new_one(tmp_path):
+    """A leaves nothing, so that its folder goes while B waits for it; C comes while B is in."""
+    folder, inside, most, events = tmp_path / "corpus", [], [], {name: threading.Event() for name in "ABC"}
+
+    def enter(name):
+        with locked(folder):
+            inside.append(name)
+            most.append(len(inside))
+            events[name].wait(10)
+            inside.remove(name)
+
+    threads = [threading.Thread(target=enter, args=(name,)) for name in "ABC"]
+
+    def until(condition):
+        end = time.monotonic() + 10
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.01)
+
+    threads[0].start()
+    until(lambda: inside == ["A"])
+    threads[1].start()
+    time.sleep(0.2)  # it waits
+    events["A"].set()
+    until(lambda: inside == ["B"])
+    threads[2].start()
+    time.sleep(0.2)
+    events["B"].set()
+    events["C"].set()
+    for thread in threads:
+        thread.join(10)
+    assert most == [1, 1, 1] and not folder.exists()
 
 
 def test_a_download_that_differs_from_its_known_checksum_is_refused(tmp_path):

@@ -112,7 +112,7 @@ FILES = {
         "test.tsv": "id\tquestion1\tquestion2|0\tWho?\tWhat?",
     },
     "mnli": {
-        "train.tsv": "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label|0\t1\t2\tx\tOne.\tTwo.\tneutral\tneutral",
+        "train.tsv": "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label|0\t1\t2\tx\tOne.\tTwo.\tcontradiction\tneutral",
         "test_matched.tsv": "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2|0\t1\t2\tx\tOne.\tTwo.",
     },
     "qnli": {
@@ -123,6 +123,19 @@ FILES = {
         "train.tsv": "index\tsentence1\tsentence2\tlabel|0\tIt is.\tHe is.\t1",
         "test.tsv": "index\tsentence1\tsentence2|0\tA\tB",
     },
+}
+
+
+# What the training line of each says: sentences, cut as in the Brown corpus, and label.
+TRAINING = {
+    "cola": (["A sentence ."], "1"),
+    "sst-2": (["fine"], "1"),
+    "mrpc": (["One .", "Two ."], "1"),
+    "sts-b": (["One .", "Two ."], "3.8"),
+    "qqp": (["Who ?", "What ?"], "0"),
+    "mnli": (["One .", "Two ."], "neutral"),
+    "qnli": (["Who ?", "He ."], "entailment"),
+    "wnli": (["It is .", "He is ."], "1"),
 }
 
 
@@ -137,6 +150,10 @@ def test_every_task_of_glue_is_read_as_published(prepare, own, tmp_path, name):
     status, said = prepare(f"glue-{name}-by-{own}", "--data", data.parent)
     assert status == 0, said
     folder = tmp_path / "work" / "data" / f"glue-{name}-by-{own}" / "bin"
+    sentences, label = TRAINING[name]
+    for index, sentence in enumerate(sentences):
+        assert joined(folder.with_name("bpe") / f"train.input{index}") == [sentence]
+    assert list(read_lines(folder.with_name("raw") / "train.label")) == [label]
     for split in published.files:
         assert len(tokens(folder, "input0", split)) == 1
         if len(published.columns) == 2:
@@ -258,6 +275,15 @@ def test_sentence_polarity_in_any_of_its_encodings(prepare, own, tmp_path):
     assert list(read_lines(raw / "test.input0")) == ["bad é 7", "bad é 17", "good é 7", "good é 17"]
     assert list(read_lines(raw / "valid.label")) == ["negative"] * 2 + ["positive"] * 2
     assert len(list(read_lines(raw / "train.input0"))) == 32
+    twice = "\n".join(f"good é \x97 {i}" for i in range(20)).encode().decode("latin-1").encode()
+    (data / "rt-polarity.pos.gz").write_bytes(gzip.compress(twice))
+    shutil.rmtree(raw.parent)
+    assert prepare(f"sentence-polarity-by-{own}", "--data", data)[0] == 0
+    assert list(read_lines(raw / "test.input0"))[2:] == ["good é — 7", "good é — 17"]
+    shutil.rmtree(raw.parent)
+    (data / "rt-polarity.pos.gz").write_bytes(gzip.compress(twice)[:-9])
+    status, said = prepare(f"sentence-polarity-by-{own}", "--data", data)
+    assert status == 2 and "rt-polarity.pos.gz is damaged, cut short or no gzip file" in said
 
 
 def test_pieces_of_what_is_not_prepared_are_refused(prepare, tmp_path):
@@ -270,6 +296,36 @@ def test_pieces_of_what_is_not_prepared_are_refused(prepare, tmp_path):
     shutil.rmtree(tmp_path / "work", ignore_errors=True)
     status, said = prepare("sentence-polarity", "--data", data)
     assert status == 2 and "bert-base holds no wordpieces.json and dict.txt" in said and "import-bert" in said
+    assert not (tmp_path / "work" / "data" / "sentence-polarity").exists()
+
+
+def wordpieces(folder, words: list[str]):
+    """A published BERT's pieces, as import-bert leaves them, that know these words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {piece: index for index, piece in enumerate(["[UNK]", *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(folder / "wordpieces.json"))
+    write_lines(folder / "dict.txt", [f"{piece} 1" for piece in vocabulary])
+
+
+def test_pieces_may_be_named_after_a_refusal_and_not_be_replaced_after_that(prepare, tmp_path):
+    data = tmp_path / "sentence-polarity"
+    data.mkdir()
+    for kind in ("neg", "pos"):
+        (data / f"rt-polarity.{kind}").write_text("word\n" * 20)
+    assert prepare("sentence-polarity", "--data", data)[0] == 2  # says that --bert is to be given
+    there = ("sentence-polarity", "--data", data, "--bert", tmp_path / "bert")
+    wordpieces(tmp_path / "bert", ["word"])
+    assert prepare(*there)[0] == 0
+    assert prepare(*there)[0] == 0
+    wordpieces(tmp_path / "bert", ["wo", "##rd"])
+    status, said = prepare(*there)
+    assert status == 2 and "cut into other word pieces than those that are now in" in said
+    shutil.rmtree(tmp_path / "work")
+    assert prepare(*there)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -278,5 +334,7 @@ def test_pieces_of_what_is_not_prepared_are_refused(prepare, tmp_path):
 def test_a_task_says_how_it_is_trained(name):
     corpus, values = parse(name)
     flags = corpus.training(values)
+    if name in ("rte", "superglue-cb"):
+        assert flags[flags.index("--num-classes") + 1] == {"rte": "2", "superglue-cb": "3"}[name]
     assert flags[0] == "--task" and ("--regression-target" in flags) == (name == "glue-sts-b")
     assert CORPORA[corpus.name].form(values) == name

@@ -23,6 +23,30 @@ def test_wikitext_takes_the_published_names(prepare, corpus, tmp_path):
     assert not (tmp_path / "work" / "data" / "wikitext-2-head5").exists()
 
 
+def test_a_formula_within_text_is_no_title(prepare, tmp_path):
+    text = [
+        "",
+        " = One = ",
+        "",
+        " text ",
+        " = 1 and a k = ",
+        " more ",
+        "",
+        " = = Part = = ",
+        "",
+        " end ",
+        "",
+        " = Two = ",
+        "",
+        " x ",
+    ]
+    for split in ("train", "valid", "test"):
+        write_lines(tmp_path / "data" / f"wiki.{split}.tokens", text)
+    assert prepare("wikitext-2-documents", "--data", tmp_path / "data")[0] == 0
+    made = "\n".join(read_lines(tmp_path / "work" / "data" / "wikitext-2-documents" / "tok" / "train.txt"))
+    assert [part.split("\n")[0] for part in made.split("\n\n")] == [" = One = ", " = Two = "]
+
+
 def test_documents_are_articles(prepare, corpus, tmp_path):
     lines = list(read_lines(corpus("wikitext-2") / "valid.txt.gz"))
     data = tmp_path / "data"

@@ -123,6 +123,15 @@ def test_a_classification_head_has_the_pooler_of_the_checkpoint_it_begins_from()
     torch.testing.assert_close(*outputs)
 
 
+def test_a_classification_head_has_quantisation_noise_too():
+    model = build("--quant-noise-pq", "0.5", "--quant-noise-pq-block-size", "4")
+    model.register_classification_head("polarity", num_classes=4)
+    project = model.train().classification_heads["polarity"].out_proj
+    weight = project.weight.detach().clone()
+    project(torch.ones(1, 16))
+    assert project.weight.ne(weight).any() and project.weight.eq(0).any()
+
+
 def test_a_head_of_another_inner_size_is_refused():
     with pytest.raises(ValueError, match="classification head polarity: its inner size is 8; expected 16"):
         build().register_classification_head("polarity", num_classes=2, inner_dim=8)
@@ -141,6 +150,7 @@ def test_more_tokens_than_positions_are_refused():
         (("--pooler-dropout", "1"), "--pooler-dropout 1: expected a number from 0 to below 1"),
         (("--layer-norm-eps", "0"), "--layer-norm-eps 0: expected a number above 0"),
         (("--layer-norm-eps", "nan"), "--layer-norm-eps nan: expected a number above 0"),
+        (("--spectral-norm-classification-head",), "fairseq cannot load such a head again"),
         (("--segments", "three"), "--segments: invalid choice: 'three'"),
         (("--encoder-attention-heads", "5"), "not divisible by num_heads=5"),
         (("--attention-sites", "decoder"), "this model has no such attention; expected encoder"),

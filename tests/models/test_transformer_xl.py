@@ -253,6 +253,7 @@ def test_checkpointed_activations_give_the_same_gradients():
     gradients = []
     for flags in ((), ("--checkpoint-activations",)):
         model = build("lowrank_transformer_xl", 50, *TINY, "--memory-length", 4, *flags, device="cpu")
+        assert [hasattr(layer, "precheckpoint_forward") for layer in model.decoder.layers] == [bool(flags)] * 3
         first, second = tokens_of(8).split(4, dim=1)
         model(first, segment=(0, 2))
         model(second, segment=(1, 2))[0].square().sum().backward()

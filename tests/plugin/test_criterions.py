@@ -128,7 +128,7 @@ def paddings(task, sample):
 
 def assert_trains_as_spelled(model, sample, regularised_criterion, plain_criterion, source_padding, target_padding):
     spelled = Spelled(model, source_padding, target_padding)
-    names = regularised_criterion.weights.keys()
+    names = regularised_criterion.penalty_weights.keys()
     expected = spelled.loss(plain_criterion, model, sample, names)
     expected_gradients = gradients(model, expected)
     loss, sample_size, log = regularised_criterion(model, sample)
@@ -363,6 +363,56 @@ def test_criterions_registered_later_have_the_flags_too(task, sample):
         assert "row_space_penalty" in criterion(build_model(task, "--attention", "mixhead-a"), sample)[2]
     finally:
         del CRITERION_REGISTRY[name]
+
+
+def test_a_criterion_keeps_weights_of_its_own(task, sample):
+    name = "weighted_cross_entropy_of_a_user"
+
+    @criterions.register_criterion(name, dataclass=CrossEntropyCriterionConfig)
+    class WeightedCrossEntropyOfAUser(CrossEntropyCriterion):
+        def __init__(self, task, sentence_avg):
+            super().__init__(task, sentence_avg)
+            self.weights = torch.tensor([0.5])
+
+        def forward(self, model, sample, reduce=True):
+            loss, *rest = super().forward(model, sample, reduce)
+            return loss * self.weights.item(), *rest
+
+    try:
+        model = build_model(task, "--attention", "mixhead-a")
+        own, usual = (build_criterion(task, "--criterion", one) for one in (name, "cross_entropy"))
+        assert own(model, sample)[0].item() == pytest.approx(usual(model, sample)[0].item() / 2)
+        penalised = build_criterion(task, "--criterion", name, *ALL)
+        assert penalised.weights.equal(own.weights) and "row_space_penalty" in penalised(model, sample)[2]
+    finally:
+        del CRITERION_REGISTRY[name]
+
+
+class Thrice(nn.Module):
+    """A model that runs its decoder three times, and means their outputs, as models that edit a translation do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs):
+        encoded = self.model.encoder(inputs["src_tokens"], src_lengths=inputs["src_lengths"])
+        return sum(self.model.decoder(inputs["prev_output_tokens"], encoder_out=encoded)[0] for _ in range(3)) / 3, None
+
+    def __getattr__(self, name):
+        return super().__getattr__(name) if name == "model" else getattr(self.model, name)
+
+
+def test_a_layer_that_runs_several_times_counts_once(task, sample):
+    model = build_model(task, "--attention", "mixhead-b")
+    criterion = build_criterion(task, *ALL)
+    expected, _, log = criterion(model, sample)
+    expected_gradients = gradients(model, expected)
+    loss, _, other = criterion(Thrice(model), sample)
+    torch.testing.assert_close(loss, expected)
+    for name in WEIGHTS:
+        torch.testing.assert_close(other[name], log[name])
+    assert_same(gradients(model, loss), expected_gradients, rtol=1e-5, atol=1e-5)
 
 
 def test_help_explains_the_flags_of_every_criterion():

@@ -56,8 +56,8 @@ def test_stock_models_are_stock_and_a_state_of_theirs_gives_the_same(family: Fam
         assert {layer.site for layer in ours(model)} == set(family.sites)
         model.load_state_dict(theirs.state_dict(), strict=True)
         torch.testing.assert_close(family.output(model), expected, atol=3e-5, rtol=1e-4)
-    if family.decode is not None:
-        same_hypotheses(family.decode(model), family.decode(theirs))
+        if family.decode is not None:
+            same_hypotheses(family.decode(model), family.decode(theirs))
 
 
 @pytest.mark.parametrize(("family", "preset"), CASES)
@@ -77,7 +77,9 @@ def test_two_updates_train_every_layer(family: Family, preset: str):
     layers = {name for name, module in model.named_modules() if isinstance(module, MultiheadAttention)}
     for layer in layers:
         moved = [
-            name for name, old in before.items() if name.startswith(layer) and not old.equal(model.get_parameter(name))
+            name
+            for name, old in before.items()
+            if name.startswith(f"{layer}.") and not old.equal(model.get_parameter(name))
         ]
         assert moved, layer
 

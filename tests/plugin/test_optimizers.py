@@ -181,3 +181,9 @@ def test_settings_that_fairseqs_models_have_for_its_composite_optimizer_are_left
     assert moves == pytest.approx([LR, LR], rel=1e-4) and groups == 1
     moves, groups = first_updates(scaled | {OURS: True})
     assert moves == pytest.approx([LR, LR / 2], rel=1e-4) and groups == 2
+
+
+def test_mixing_of_scores_is_scaled_and_spared_too():
+    model = build(ARCH, *SIZES, "--attention", "talking-heads", "--mixing-lr-scale", SCALE)
+    found = [overrides(parameter) for name, parameter in model.named_parameters() if ".score_mixing." in name]
+    assert found and found == [{"weight_decay": 0.0, "lr_scale": SCALE}] * len(found)

@@ -10,7 +10,9 @@ pytest.importorskip("fairseq")
 
 from fairseq import options, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from tiny_transformer import SIZES, build, make_task, sentences
+from fairseq.sequence_generator import SequenceGenerator
+from families import DICTIONARY, FAMILIES
+from tiny_transformer import SIZES, build, make_task, sentences, shake
 from torch.utils.data import DataLoader
 
 from fairseq_lowrank.plugin import repairs
@@ -37,6 +39,27 @@ def test_a_generation_aligns_words_only_where_unknown_ones_are_replaced(arch, fl
     for hypothesis in found if flags else ():
         words = [token for token in hypothesis["tokens"] if token != task.target_dictionary.eos()]
         assert [target for _, target in hypothesis["alignment"]] == list(range(len(words)))
+
+
+@pytest.mark.parametrize("flags", [(), ("--attention", "mha"), ("--attention", "mixhead-b")], ids=str)
+def test_a_search_finds_the_same_whatever_beam_the_model_had_before(flags):
+    [family] = [family for family in FAMILIES if family.arch == "bart_base"]
+    rows = sentences(DICTIONARY, 5, 2, 4, 3, left_pad=True)
+    batch = {"net_input": {"src_tokens": rows, "src_lengths": rows.ne(DICTIONARY.pad()).sum(1)}}
+
+    def search(model, beam):
+        return SequenceGenerator([model], DICTIONARY, beam_size=beam, max_len_a=0, max_len_b=6)
+
+    def scores(generator, model):
+        return [best[0]["positional_scores"].tolist() for best in generator.generate([model], batch)]
+
+    alone = {}
+    for beam in (1, 2):
+        model = shake(family.build(*flags))
+        alone[beam] = scores(search(model, beam), model)
+    searches = {beam: search(model, beam) for beam in (1, 2)}
+    for beam in (1, 2, 1, 2, 1):
+        assert scores(searches[beam], model) == alone[beam]
 
 
 def test_loaders_say_nothing_of_pinned_memory():

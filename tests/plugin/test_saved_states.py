@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils, utils
+from families import FAMILIES
 from tiny_transformer import SIZES, arguments, build, make_task
 
 from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
@@ -76,3 +77,42 @@ def test_layers_kept_of_a_state_must_have_been_of_this_attention(task):
 def test_a_state_of_which_every_layer_is_kept_is_left_as_it_is(task):
     state = state_without("no tensor", task)
     assert checkpoint_utils.prune_state_dict(state, arguments(ARCH, *SIZES)) is state
+
+
+def family(arch):
+    [found] = [family for family in FAMILIES if family.arch == arch]
+    return found
+
+
+REFUSED = [
+    ("--attention-activation sigsoftmax", "--attention mha", "was saved with activation=sigsoftmax"),
+    ("--attention-activation sigsoftmax", "", "was saved with activation=sigsoftmax"),
+    ("--attention mhe-add", "--attention mhe-mul", "was saved with projection=head-embedding-add"),
+]
+
+
+@pytest.mark.parametrize("saved, built, message", REFUSED)
+def test_languages_of_a_multilingual_model_take_no_state_of_other_attention(saved, built, message):
+    one, other = (family("multilingual_transformer").build(*flags.split()) for flags in (saved, built))
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(one.state_dict())
+    one.load_state_dict(family("multilingual_transformer").build(*saved.split()).state_dict())
+
+
+@pytest.mark.parametrize("saved, built, message", REFUSED)
+@pytest.mark.parametrize("component", ["encoder", "decoder"])
+def test_a_component_of_a_model_takes_no_state_of_other_attention(saved, built, message, component, tmp_path):
+    """As --load-pretrained-encoder-from has it, for speech."""
+    one, same, other = (family("s2t_transformer_s").build(*flags.split()) for flags in (saved, saved, built))
+    path = checkpoint(tmp_path / "checkpoint.pt", one.state_dict())
+    load = checkpoint_utils.load_pretrained_component_from_model
+    with torch.no_grad():
+        for parameter in same.parameters():
+            parameter.zero_()
+    load(getattr(same, component), path)
+    found, expected = (getattr(model, component).state_dict() for model in (same, one))
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+    with pytest.raises(ValueError, match=message):
+        load(getattr(other, component), path)
+    with pytest.raises(OSError, match="not found"):
+        load(getattr(other, component), str(tmp_path / "none.pt"))

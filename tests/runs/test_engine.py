@@ -3,6 +3,7 @@
 import gzip
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,21 @@ def test_a_row_recorded_under_other_flags_is_skipped_and_they_are_named(recipe, 
     quick.calls.clear()
     engine(own, settings(extra=("--lr", "1e-7", "--log-interval", "9"))).run_rows()
     assert quick.calls == [] and "done already with other flags: --lr 1e-7 (0.01), see" in capsys.readouterr().err
+
+
+def test_a_row_that_was_scored_otherwise_or_is_of_another_corpus_is_skipped_and_that_is_said(
+    recipe, settings, engine, quick, capsys
+):
+    own = recipe(mha="--attention mha")
+    engine(own, settings()).run_rows()
+    [line] = read_results(settings().results)
+    assert line["scoring"] == "--beam 5"
+    engine(own, settings(generate=("--beam", "1"))).run_rows()
+    assert "done already scored with --beam 5, not with --beam 1, see" in capsys.readouterr().err
+    other = recipe(mha="--attention mha")
+    other.rows = {name: replace(row, corpus="multi30k") for name, row in other.rows.items()}
+    engine(other, settings(extra=("--lr", "1"))).run_rows()
+    assert "done already with other flags: --lr 1 (0.01), on iwslt14, not on multi30k, see" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -179,9 +179,9 @@ def _head_size_at(site: str, facts: Facts, changes: list[tuple[str, int | None]]
         text += evidence
     verdict = BOTTLENECK if stats["median"] > facts.longest(site) else PARTLY
     suffices = (
-        "with a causal mask d_k = (n − 1)/2 suffices" if facts.is_causal(site) else "d_k = n − 1 already suffices"
+        "here, with a causal mask: d_k = (n − 1)/2 suffices" if facts.is_causal(site) else "here: d_k = n − 1 suffices"
     )
-    return Finding("head size", verdict, text, f"{FIXEDHEAD} ({suffices}); {tables}", numbers, changes)
+    return Finding("head size", verdict, text, f"{FIXEDHEAD}; {suffices}; {tables}", numbers, changes)
 
 
 def _mixing_evidence(facts: Facts, *, short: bool) -> tuple[str, str]:

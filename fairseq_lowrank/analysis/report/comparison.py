@@ -25,9 +25,11 @@ ADDED_SCORES = {
     "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
     "valid_perplexity": ("perplexity", "valid"),
 }
-# Scores that are means of others, and of which: GLUE's nine tasks, its two of MNLI one; of SuperGLUE what is prepared here.
+# Scores that are means of others, and of which: GLUE's nine tasks, its two of MNLI one, and without WNLI, as most papers have it; of
+# SuperGLUE what is prepared here.
 AVERAGES = {
     "glue": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte", "wnli"),
+    "glue-8": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte"),
     "superglue-5": ("boolq", "cb", "multirc", "superglue-rte", "wic"),
 }
 LOWER_IS_BETTER = {"perplexity", "loss", "bits"}
@@ -38,7 +40,10 @@ PARAMETER_TOLERANCE = 0.02
 
 
 def prr(score: float, mha_score: float) -> float:
-    """Performance retention ratio, 100 · score / score_MHA (MHE poster), for scores where higher is better."""
+    """Performance retention ratio, 100 · score / score_MHA, for scores where higher is better.
+
+    The MHE poster prints its values and not the formula; this one gives them.
+    """
     if mha_score <= 0:
         raise ValueError(f"PRR needs a positive MHA score, got {mha_score}")
     return 100 * score / mha_score
@@ -153,10 +158,12 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     """One row of a report from the lines of one row of a table: mean and spread over seeds.
 
     Runs at the paper's scale win over others, those over smoke runs, and runs of different scales are not averaged: the
-    scale of the last one counts, of each task that was fine-tuned. Of lines of the same seed, metric and split the last one
-    counts.
+    scale of the last one counts, of each task that was fine-tuned, and of what they were scored with. Of lines of the same seed,
+    metric and split the last one counts.
     """
     lines, scale = at_one_scale([line for line in lines if not line["smoke"]] or lines, published)
+    scoring = next((line["scoring"] for line in reversed(lines) if "scoring" in line), None)
+    lines = [line for line in lines if line.get("scoring", scoring) == scoring]  # older lines do not say
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for line in latest.values():
@@ -174,6 +181,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "parameters": last["parameters"],
         "attention_parameters": last.get("attention_parameters"),
         "updates": sorted({line["updates"] for line in latest.values()}),
+        "scoring": scoring,
         "tokens_per_second": round(statistics.fmean(speeds)) if speeds else None,
         "scores": [
             {
@@ -265,7 +273,14 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         name = found[-1]["row"]
         rows.append({"row": name, "label": name, "published": None, "ours": collect(found, None)})
     add_ratios(rows)
+    scored = {row["row"]: row["ours"]["scoring"] for row in rows if row["ours"] and row["ours"]["scoring"] is not None}
     notes = [published["note"]] if "note" in published else []
+    if len(set(scored.values())) > 1:
+        ways = {way: ", ".join(row for row in scored if scored[row] == way) for way in dict.fromkeys(scored.values())}
+        notes.append(
+            "Rows were scored in different ways: "
+            + "; ".join(f"{names} with {way or 'no flags'}" for way, names in ways.items())
+        )
     if published.get("comparable_only_within"):
         notes.append(
             "The paper calls this table comparable only within itself: batching and evaluation differ from the other "

@@ -60,7 +60,13 @@ def test_positions_have_the_rank_asked_for_and_matrices_are_row_stochastic():
         matrices.problem(LENGTH, 7, "own", seed=2)
 
 
-def test_a_seed_draws_one_problem_for_every_method():
+def test_a_seed_draws_one_problem_for_every_method(monkeypatch):
+    drawn, draw = [], matrices.problem
+    monkeypatch.setattr(matrices, "problem", lambda *asked, **more: drawn.append(draw(*asked, **more)) or drawn[-1])
+    for name in ("mha", "mixhead-a"):
+        matrices.train(Method(name, name), 8, LENGTH, LENGTH, "own", 4, 1, [].append)
+    monkeypatch.undo()
+    assert len(drawn) == 2 and all(torch.equal(*pair) for pair in zip(*drawn, strict=True))
     first, second = (matrices.problem(LENGTH, LENGTH, "own", seed=4) for _ in range(2))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
     assert not torch.equal(first[1], matrices.problem(LENGTH, LENGTH, "own", seed=5)[1])

@@ -181,6 +181,24 @@ def operation_call(built, device_type):
     return call
 
 
+@pytest.mark.parametrize(
+    ("rules", "groups", "length", "mask", "chosen"),
+    [
+        (("none", "static"), (4, 4), 31, "causal", "reference"),
+        (("none", "static"), (4, 4), 32, "causal", "blocked"),
+        (("none", "static"), (1, 1), 8, "causal", "blocked"),
+        (("none", "none"), (4, 4), 32, "none", "sdpa"),
+        (("none", "none"), (1, 1), 255, "causal", "sdpa"),
+        (("none", "none"), (1, 1), 256, "causal", "blocked"),
+        (("none", "none"), (1, 1), 1024, "causal", "sdpa"),
+    ],
+)
+def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, length, mask, chosen):
+    call = operation_call(problem(mask, groups, "softmax", rules, 0.0, length), "cpu")
+    found = next(backend for backend in operation._preference(call) if backend.cannot(call) is None)
+    assert found is getattr(operation, chosen)
+
+
 def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(monkeypatch):
     built = problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)
     expected, _ = attend(**built, backend="blocked")
