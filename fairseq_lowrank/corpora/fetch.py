@@ -140,9 +140,10 @@ def locked(folder: Path) -> Iterator[None]:
         if not has_begun(folder):  # before another process may note what it makes its own of
             for note in NOTES:
                 (folder / note).unlink(missing_ok=True)
-        os.close(handle)
-        with suppress(OSError):  # only an empty folder goes: nothing was made
+        # Only an empty folder goes: nothing was made. It goes before the lock does, else another process may be in it.
+        with suppress(OSError):
             folder.rmdir()
+        os.close(handle)
 
 
 def find(folders: Iterable[Path], names: str) -> Path | None:

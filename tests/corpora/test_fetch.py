@@ -162,8 +162,15 @@ def test_a_download_that_is_cut_short_is_refused_and_not_kept(tmp_path, monkeypa
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_process_that_waited_for_a_folder_that_is_gone_keeps_others_out_of_the_new_one(tmp_path):
+def test_a_process_that_waited_for_a_folder_that_is_gone_keeps_others_out_of_the_new_one(tmp_path, monkeypatch):
     """A leaves nothing, so that its folder goes while B waits for it; C comes while B is in."""
+    rmdir = Path.rmdir
+
+    def late_rmdir(path):
+        time.sleep(0.1)  # B would come in between, were the lock gone before the folder
+        rmdir(path)
+
+    monkeypatch.setattr(Path, "rmdir", late_rmdir)
     folder, inside, most, events = tmp_path / "corpus", [], [], {name: threading.Event() for name in "ABC"}
 
     def enter(name):
@@ -186,6 +193,7 @@ def test_a_process_that_waited_for_a_folder_that_is_gone_keeps_others_out_of_the
     time.sleep(0.2)  # it waits
     events["A"].set()
     until(lambda: inside == ["B"])
+    threads[0].join(10)
     threads[2].start()
     time.sleep(0.2)
     events["B"].set()
