@@ -153,11 +153,14 @@ def test_rows_have_the_plugin_of_their_recipe(declared):
     assert declared("fast_start.sh")["h4-mha-2e-3"][0].endswith("/examples/evidence/controls")
     controls = declared("above_head_size_controls.sh")
     assert all(words[0].endswith("/examples/evidence/controls") for words in controls.values())
-    # which differ from the table's `mha` in the control alone
-    _, (_, *plain) = declared("above_head_size.sh")["h32-mha"]
-    for name, changed in {
-        "h32-column-sums": {"--head-mixing", "column-sums"},
-        "h32-small-start": {"lowrank_transformer_iwslt_de_en", "transformer_small_start_iwslt_de_en"},
-    }.items():
-        _, (_, *flags) = controls[name]
-        assert set(flags) ^ set(plain) == changed
+    # which differ from a row of the table in the control alone
+    small_start = {"lowrank_transformer_iwslt_de_en", "transformer_small_start_iwslt_de_en"}
+    for name, plain, changed in [
+        ("h32-column-sums", "h32-mha", {"--head-mixing", "column-sums"}),
+        ("h32-small-start", "h32-mha", small_start),
+        ("h32-fixedhead-small-start", "h32-fixedhead", small_start),
+        ("h32-mha-1e-3", "h32-mha", {"1e-3"}),
+    ]:
+        flags, plain_flags = controls[name][1], declared("above_head_size.sh")[plain][1]
+        assert set(flags) ^ set(plain_flags) == changed
+        assert flags[-2:] == ["--lr", "1e-3"] or "1e-3" not in changed

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Evidence, part 6: what of mixing's lead with 32 heads of 4 is damping. Settings of above_head_size.sh, whose table these rows
-# share; the controls are a plugin: M with column sums held at 1 (it mixes and cannot damp), output weights that start at half (it
-# damps at the start and does not mix). Settings from outside: see ../common.sh.
+# Evidence, part 6: what of mixing's lead with 32 heads of 4 is damping, and what heads that do not find the source lack. Settings
+# of above_head_size.sh, whose table these rows share; the controls are a plugin: M with column sums held at 1 (it mixes and cannot
+# damp), output weights that start at half (it damps at the start and does not mix). Settings from outside: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 PLUGIN=examples/evidence/controls FIT=2000
@@ -9,4 +9,6 @@ GENERATE="${GENERATE:---beam 5 --max-len-a 1.5 --max-len-b 50}"
 COMMON=("${EVIDENCE[@]}" $(decayed 2e-3 1260) $(heads 32) $(ffn 512)) # 10 epochs of 126 updates
 row h32-column-sums --arch lowrank_transformer_iwslt_de_en --attention mha --head-mixing column-sums
 row h32-small-start --arch transformer_small_start_iwslt_de_en --attention mha
+row h32-fixedhead-small-start --arch transformer_small_start_iwslt_de_en --attention fixedhead --head-dim 32
+row h32-mha-1e-3 --arch lowrank_transformer_iwslt_de_en --attention mha --lr 1e-3 # which wins over the rate above
 translation_rows
