@@ -6,9 +6,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 PLUGIN=examples/evidence/controls FIT=2000
 GENERATE="${GENERATE:---beam 5 --max-len-a 1.5 --max-len-b 50}"
-COMMON=("${EVIDENCE[@]}" $(decayed 2e-3 1260) $(heads 32) $(ffn 512)) # 10 epochs of 126 updates
-row h32-column-sums --arch lowrank_transformer_iwslt_de_en --attention mha --head-mixing column-sums
-row h32-small-start --arch transformer_small_start_iwslt_de_en --attention mha
-row h32-fixedhead-small-start --arch transformer_small_start_iwslt_de_en --attention fixedhead --head-dim 32
-row h32-mha-1e-3 --arch lowrank_transformer_iwslt_de_en --attention mha --lr 1e-3 # which wins over the rate above
+COMMON=("${EVIDENCE[@]}" $(heads 32) $(ffn 512))
+RUN="$(decayed 2e-3 1260)" # 10 epochs of 126 updates
+SMALL_START="--arch transformer_small_start_iwslt_de_en"
+row h32-column-sums --arch lowrank_transformer_iwslt_de_en --attention mha --head-mixing column-sums $RUN
+row h32-small-start $SMALL_START --attention mha $RUN
+row h32-fixedhead-small-start $SMALL_START --attention fixedhead --head-dim 32 $RUN
+row h32-mha-1e-3 --arch lowrank_transformer_iwslt_de_en --attention mha $(decayed 1e-3 1260)
 translation_rows
