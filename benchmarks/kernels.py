@@ -56,7 +56,6 @@ PRODUCTS = {
     "value_gradients": 2,
 }
 MIXED = {"attend": 1, "row_sums": 2, "query_gradients": 1, "key_gradients": 1, "value_gradients": 1}
-FLASH_PRODUCTS = 7
 
 
 class Compiled(NamedTuple):

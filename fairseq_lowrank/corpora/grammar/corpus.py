@@ -445,11 +445,11 @@ class Sampler:
         """Half of the time the one spoken of already, as a pronoun."""
         return _pronoun_for(first) if self.chance(0.5) else None
 
-    def second_clause(self, first: Clause, tense: str | None = None) -> Clause:
+    def second_clause(self, first: Clause) -> Clause:
         subject = self.second_subject(first.subject)
-        if tense is None and self.chance(0.25):
+        if self.chance(0.25):
             return self.maybe_negate(self.quality_clause(subject or self.subject(("person",)), comparison=False))
-        return self.maybe_negate(self.clause(subject=subject, tense=tense, extras=self.chance(0.4)))
+        return self.maybe_negate(self.clause(subject=subject, extras=self.chance(0.4)))
 
     def adverbial_clause(self) -> Sentence:
         link = self.weighted({"weil": 4, "obwohl": 2, "wenn": 3, "als": 2, "bevor": 1})
