@@ -46,7 +46,7 @@ MARKS = {
     name: (f"<!-- kernels, {name}: benchmarks/kernels.py --write -->", f"<!-- /kernels, {name} -->")
     for name in ("all", "detail")
 }
-# Per score and head, in products of 2·d_k operations, and in mixings of 2·H operations; the same of flash attention.
+# Per score and head, in products of 2·d_k operations, and in mixings of 2·H operations.
 PRODUCTS = {
     "row_statistics": 1,
     "attend": 2,
