@@ -339,7 +339,7 @@ def keep_metadata() -> None:
             {name[len(kind) + 1 :]: value for name, value in values.items() if name.startswith(kind)}
             for values in (whole, getattr(whole, "_metadata", {}))
         )
-        with explained():
+        with explained(UnfitComponent):
             component.load_state_dict(WholeState(part, metadata), strict=strict)
         return component
 
@@ -384,14 +384,18 @@ def explain_unfit_checkpoints() -> None:
     models.BaseFairseqModel.load_state_dict = load_state_dict
 
 
+class UnfitComponent(Refused, RuntimeError):
+    """A component's state does not fit. Some of fairseq's models catch torch's RuntimeError here and go on with what fits."""
+
+
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Let torch's error about a state that does not fit say so in one line."""
+def explained(refused: type[Refused] = Refused) -> Iterator[None]:
+    """Let torch's error about a state that does not fit say so in one line, as ``refused``."""
     try:
         yield
     except RuntimeError as error:
         if difference := differences(str(error)):
-            raise Refused(difference) from error
+            raise refused(difference) from error
         raise
 
 

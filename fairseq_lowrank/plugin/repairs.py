@@ -49,9 +49,9 @@ def align_unknown_words() -> None:
         prepare(self, cfg)
 
     @functools.wraps(generate)
-    def generate_aligned(self, searched, sample, **kwargs):
-        sentences = generate(self, searched, sample, **kwargs)
-        if not any(getattr(model, "replaces_unknown_words", False) for model in searched):
+    def generate_aligned(self, models, sample, **kwargs):
+        sentences = generate(self, models, sample, **kwargs)
+        if not any(getattr(model, "replaces_unknown_words", False) for model in models):
             return sentences
         sources = sample["net_input"].get("src_tokens")
         if sources is not None and sources.dim() == 2:
@@ -84,12 +84,12 @@ def search_with_its_own_beam() -> None:
 
     def told(generate):
         @functools.wraps(generate)
-        def generate_told(self, searched, sample, **kwargs):
-            for model in searched:
+        def generate_told(self, models, sample, **kwargs):
+            for model in models or self.model.models:  # online back-translation gives none
                 repeated = self.beam_size > 1 or any(getattr(module, "beam_size", 1) > 1 for module in model.modules())
                 if repeated and hasattr(model, "set_beam_size"):
                     model.set_beam_size(self.beam_size)
-            return generate(self, searched, sample, **kwargs)
+            return generate(self, models, sample, **kwargs)
 
         return generate_told
 
