@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 # A method has one colour in all pictures.
@@ -33,7 +34,7 @@ COLOURS = {
 }
 # What no method of these names gets, in turn.
 OTHER_COLOURS = ("#111111", "#5254a3", "#637939", "#8c6d31", "#843c39", "#7b4173")
-LINE_STYLES = ("-", "--", "-.", (0, (1, 1)))
+LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (3, 3)))
 
 
 def method(name: str) -> str | None:
@@ -44,7 +45,9 @@ def method(name: str) -> str | None:
 
 
 def styles(names: Iterable[str]) -> list[dict]:
-    """Colour and line style for each name: the colour of its method, another style where a method comes again."""
+    """Colour and line style for each name: the colour of its method, another style where a method comes again, and a lighter
+    shade where all styles have been used.
+    """
     found, seen, unknown = [], Counter(), {}
     for name in names:
         known = method(name)
@@ -52,9 +55,15 @@ def styles(names: Iterable[str]) -> list[dict]:
             colour = unknown.setdefault(name, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
         else:
             colour = COLOURS[known]
-        found.append({"color": colour, "linestyle": LINE_STYLES[seen[colour] % len(LINE_STYLES)]})
+        rounds, style = divmod(seen[colour], len(LINE_STYLES))
+        found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": LINE_STYLES[style]})
         seen[colour] += 1
     return found
+
+
+def _lighter(colour: str, share: float) -> str:
+    """A colour of which only a share is left, the rest white."""
+    return to_hex([1 - share * (1 - part) for part in to_rgb(colour)])
 
 
 def plain(text: str) -> str:

@@ -88,7 +88,7 @@ def measures(values: Tensor, head_dim: int) -> dict[str, Tensor]:
     }
 
 
-CONTROLS = ("without mixing", "random M", "random off-diagonal")
+CONTROLS = ("without mixing", "random M", "random off-diagonal", "shuffled off-diagonal")
 
 
 def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
@@ -96,12 +96,15 @@ def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[
 
     P̄_i = Σ_j M[j, i] P_j is solved for P. *Without mixing* is P itself. A *random M* is I + R, the entries of R normal and
     ‖R‖_F = ‖M − I‖_F: as far from I as the learned one. *Random off-diagonal* keeps the diagonal of M, which only scales, and
-    draws what is off it at the same norm: as much of other heads, without a choice of which.
+    draws what is off it, of either sign, at the same norm: so the weights of a mixed head have another sum, and where M is
+    mostly negative there, as one that damps is, the control takes away less of what all heads share. *Shuffled off-diagonal*
+    exchanges what is off the diagonal within each column: diagonal, norm and sum of a mixed head's weights stay, and
+    what is lost is which of the other heads each weight was for.
 
     Args:
         mixed: P̄, `[H, ...]`.
         matrix: M, `[H, H]` (indices j, i).
-        generator: draws R.
+        generator: draws R, by whose entries each column is ordered anew as well.
 
     Returns:
         By the names of :data:`CONTROLS`, each `[H, ...]` in float64.
@@ -116,9 +119,15 @@ def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[
     noise = torch.randn(matrix.shape, dtype=torch.float64, generator=generator)
     off = noise - torch.diag(noise.diagonal())
     learned_off = matrix - torch.diag(matrix.diagonal())
+    # the rows of a column but for the diagonal's, in the order of what was drawn and in their own
+    order, places = (
+        keys.clone().fill_diagonal_(torch.inf).argsort(dim=0, stable=True)[:-1]
+        for keys in (noise, torch.zeros_like(noise))
+    )
     others = {
         "random M": identity + noise * ((matrix - identity).norm() / noise.norm()),
         "random off-diagonal": torch.diag(matrix.diagonal()) + off * (learned_off.norm() / off.norm().clamp_min(1e-30)),
+        "shuffled off-diagonal": torch.diag(matrix.diagonal()).scatter(0, places, matrix.gather(0, order)),
     }
     mix = {name: torch.einsum("ji,j...->i...", other, patterns) for name, other in others.items()}
     return {"without mixing": patterns, **mix}

@@ -54,7 +54,7 @@ def evaluate(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]
 
 
 def best(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 against the answer that each fits best; answers of nothing but articles count only among others."""
+    """Exact match and F1 against the answer that each fits best; answers of nothing but articles count only where there is no other."""
     right = [answer for answer in answers if normalise(answer)] or [""]
     return max(exact_match(prediction, one) for one in right), max(f1(prediction, one) for one in right)
 

@@ -40,8 +40,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--random-mixing",
         action="store_true",
-        help="beside each checkpoint with static mixing: the same patterns unmixed, mixed by a random M equally far from I, and "
-        "by one with its diagonal and random other entries of the same norm",
+        help="beside each checkpoint with one M for all queries: the same patterns unmixed, and mixed by a random M equally far "
+        "from I, by one with its diagonal and random other entries of the same norm, and by M with the entries beside its "
+        "diagonal shuffled within each column",
     )
     add_data_arguments(parser)
     _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
@@ -85,7 +86,7 @@ def run(args) -> None:
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
         raise ValueError(
-            "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or --head-mixing static)"
+            "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or another --head-mixing of one M)"
         )
     _output.show(args, results, as_text(results))
     figures = {}
@@ -129,6 +130,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
     from fairseq_lowrank.analysis import checkpoints, spectrum
 
     model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
+    training_seed = checkpoints.configuration(checkpoints.load_state(path), "common", "seed")
     spectra = {label: spectrum.Spectra()}
     generator, tokens = torch.Generator().manual_seed(args.seed), 0
 
@@ -153,7 +155,8 @@ def measure(path: Path, label: str, args) -> list[dict]:
             "subset": args.subset,
             "sequences": len(chosen),
             "mean_length": tokens / len(chosen),
-            "seed": args.seed,
+            "sequence_seed": args.seed,
+            "training_seed": training_seed,
             "sites": place.summary(),
         }
         for name, place in spectra.items()

@@ -2,6 +2,7 @@ import json
 
 import numpy
 import pytest
+import torch
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.analysis.advice import checks
@@ -189,6 +190,21 @@ def test_cross_attention_is_bounded_by_its_shorter_side():
     found = findings(TRANSLATION, [], lengths=lengths)
     assert one(found, "head size", site="encoder").verdict == checks.BOTTLENECK
     assert one(found, "head size", site="cross").verdict == checks.FINE
+
+
+@pytest.mark.parametrize(("source", "target", "fine"), [(40, 8, True), (40, 9, False), (9, 40, True), (10, 40, False)])
+def test_fewer_queries_than_keys_want_a_dimension_more(source, target, fine):
+    """A constant a row takes one off the rank of log P where it has as many rows as columns, and else none."""
+    patterns = torch.rand(target, source, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    logs = patterns.log()
+    if source <= target:
+        # the constants that send a vector v to 0
+        v = torch.ones(source, dtype=torch.float64)
+        logs = logs - (logs @ v / v.sum())[:, None]
+    assert (torch.linalg.matrix_rank(logs) <= 8) == fine
+    lengths = {"source": numpy.array([source]), "target": numpy.array([target])}
+    found = findings(TRANSLATION, ["--decoder-attention-heads", "64"], lengths=lengths)
+    assert (one(found, "head size", site="cross").verdict == checks.FINE) == fine
 
 
 def test_a_small_vocabulary_caps_the_width():

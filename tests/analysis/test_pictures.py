@@ -33,6 +33,8 @@ def test_a_method_keeps_its_colour_and_is_told_apart_by_its_line():
     first, second, other = pictures.styles(["mixhead-a", "mixhead-a-h32", "mha"])
     assert first == alone and second["color"] == first["color"] != other["color"]
     assert first["linestyle"] != second["linestyle"]
+    many = pictures.styles(["mixhead-a"] * 12)
+    assert len({(style["color"], style["linestyle"]) for style in many}) == 12
     unknown = pictures.styles(["this", "that"])
     assert unknown[0]["color"] != unknown[1]["color"]
 

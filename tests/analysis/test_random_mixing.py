@@ -45,10 +45,24 @@ def test_a_random_m_is_as_far_from_the_identity_or_has_the_diagonal_and_as_much_
     assert not torch.equal(again["random M"], found["random M"])
 
 
+def test_shuffling_loses_which_head_is_taken_and_nothing_else():
+    matrix = learned(6).double()
+    shuffled = spectrum.controls(matrix.t(), matrix, generator())["shuffled off-diagonal"].t()
+    torch.testing.assert_close(shuffled.diagonal(), matrix.diagonal())
+    torch.testing.assert_close(shuffled.sort(0).values, matrix.sort(0).values)
+    assert (shuffled != matrix).any(0).all()
+    others = [spectrum.controls(matrix.t(), matrix, generator(seed))["shuffled off-diagonal"] for seed in range(40)]
+    # whatever a mixed head took of another, it takes of each of them as often
+    off = [i for i in range(6) if i != 2]
+    mean = torch.stack(others).mean(0).t()
+    assert (mean[off, 2] - matrix[off, 2].mean()).abs().max() < 0.12 < matrix[off, 2].std()
+
+
 def test_mixing_that_is_only_a_factor_has_nothing_off_the_diagonal_to_draw():
     matrix = torch.diag(torch.tensor([0.5, 2.0]))
-    beside = spectrum.controls(matrix.t(), matrix, generator())["random off-diagonal"].t()
-    torch.testing.assert_close(beside, matrix.double())
+    found = spectrum.controls(matrix.t(), matrix, generator())
+    for name in ("random off-diagonal", "shuffled off-diagonal"):
+        torch.testing.assert_close(found[name].t(), matrix.double())
 
 
 def test_mixing_that_cannot_be_undone_is_refused():
@@ -65,7 +79,7 @@ def test_the_spectrum_command_shows_the_controls_beside_a_checkpoint(trained, ca
     (alone,) = json.loads(capsys.readouterr().out)
     assert alone == results["a"]
     ranks = {label: result["sites"]["encoder"]["mean"]["effective_rank"] for label, result in results.items()}
-    assert len(set(ranks.values())) == 4
+    assert len(set(ranks.values())) == 1 + len(spectrum.CONTROLS)
 
 
 def test_checkpoints_without_static_mixing_have_no_controls(trained, capsys):

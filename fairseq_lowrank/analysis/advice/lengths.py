@@ -59,8 +59,11 @@ def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
 
 
 def lengths_by_site(lengths: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
-    """What bounds the rank of each site's matrices beside the head size: the smaller of its two sides."""
+    """The length n of each site, whose matrices heads of n − 1 can all produce: keys, or of fewer queries one more.
+
+    A constant a row, which the softmax ignores, takes a dimension off scores that have as many rows as columns at least.
+    """
     if "text" in lengths:
         return dict.fromkeys(SITES, lengths["text"])
     source, target = lengths["source"], lengths["target"]
-    return {"encoder": source, "decoder": target, "cross": numpy.minimum(source, target)}
+    return {"encoder": source, "decoder": target, "cross": numpy.minimum(source, target + 1)}

@@ -212,7 +212,7 @@ def draw(lines: list[dict]):
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
         # a row of one number of heads has no line to tell it by
-        marker = "osD^"[pictures.LINE_STYLES.index(style["linestyle"])]
+        marker = "osD^vP"[pictures.LINE_STYLES.index(style["linestyle"])]
         axes.errorbar(
             [count * aside for count in heads], means, (low, high), marker=marker, ms=5, capsize=2, label=name, **style
         )

@@ -246,13 +246,16 @@ def checked_out_commit() -> str:
 
 
 def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:
-    """The task's lines of a results file whose runs were to have so many updates, by default the task's."""
+    """The task's lines of a results file whose runs were to have so many updates, by default the task's; of lines of one
+    row and seed the last one.
+    """
     steps = task.STEPS if steps is None else steps
-    return [
-        line
+    found = {
+        (line["row"], line["seed"], line["smoke"]): line
         for line in read_results(results, measurements=True)
         if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
-    ]
+    }
+    return list(found.values())
 
 
 def geometric_mean(values: Iterable[float]) -> float:

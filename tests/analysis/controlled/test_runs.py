@@ -46,6 +46,17 @@ def test_what_is_finished_is_not_run_again_and_what_is_not_goes_on(tmp_path, cap
     assert "h16" not in capsys.readouterr().err
 
 
+def test_of_lines_of_one_row_and_seed_the_last_one_counts(tmp_path):
+    command(tmp_path)
+    path = tmp_path / "lines.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second + json.dumps(json.loads(first) | {"value": 0.123}) + "\n")
+    values = {line["row"]: line["value"] for line in runs.lines_of(matrices, path, steps=2)}
+    assert list(values.values()) == [0.123, json.loads(second)["value"]]
+    [table] = matrices.tables(runs.lines_of(matrices, path, steps=2))
+    assert "1.2e-01" in table.rows[0] and "[" not in table.title
+
+
 def test_a_trial_does_not_stand_for_a_run(tmp_path):
     command(tmp_path)
     assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
