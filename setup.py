@@ -5,14 +5,16 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 # Read, not imported: importing the package would import fairseq.
-VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "fairseq_lowrank/__init__.py").read_text(), re.M)[1]
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (HERE / "fairseq_lowrank/__init__.py").read_text(encoding="utf-8"), re.M
+)[1]
 README = HERE / "README.md"
 
 setup(
     name="fairseq-lowrank",
     version=VERSION,
     description="A fairseq plugin for attention that breaks, avoids or measures the low-rank bottleneck",
-    long_description=README.read_text() if README.exists() else "",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
     license="MIT",
     license_files=["LICENSE"],

@@ -7,9 +7,10 @@
 # Nothing is downloaded. Each step has a limit of time (together 520 seconds) and none stops the next: what is missing in
 # gpu.json did not end in time or failed, and said so above. The goals that were set stand below, each with what was measured.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+results=$(realpath -m -- "${1:-$root/benchmarks/results}")
+cd "$root"
 [ ! -e .venv ] || PATH="$PWD/.venv/bin:$PATH"
-results=${1:-benchmarks/results}
 device=${DEVICE:-cuda}
 parts=$(mktemp -d)
 trap 'rm -rf "$parts"' EXIT

@@ -14,7 +14,7 @@
 #   DRY_RUN=1                    print the commands only         THREADS=2
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
-#   EXTRA="--patience 5 …"       more flags of fairseq-train
+#   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from
 #   PREPARE="--download …"       flags of the preparation script
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl); logs go to the folder logs beside it
@@ -44,7 +44,7 @@ visible_gpus() {
 }
 VISIBLE_GPUS=($(visible_gpus))
 GPU_COUNT="${GPUS:-${#VISIBLE_GPUS[@]}}"
-if [[ ! "$GPU_COUNT" =~ ^[0-9]+$ ]] || { [ -z "$DRY_RUN" ] && ((GPU_COUNT > 1 && GPU_COUNT > ${#VISIBLE_GPUS[@]})); }; then
+if [[ ! "$GPU_COUNT" =~ ^(0|[1-9][0-9]{0,5})$ ]] || { [ -z "$DRY_RUN" ] && ((GPU_COUNT > 1 && GPU_COUNT > ${#VISIBLE_GPUS[@]})); }; then
     echo "GPUS=$GPU_COUNT: expected a number up to ${#VISIBLE_GPUS[@]}, the GPUs that are here" >&2
     exit 2
 fi
@@ -96,6 +96,10 @@ batch() {
             if ((100 * off <= $2)); then break; fi
         fi
     done
+    if ((10 * nearest > $2)); then
+        echo "an update on $gpus GPUs is $nearest tokens off the $2 of the recipe, which a step of whole sequences" \
+            "does not allow there: GPUS=N takes fewer" >&2
+    fi
     echo "$flags"
 }
 

@@ -5,11 +5,24 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export LOWRANK_DATA="${LOWRANK_DATA:-$ROOT/../shared/data}"                            # published corpora
 export LOWRANK_WORK="${LOWRANK_WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/fairseq_lowrank}" # what we make of them
 # glibc would give the memory of every large tensor back and fetch it again page by page: 8% of the time of a CPU run.
+export PYTHONSAFEPATH=1 # what lies in the current folder is not imported
+case "$LOWRANK_WORK" in
+    *[,:]*)
+        echo "LOWRANK_WORK=$LOWRANK_WORK: expected a folder without ',' and ':', at which fairseq splits its paths" >&2
+        exit 2
+        ;;
+    /*) ;;
+    *) LOWRANK_WORK="$PWD/$LOWRANK_WORK" ;; # checkpoints and logs name it
+esac
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592}"
 if [ -x "$ROOT/.venv/bin/python" ]; then
     export PATH="$ROOT/.venv/bin:$PATH" PYTHONPATH="$ROOT" # a path from outside would hide what is pinned there
 else
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    command -v python >/dev/null || python() {
+        echo "there is no $ROOT/.venv, and no python on the path: scripts/setup.sh makes one" >&2
+        exit 2
+    }
 fi
 
 # switch NAME: a variable that is 1, or 0 or empty for off.

@@ -90,7 +90,8 @@ VOCABULARY_LM=(
 
 # loss_on_blocks: score rows as above.
 loss_on_blocks() {
-    METRIC=loss EVALUATE="--context-window 0 ${EVALUATE:-}" language_model_rows
+    local METRIC=loss EVALUATE="--context-window 0 ${EVALUATE:-}" # what is exported in a function outlives VARIABLE=… before its call
+    language_model_rows
 }
 
 # Evidence: Multi30k, joined or not, in a model small enough for several seeds of each row. 3+3 layers, d 128, feed-forward

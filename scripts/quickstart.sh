@@ -63,7 +63,7 @@ else
         $(layers 2) $(width 128) $(ffn 256) $(heads 4) --share-decoder-input-output-embed
         --dropout 0.1 --criterion label_smoothed_cross_entropy --label-smoothing 0.1
         --optimizer adam --adam-betas 0.9,0.98 --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 300
-        --max-tokens 1024 --max-epoch 3 --no-epoch-checkpoints
+        $(batch 1024 1024) --max-epoch 3 --no-epoch-checkpoints
     )
     row "$attention" --arch lowrank_transformer_iwslt_de_en --attention "$attention"
     # The line is kept with the model, so that other flags, or another grammar, start over.

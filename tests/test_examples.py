@@ -5,7 +5,9 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -278,10 +280,81 @@ def test_the_vocabulary_bottleneck_is_the_loss_on_blocks_with_learned_positions(
     assert run(POSITIONS="none", fails=True).stdout == "POSITIONS=none: expected learned or sinusoidal\n"
 
 
+def test_a_work_folder_is_made_absolute_or_refused_where_fairseq_would_split_it(recipe):
+    said = recipe("brown/compare.sh", LOWRANK_WORK="out").stdout
+    [folder] = {
+        command[command.index("--save-dir") + 1].split("/runs/")[0] for command in commands(said, "fairseq-train")
+    }
+    assert folder == f"{os.getcwd()}/out"
+    for name in ("/tmp/a,b", "/tmp/a:b"):
+        refused = shell("brown/compare.sh", LOWRANK_WORK=name, DRY_RUN=1)
+        assert refused.returncode == 2
+        assert refused.stdout.startswith(f"LOWRANK_WORK={name}: expected a folder without ',' and ':'")
+
+
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path, monkeypatch):
+    for package in ("fairseq", "fairseq_lowrank"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise SystemExit('imported from the current folder')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = shell("brown/compare.sh", DRY_RUN=1, ROWS="mha", LOWRANK_WORK=tmp_path)
+    assert done.returncode == 0 and "+ fairseq-train" in done.stdout, done.stdout
+
+
+def test_without_a_python_the_message_says_what_makes_one(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in ("bash", "sh", "dirname", "env", "nproc", "tr", "sed", "cat"):
+        (bare / tool).symlink_to(shutil.which(tool))
+    for script in ("examples/brown/compare.sh", "scripts/prepare.sh"):
+        done = subprocess.run(
+            ["bash", tmp_path / script, *(["brown"] if script.startswith("scripts") else [])],
+            env={"PATH": str(bare), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert done.stderr.endswith(
+            "there is no " + f"{tmp_path}/.venv, and no python on the path: scripts/setup.sh makes one\n"
+        )
+
+
+def test_the_two_parts_of_table_2_have_rows_of_their_own(recipe):
+    assert (
+        "ROWS=h8-fixedhead: expected PART=A or PART=B"
+        in recipe("fixedhead/table2.sh", ROWS="h8-fixedhead", fails=True).stdout
+    )
+    said = recipe("fixedhead/table2.sh", ROWS="h8-fixedhead", PART="A").stdout
+    assert "--encoder-attention-heads 8 --head-dim 128" in said
+
+
+def test_what_a_paper_trains_twice_is_pretrained_once(recipe):
+    def folder(name):
+        said = commands(recipe(f"fixedhead/{name}.sh").stdout, "fairseq-train")
+        return {command[command.index("--save-dir") + 1] for command in said if "d1024-h16-" in " ".join(command)}
+
+    pretrained = [{one for one in folder(name) if "/fixedhead-pretraining/" in one} for name in ("table1", "fig2")]
+    assert pretrained[0] == pretrained[1] and len(pretrained[0]) == 1
+
+
+def test_an_update_that_several_gpus_make_larger_is_announced(recipe):
+    assert "is 4096 tokens off the 4096 of the recipe" in recipe("mixhead/concatenated.sh", GPUS=4).stdout
+    assert "tokens off" not in recipe("mixhead/concatenated.sh", GPUS=2).stdout
+
+
 def test_seven_networks_are_trained_with_five_seeds_each(recipe):
     def seeds(**variables):
-        trained = last_flags(recipe("vocabulary_bottleneck/seeds.sh", **variables).stdout, "fairseq-train")
-        return Counter(command["--seed"] for command in trained)
+        said = recipe("vocabulary_bottleneck/seeds.sh", **variables).stdout
+        # and scored alike: mean and spread are over what was scored with the same flags
+        scoring = commands(said, "fairseq-eval-lm")
+        assert {tuple(command[command.index("--context-window") :]) for command in scoring} == {
+            ("--context-window", "400", "--max-tokens", "2048", "--path", command[-3], "--context-window", "0")
+            for command in scoring
+        }
+        return Counter(command["--seed"] for command in last_flags(said, "fairseq-train"))
 
     assert seeds() == dict.fromkeys("12345", 7)
     assert seeds(SEED=3) == {"3": 7}

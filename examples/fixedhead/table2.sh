@@ -12,6 +12,11 @@ case "${PART:-AB}" in
         ;;
 esac
 
+if [ -n "${ROWS:-}" ] && [ "${PART:-AB}" = AB ]; then
+    echo "ROWS=$ROWS: expected PART=A or PART=B beside it, whose rows differ" >&2
+    exit 2
+fi
+
 # model LABEL HEADS SIZE: the rows of a model; pre-trainings are shared by tables.
 model() {
     local model="--arch lowrank_bert_fixed --max-positions 512 --attention fixedhead --encoder-attention-heads $2 --head-dim $3"

@@ -75,6 +75,16 @@ def folder(argv: list[str]) -> Path:
     return args.output.with_name(args.output.name + JOIN.spell(getattr(args, JOIN.name, None)))
 
 
+def changes(argv: list[str]) -> list[str]:
+    """The flags of a command line that change what is made and show in no name: those with another value than the name's."""
+    args, plain = (build_parser().parse_args(expand(words)) for words in (argv, argv[:1]))
+    return [
+        argument.flag
+        for argument in args.corpus.arguments
+        if not argument.part and getattr(args, argument.name) != getattr(plain, argument.name)
+    ]
+
+
 def prepare(args: argparse.Namespace) -> Path:
     """Make what `args` ask for, unless it is there; what is printed."""
     with locked(args.output):

@@ -142,7 +142,7 @@ def join_sentences(args: argparse.Namespace, base: Path) -> Path:
 
 
 def campaign_segments(path: Path) -> Iterator[str]:
-    """The sentences of an evaluation campaign's XML file."""
+    """The sentences of an evaluation campaign's XML file; ’ as ', as in fairseq's scripts."""
     for line in read_lines(path):
         if match := re.search(r'<seg id="\d+">\s*(.*?)\s*</seg>', line):
             yield html.unescape(match[1]).replace("’", "'")

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ class Commands:
             output.flush()
             said.seek(0, os.SEEK_END)
             process = subprocess.Popen(
-                words,
+                program(words),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -81,6 +82,12 @@ class Commands:
     @staticmethod
     def show(words: Sequence[str]) -> None:
         say(f"+ {shlex.join(words)}")
+
+
+def program(words: Sequence[str]) -> list[str]:
+    """A command as it is started: ours by its module, since the package need not be installed."""
+    name, *arguments = words
+    return [sys.executable, "-m", "fairseq_lowrank.cli", *arguments] if name == "fairseq-lowrank" else [*words]
 
 
 def follow(process: subprocess.Popen, said, every: float = 10.0) -> int:

@@ -25,7 +25,7 @@ from fairseq_lowrank.runs.scoring import (
     scoring_flags,
 )
 from fairseq_lowrank.runs.settings import Settings
-from fairseq_lowrank.runs.training import has_ended, is_locked, lock, read_note, train
+from fairseq_lowrank.runs.training import check_data, has_ended, is_locked, lock, read_note, train
 
 
 class Busy(Exception):
@@ -110,6 +110,7 @@ class Engine:
             self.shown.append(run)
             train(run, self.settings, self.root, self.commands)
             return True
+        check_data(run)
         if has_ended(run):
             return True
         with lock(run.folder) as handle:
@@ -139,7 +140,8 @@ class Engine:
         """Prepare what a run is trained on.
 
         Raises:
-            ValueError: PREPARE has flags that make another form of the corpus, or put it elsewhere.
+            ValueError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, but for a trial, make
+                other data under the same name.
         """
         if self.settings.dry_run or run.corpus not in self.prepared:
             words = [run.corpus, *self.settings.prepare]
@@ -147,6 +149,11 @@ class Engine:
                 raise ValueError(
                     f"PREPARE='{shlex.join(self.settings.prepare)}' makes {made.name}, and {run.row} is trained on {run.corpus}: "
                     "leave out what makes another form of a corpus, or puts it elsewhere"
+                )
+            if (changed := corpora.changes(words)) and not self.settings.smoke:
+                raise ValueError(
+                    f"PREPARE='{shlex.join(self.settings.prepare)}': {', '.join(changed)} would make other data under the name "
+                    f"{run.corpus}, which a line of results could not tell from {run.corpus}'s: leave it out"
                 )
             self.commands.script(self.root / "scripts" / "prepare.sh", words)
             self.prepared.add(run.corpus)

@@ -51,7 +51,7 @@ class Settings:
             name: words(environ, name.upper()) for name in ("extra", "precision", "prepare", "generate", "evaluate")
         }
         settings = cls(
-            work=Path(environ["LOWRANK_WORK"]),
+            work=Path(environ["LOWRANK_WORK"]).absolute(),
             rows=words(environ, "ROWS"),
             seed=whole_number(environ, "SEED", 1, least=0, most=LARGEST_SEED),
             **{name: switch(environ, name.upper()) for name in ("smoke", "dry_run", "alone", "valid")},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +47,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     """Train a run to its end, unless it is there: fairseq-train started again would add an update before it looks.
 
     Raises:
-        ValueError: the folder holds a training with other flags, or one that kept no best checkpoint.
+        ValueError: the folder holds a training with other flags or on other data, or one that kept no best checkpoint.
     """
     checkpoints = run.folder / "checkpoints"
     words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(run.plugin)]
@@ -54,6 +55,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     if run.base:
         words += ["--finetune-from-model", str(run.base.last)]
     if not settings.dry_run:
+        check_data(run)
         if has_ended(run):
             if not run.best.exists():
                 raise ValueError(f"{run}: trained, but {checkpoints} lacks {run.best.name}, which is scored")
@@ -61,6 +63,28 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
             return
         note_start(run, settings, root)
     execute(words, run.log, keep)
+
+
+def dictionaries(run: Run) -> str:
+    """The SHA-256 of the dictionaries of what a run is trained on: their counts tell one text from another."""
+    digest = hashlib.sha256()
+    for file in sorted((run.data / "bin").rglob("dict*.txt")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def check_data(run: Run) -> None:
+    """Refuse a run whose corpus was prepared anew from another text since its training began.
+
+    Raises:
+        ValueError: the dictionaries are not those of the training. One of before they were noted is not refused.
+    """
+    note = read_note(run.folder) or {}
+    if note.get("dictionaries", ours := dictionaries(run)) != ours:
+        raise ValueError(
+            f"{run.folder} holds a training on another text than {run.data} has now, with other dictionaries: move that "
+            "folder away to train anew"
+        )
 
 
 def has_ended(run: Run) -> bool:
@@ -99,7 +123,7 @@ def note_start(run: Run, settings: Settings, root: Path) -> None:
     if note is None:
         if run.last.exists():
             raise ValueError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
-        note = {"corpus": run.corpus, "flags": list(run.flags), "starts": []}
+        note = {"corpus": run.corpus, "dictionaries": dictionaries(run), "flags": list(run.flags), "starts": []}
         for folder in run.others:
             say(f"{run}: {folder} holds this row with other flags: {difference(run, folder)}")
     elif wrong := difference(run, run.folder):

@@ -42,6 +42,9 @@ def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_
     [table] = comparison.build(lines, papers.load_papers())
     [score] = rows_of(table)["h4-mha"]["ours"]["scores"]
     assert score["mean"] == 22 and not any("scored" in note for note in table["notes"])
+    assert rows_of(table)["h4-mha"]["ours"]["left_out"] == ["scored with --beam 1: seed 2"]
+    header, cells = columns(table)
+    assert "scored with --beam 1: seed 2" in cells[0][header.index("left out")]
     [table] = comparison.build([*lines, line("h4-mixhead-b", 25.0, seed=2, scoring="")], papers.load_papers())
     assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
 

@@ -291,7 +291,14 @@ def test_preparations_of_another_form_of_a_corpus_are_refused(recipe, settings, 
     for flags, made in ((("--joined-dictionary",), "iwslt14-joined"), (("--output", "elsewhere"), "elsewhere")):
         with pytest.raises(ValueError, match=f"makes {made}, and mha is trained on iwslt14: leave out"):
             engine(own, settings(prepare=flags)).run_rows()
+    # other data under the same name: a trial may be on such, a result not
+    flags = ("--operations", "300", "--workers", "2")
+    with pytest.raises(ValueError, match="300 --workers 2': --operations would make other data under the name iwslt14"):
+        engine(own, settings(prepare=flags)).run_rows()
     assert commands.calls == []
+    trial = settings(prepare=("--pieces", "300"), smoke=True)
+    engine(own, trial).prepare(own.run(own.rows["mha"], trial))
+    assert commands.calls == ["prepare.sh multi30k"]
 
 
 def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(recipe, settings, engine, quick):

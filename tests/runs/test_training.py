@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,28 @@ def test_a_training_that_stopped_before_its_end_goes_on(recipe, settings, train,
     assert updates(run) == 2
     assert train(run, settings) == ["fairseq-train"] and updates(run) == 3
     assert len(training.read_note(run.folder)["starts"]) == 2
+
+
+def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, train):
+    settings, own = settings(), recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings)
+    assert train(run, settings) == ["fairseq-train"]
+    data = run.data / "bin"
+    published = data.resolve()
+    data.unlink()
+    shutil.copytree(published, data)  # the same text, prepared anew
+    assert train(run, settings) == []
+    first, *_ = data.glob("dict*.txt")
+    first.write_text(first.read_text() + "another 1\n")
+    with pytest.raises(ValueError, match=r"holds a training on another text than .* has now"):
+        train(run, settings)
+
+
+def test_our_own_commands_are_found_where_the_package_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    Commands()(["fairseq-lowrank", "params", "--help"], tmp_path / "log")
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("+ fairseq-lowrank params --help\n") and "usage: fairseq-lowrank params" in said
 
 
 def test_flags_are_noted_before_a_training_starts_and_other_flags_have_a_folder_of_their_own(recipe, settings, capsys):

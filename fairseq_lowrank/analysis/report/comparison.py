@@ -163,7 +163,8 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     """
     lines, scale = at_one_scale([line for line in lines if not line["smoke"]] or lines, published)
     scoring = next((line["scoring"] for line in reversed(lines) if "scoring" in line), None)
-    lines = [line for line in lines if line.get("scoring", scoring) == scoring]  # older lines do not say
+    others = [line for line in lines if line.get("scoring", scoring) != scoring]  # older lines do not say
+    lines = [line for line in lines if line.get("scoring", scoring) == scoring]
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for line in latest.values():
@@ -182,6 +183,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "attention_parameters": last.get("attention_parameters"),
         "updates": sorted({line["updates"] for line in latest.values()}),
         "scoring": scoring,
+        "left_out": [f"scored with {line['scoring'] or 'no flags'}: seed {line['seed']}" for line in others],
         "tokens_per_second": round(statistics.fmean(speeds)) if speeds else None,
         "scores": [
             {

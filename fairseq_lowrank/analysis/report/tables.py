@@ -64,6 +64,8 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
         made.append(("tokens/s", lambda row: str((row["ours"] or {}).get("tokens_per_second") or "")))
     if any(row["ours"] and row["ours"]["other_scale"] for row in rows):
         made.append(("other scale", lambda row: "; ".join(row["ours"]["other_scale"]) if row["ours"] else ""))
+    if any(row["ours"] and row["ours"]["left_out"] for row in rows):
+        made.append(("left out", lambda row: "; ".join(row["ours"]["left_out"]) if row["ours"] else ""))
     header = [title for title, _ in made]
     cells = [[text(row) for _, text in made] for row in rows]
     filled = [index for index in range(len(header)) if index == 0 or any(row[index] for row in cells)]
