@@ -43,6 +43,12 @@ def test_wrong_arguments_are_refused_in_one_line(arguments, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("gpus", "tokens"), [("0", 1024), ("1", 1024), ("8", 128)])
+def test_several_gpus_share_the_batches_of_one(tmp_path, gpus, tokens):
+    said = quickstart(DRY_RUN="1", GPUS=gpus, LOWRANK_WORK=str(tmp_path)).stderr
+    assert f"--max-tokens {tokens} --update-freq 1 " in said
+
+
 def test_the_script_ends_with_bleu_and_called_again_after_a_kill_adds_no_update(tmp_path):
     first = quickstart(SMOKE="1", LOWRANK_WORK=str(tmp_path))
     assert first.returncode == 0, first.stderr
