@@ -172,16 +172,25 @@ class BertEncoder(RobertaEncoder):
         return self.output_layer(features, masked_tokens=masked_tokens), extra
 
     def extract_features(
-        self, src_tokens: Tensor, return_all_hiddens: bool = False, segment_labels: Tensor | None = None, **unused
+        self,
+        src_tokens: Tensor,
+        return_all_hiddens: bool = False,
+        segment_labels: Tensor | None = None,
+        token_embeddings: Tensor | None = None,
+        **unused,
     ) -> tuple[Tensor, dict]:
-        """The last hidden states ``[B, T, d]``, and ``inner_states``; arguments as in :meth:`forward`."""
+        """The last hidden states ``[B, T, d]``, and ``inner_states``; arguments as in :meth:`forward`, and as in RoBERTa's
+        ``token_embeddings``, ``[B, T, d]`` in the place of those of ``src_tokens``.
+        """
         if src_tokens.size(1) > self.max_positions():
             raise ValueError(
                 f"{src_tokens.size(1)} tokens: expected at most {self.max_positions()}, the model's positions"
             )
         if segment_labels is None:
             segment_labels = self.segments(src_tokens)
-        embeddings = self.sentence_encoder.embed_tokens(src_tokens) + self.embed_segments(segment_labels)
+        if token_embeddings is None:
+            token_embeddings = self.sentence_encoder.embed_tokens(src_tokens)
+        embeddings = token_embeddings + self.embed_segments(segment_labels)
         return super().extract_features(src_tokens, return_all_hiddens, token_embeddings=embeddings)
 
     def segments(self, src_tokens: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def try_to_build(cls: type, args: object) -> None:
 
 
 def likeness(cls: type, args: object) -> nn.Module:
-    """A model of a class with one layer a stack and and parameters that have shapes but no memory."""
+    """A model of a class with one layer a stack and parameters that have shapes but no memory."""
     args = _with_one_layer(_complete(cls, args))
     task = _stand_in_task(cls, args)
     if MODEL_DATACLASS_REGISTRY.get(getattr(args, "_name", None)) or getattr(cls, "__dataclass", None) is not None:

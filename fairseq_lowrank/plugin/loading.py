@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gzip
 import importlib.abc
+import logging
 import lzma
 import operator
 import os
@@ -339,7 +340,7 @@ def keep_metadata() -> None:
             {name[len(kind) + 1 :]: value for name, value in values.items() if name.startswith(kind)}
             for values in (whole, getattr(whole, "_metadata", {}))
         )
-        with explained(UnfitComponent):
+        with explained():
             component.load_state_dict(WholeState(part, metadata), strict=strict)
         return component
 
@@ -384,19 +385,38 @@ def explain_unfit_checkpoints() -> None:
     models.BaseFairseqModel.load_state_dict = load_state_dict
 
 
-class UnfitComponent(Refused, RuntimeError):
-    """A component's state does not fit. Some of fairseq's models catch torch's RuntimeError here and go on with what fits."""
+class Unfit(Refused, RuntimeError):
+    """A state does not fit. Programs, some of fairseq's models among them, catch torch's RuntimeError and go on with what fits."""
 
 
 @contextlib.contextmanager
-def explained(refused: type[Refused] = Refused) -> Iterator[None]:
-    """Let torch's error about a state that does not fit say so in one line, as ``refused``."""
+def explained() -> Iterator[None]:
+    """Let torch's error about a state that does not fit say so in one line, as :class:`Unfit`."""
     try:
         yield
     except RuntimeError as error:
         if difference := differences(str(error)):
-            raise refused(difference) from error
+            raise Unfit(difference) from error
         raise
+
+
+# fairseq's RoBERTa leaves out the heads for classes of a checkpoint that its model has not; it does not know that for questions.
+def drop_heads_for_questions() -> None:
+    """Let a model that was fine-tuned on questions be fine-tuned on another task."""
+    upgrade = models.roberta.RobertaModel.upgrade_state_dict_named
+
+    @functools.wraps(upgrade)
+    def upgrade_state_dict_named(self, state_dict, name):
+        upgrade(self, state_dict, name)
+        head = f"{name}.span_head." if name else "span_head."
+        if not hasattr(self, "span_head") and (lost := [key for key in state_dict if key.startswith(head)]):
+            logging.getLogger(__name__).warning(
+                "leaving out the checkpoint's head for questions, which this task has not"
+            )
+            for key in lost:
+                del state_dict[key]
+
+    models.roberta.RobertaModel.upgrade_state_dict_named = upgrade_state_dict_named
 
 
 def differences(message: str) -> str | None:

@@ -121,6 +121,11 @@ def _check_embed_kernel(args: argparse.Namespace) -> None:
     }.items():
         if given:
             raise Refused(f"--embed-kernel {kernel} does not go with {flag}: it reads one embedding matrix")
+    if (noise := getattr(args, "quant_noise_scalar", 0)) > 0:
+        raise Refused(
+            f"--quant-noise-scalar {noise:g} does not go with --embed-kernel {kernel}: fairseq has no such noise for a convolution of "
+            "embeddings; expected 0, or --quant-noise-pq"
+        )
 
 
 def _check_quantisation_noise(args: argparse.Namespace) -> None:

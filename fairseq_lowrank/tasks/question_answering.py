@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import models
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.dataclass import FairseqDataclass
@@ -207,7 +206,7 @@ class QuestionAnsweringTask(FairseqTask):
     def build_model(self, cfg, from_checkpoint: bool = False):
         with open_dict(cfg) if OmegaConf.is_config(cfg) else contextlib.ExitStack():
             cfg.max_positions = self.cfg.max_positions
-        model = models.build_model(cfg, self, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)
         width = getattr(cfg, "encoder_embed_dim", None)
         if not hasattr(model, "classification_heads") or width is None:
             raise Refused(

@@ -13,6 +13,7 @@ from tiny_transformer import make_task, preset_flags, shake
 
 from fairseq_lowrank.analysis import architecture
 from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.models.question_answering import add_span_head
 
 SIZES = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"),
@@ -99,6 +100,29 @@ def test_pooled_output_and_sentence_logits_are_read_off_the_first_token():
     masked = torch.zeros_like(PAIR, dtype=torch.bool)
     masked[0, 2] = masked[2, 4] = True
     torch.testing.assert_close(model(PAIR, masked_tokens=masked)[0], logits[masked])
+
+
+def test_embeddings_of_tokens_may_be_given_as_to_roberta():
+    encoder = shake(build()).encoder
+    given = encoder.sentence_encoder.embed_tokens(PAIR)
+    plain, same, other = (
+        encoder.extract_features(PAIR, token_embeddings=one)[0]
+        for one in (None, given, given + torch.ones(16).cumsum(0))
+    )
+    assert same.equal(plain) and not other.isclose(plain).all(dim=2).any()
+
+
+@pytest.mark.parametrize("arch", ["lowrank_bert_base", "roberta_base"])
+def test_a_model_of_questions_goes_on_with_another_task(arch, caplog):
+    asked = add_span_head(shake(build(arch=arch)), 16)
+    other = build(arch=arch)
+    other.load_state_dict(dict(asked.state_dict()), strict=True)
+    assert "leaving out the checkpoint's head for questions" in caplog.text
+    for name, tensor in other.state_dict().items():
+        assert tensor.equal(asked.state_dict()[name]), name
+    again = add_span_head(build(arch=arch), 16)
+    again.load_state_dict(dict(asked.state_dict()), strict=True)
+    assert again.span_head.out_proj.weight.equal(asked.span_head.out_proj.weight)
 
 
 def test_padding_changes_nothing():

@@ -51,6 +51,19 @@ def test_a_state_that_lost_its_mixing_is_refused_in_one_line(way, lost, task, tm
         build(ARCH, *SIZES, "--attention", "mixhead-b", task=task).load_state_dict(state, strict=True)
 
 
+@pytest.mark.parametrize("flags", [[], ["--attention", "mixhead-b"]])
+def test_what_does_not_fit_is_caught_as_torchs_error_and_as_a_value_that_is_refused(task, flags):
+    arch = ARCH.removeprefix("" if flags else "lowrank_")
+    model = build(arch, *SIZES, *flags, task=task)
+    state = dict(model.state_dict())
+    del state["decoder.layers.0.fc1.weight"]
+    for kind in (RuntimeError, ValueError):
+        with pytest.raises(
+            kind, match=r"^The checkpoint is of another model: only the model has decoder\.layers\.0\.fc1"
+        ):
+            model.load_state_dict(state)
+
+
 def test_it_is_refused_where_only_some_layers_are_kept_of_it(task):
     keep = ("--encoder-layers-to-keep", "1", "--decoder-layers-to-keep", "0", "--attention", "mixhead-b")
     for lost, refused in ("encoder.layers.1.self_attn.mixing", True), ("encoder.layers.0.self_attn.mixing", False):
