@@ -66,7 +66,7 @@ class AttentionCall(Part):
             ValueError: shapes that do not fit together, or values out of range.
         """
         self.scores.check()
-        shape = batch, heads, _, keys = tuple(self.scores.shape)
+        shape = batch, heads, queries, keys = tuple(self.scores.shape)
         v, mask = self.v, self.mask
         if v.dim() != 4 or v.size(0) != batch or v.size(2) != keys or v.size(1) < 1 or heads % v.size(1):
             raise ValueError(
@@ -81,6 +81,10 @@ class AttentionCall(Part):
             raise ValueError(
                 f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [{batch}, {keys}]"
             )
+        if mask.repeats != 1 and (mask.repeats < 1 or queries % mask.repeats):
+            raise ValueError(f"mask.repeats={mask.repeats}: expected a number that divides the {queries} queries")
+        if mask.appended != 0 and not 0 <= mask.appended <= keys:
+            raise ValueError(f"mask.appended={mask.appended}: expected 0 to {keys}, the number of keys")
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
                 continue

@@ -44,7 +44,8 @@ def compute(call: AttentionCall, backend: Recomputing) -> Tensor:
     blocks = call if call.mixes_weights else replace(call, mixing=None)
     if not call.v.is_meta and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        blocks = replace(blocks, scores=call.scores.changed(lambda tensor: tensor.to(dtype)), v=call.v.to(dtype))
+        scores = call.scores.changed(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        blocks = replace(blocks, scores=scores, v=call.v.to(dtype))
     # From the CPU's generator whatever the device: nothing waits for a GPU, and checkpointed layers restore it.
     seed = torch.randint(2**62, (), device="cpu") if call.dropout_p else None
     layout, tensors, numbers = taken_apart(blocks)

@@ -49,6 +49,10 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
             {"mask": AttentionMask(key_padding=torch.zeros(2, 4, dtype=torch.bool))},
             r"mask.key_padding of shape \[2, 4\] and torch.bool: expected bool \[2, 5\]",
         ),
+        ({"mask": AttentionMask(True, repeats=3)}, r"mask.repeats=3: expected a number that divides the 4 queries"),
+        ({"mask": AttentionMask(True, repeats=0)}, r"mask.repeats=0: expected a number that divides the 4 queries"),
+        ({"mask": AttentionMask(True, appended=6)}, r"mask.appended=6: expected 0 to 5, the number of keys"),
+        ({"mask": AttentionMask(True, appended=-1)}, r"mask.appended=-1: expected 0 to 5, the number of keys"),
         (
             {"mask": AttentionMask(additive=torch.zeros(4, 4))},
             r"mask.additive of shape \[4, 4\] does not broadcast to scores \[2, 3, 4, 5\]",

@@ -87,6 +87,43 @@ def test_scores_from_outside_compute_and_differentiate(activation):
         attention(call, "sdpa")
 
 
+@dataclass(frozen=True)
+class Table(Part):
+    """A row of numbers a head, and which of them each query and key have."""
+
+    weight: torch.Tensor  # [H, N]
+    index: torch.Tensor  # [T, S]
+
+    @property
+    def shape(self):
+        return 1, len(self.weight), *self.index.shape
+
+    def check(self):
+        assert not self.index.is_floating_point()
+
+    def full(self):
+        return self.weight[:, self.index][None]
+
+    def blocks(self, work):
+        return TableBlocks(self)
+
+
+class TableBlocks:
+    def __init__(self, scores):
+        self.scores = scores
+
+    def forward(self, block, out):
+        out.copy_(self.scores.weight[:, self.scores.index[block.rows, : block.keys]][None])
+
+
+def test_numbers_by_which_scores_from_outside_look_up_stay_whole_under_autocast():
+    weight, v = normal(2, 300).detach().float(), normal(1, 2, 300, 3, seed=1).detach().float()
+    call = AttentionCall(Table(weight, torch.arange(300).flip(0).repeat(5, 1)), v)
+    with torch.autocast("cpu", torch.bfloat16):
+        blocked, reference = (attention(call, backend)[0].float() for backend in ("blocked", "reference"))
+    torch.testing.assert_close(blocked, reference, atol=0.02, rtol=0.02)
+
+
 def test_scores_from_outside_are_penalised():
     slopes = normal(3)
     weight = normal(3, 3, seed=1)
