@@ -88,7 +88,7 @@ class Saved(NamedTuple):
     def reordered(self, order: Tensor) -> Saved:
         """With the batch entries ``order``."""
         # Not asked of a GPU, where the answer would take longer than the copy.
-        if order.device.type == "cpu" and torch.equal(order, torch.arange(self.batch)):
+        if order.device.type == "cpu" and torch.equal(order, torch.arange(self.batch, device=order.device)):
             return self
         padding = None if self.padding is None else self.padding.index_select(0, order)
         if self.cache is not None and self.cache.continues(list(self.tensors.values())):
@@ -144,8 +144,10 @@ class Decoding(nn.Module):
         """What keys and values are made of, joined with what is saved, and its padding."""
         saved = self.saved(state)
         if key is None or value is None:
-            if saved is None:
-                raise ValueError("key and value may be None only where incremental_state holds saved ones")
+            if saved is None or key is not None or value is not None:
+                raise ValueError(
+                    "key and value may be None only where incremental_state holds saved ones, and only together"
+                )
             return saved.tensors, saved.padding
         memory = self.score.project_memory(self, key, value)
         if state is None:

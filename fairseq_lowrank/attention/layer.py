@@ -251,10 +251,10 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         **asked: bool,
     ) -> AttentionCall:
         """What is asked of attention; with ``whole_scores`` the scores have what the activation would cancel too."""
-        # One query for all heads attends once, its heads being copies of each other, unless something tells them apart or
-        # compares them.
+        # One query for all heads attends once, its heads being copies of each other, unless something tells them apart, as
+        # dropout does, or compares them.
         mixes = self.score_mixing is not None or self.mixing is not None
-        if mixes or mask.differs_by_head or self.regulariser is not None:
+        if mixes or dropout_p or mask.differs_by_head or self.regulariser is not None:
             q = q.expand(-1, self.num_heads, -1, -1)
         parts = self._parts(q)
         whole_scores = whole_scores or not ACTIVATIONS[self.spec.activation].shift_invariant

@@ -106,6 +106,14 @@ def sigsoftmax(logits: Tensor, dim: int = -1) -> Tensor:
     return activate(logits.movedim(dim, -1), "sigsoftmax").movedim(-1, dim).to(logits.dtype)
 
 
+def dtype_of_operations(tensor: Tensor) -> torch.dtype:
+    """That in which operations take ``tensor``: its own, or what autocast makes of floats other than float64 on its device."""
+    own, device = tensor.dtype, tensor.device.type
+    if tensor.is_meta or own == torch.float64 or not own.is_floating_point or not torch.is_autocast_enabled(device):
+        return own
+    return torch.get_autocast_dtype(device)
+
+
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
     """A block in which autocast leaves operations on the device of ``tensor`` alone (the meta device has none)."""
     return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)

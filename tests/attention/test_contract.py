@@ -120,6 +120,15 @@ def test_a_query_that_does_not_fit_is_refused(make, inputs):
         make()(inputs(5, 4, 12), x, x)
 
 
+def test_a_key_without_a_value_is_refused_in_every_step(make, inputs):
+    layer, x, state = make(self_attention=True).eval(), inputs(1, 2, 12), {}
+    with torch.no_grad():
+        layer(x, x, x, incremental_state=state)
+        for key, value in ((x, None), (None, x)):
+            with pytest.raises(ValueError, match=r"key and value may be None .* only together"):
+                layer(x, key, value, incremental_state=state)
+
+
 def test_missing_keys_are_refused_unless_saved(make, inputs):
     layer, x = make(encoder_decoder_attention=True), inputs(4, 2, 12)
     for state in (None, {}):
@@ -147,7 +156,31 @@ def test_an_additive_value_embedding_enters_as_often_as_its_row_keeps_weight(mak
     assert {2, 3, 4} <= set(kept[..., 0].round().int().flatten().tolist()) <= {0, 1, 2, 3, 4}
 
 
-@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "talking-heads", "mhe-mul", "sha", "mqa"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "blocked"])
+@pytest.mark.parametrize("axes", [{}, {"score": "synthesizer-dense", "max_positions": 8, "synthesizer_heads": 1}])
+def test_dropout_is_drawn_for_each_head_where_heads_are_copies_too(axes, backend):
+    layer = build_attention("sha", 8, 4, dropout=0.5, self_attention=True, backend=backend, **axes)
+    torch.nn.init.eye_(layer.out_proj.weight)
+    x = torch.randn(6, 3, 8, generator=torch.Generator().manual_seed(1))
+
+    def heads():
+        return layer(x, x, x, need_weights=False)[0].unflatten(2, (4, 2)).detach()
+
+    alike = layer.eval() and heads()
+    torch.testing.assert_close(alike, alike[:, :, :1].expand_as(alike))
+    layer.train()
+    torch.manual_seed(1)
+    first = heads()
+    assert all((first[:, :, one] != first[:, :, other]).any() for one in range(4) for other in range(one))
+    # so what looks on changes no draw
+    layer.regulariser = lambda attended: attended.heads
+    torch.manual_seed(1)
+    torch.testing.assert_close(heads(), first)
+
+
+@pytest.mark.parametrize(
+    "preset", ["mha", "mixhead-a", "mixhead-b", "talking-heads", "mhe-mul", "mhe-add", "sha", "mqa"]
+)
 @pytest.mark.parametrize(("queries", "keys", "batch"), [(3, 3, 0), (0, 3, 2), (3, 0, 2), (0, 0, 2)])
 def test_nothing_attends_to_nothing(preset, queries, keys, batch, make, inputs, device):
     layer = make(preset, self_attention=queries == keys)

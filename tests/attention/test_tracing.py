@@ -59,6 +59,17 @@ def test_a_layer_compiles_as_one_graph(preset, lengths):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "talking-heads"])
+def test_a_layer_compiles_as_one_graph_under_autocast(preset):
+    model = Causal(preset)
+    run, (x, padding) = compiled(model), inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = model(x, padding), run(x, padding)
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    for one, other in zip(gradients(found, x, model), gradients(expected, x, model), strict=True):
+        torch.testing.assert_close(one, other, atol=0.02 * other.abs().max().item() + 1e-3, rtol=0.05)
+
+
 def test_dropout_compiles_and_differs_from_call_to_call():
     model = Causal("mixhead-b", dropout=0.5).train()
     run, (x, padding) = compiled(model), inputs()

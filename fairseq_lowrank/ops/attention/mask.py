@@ -98,17 +98,17 @@ class AttentionMask(Part):
             return visible.any(dim=1)[:, None, None, None]
         # The number of visible keys up to that of each query, which lies before the first where T > S.
         counted = visible[:, : num_keys - self.appended].cumsum(dim=1)
-        seen = F.pad(counted, (positions, 0))[:, -positions:] > 0
+        seen = F.pad(counted, (positions, 0))[:, counted.size(1) :] > 0
         if self.appended:
             seen = seen | visible[:, -self.appended :].any(dim=1, keepdim=True)
         return seen.repeat(1, self.repeats)[:, None, :, None]
 
-    def dense(self, q: Tensor, num_keys: int) -> Tensor | None:
-        """All parts as one additive float tensor in the dtype of q ``[B, H, T, D]``, broadcastable to ``[B, H, T, S]``."""
+    def dense(self, q: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor | None:
+        """All parts as one additive float tensor for q ``[B, H, T, D]``, in ``dtype``, broadcastable to ``[B, H, T, S]``."""
         hidden, bias = self.hidden(q.size(2), num_keys, q.device), self.bias
         if hidden is None:
             return None
-        base = q.new_zeros(()) if bias is None else narrowed(bias, q.dtype)
+        base = q.new_zeros((), dtype=dtype) if bias is None else narrowed(bias, dtype)
         return torch.where(hidden, float("-inf"), base)
 
 

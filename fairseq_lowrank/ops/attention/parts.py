@@ -20,8 +20,13 @@ class Part:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same with every tensor, of its parts too, put through ``change``."""
-        layout, tensors, numbers = taken_apart(self)
-        return put_together(layout, [change(tensor) for tensor in tensors], numbers)
+
+        def of(value: object) -> object:
+            if isinstance(value, Part):
+                return value.changed(change)
+            return change(value) if isinstance(value, Tensor) else value
+
+        return type(self)(*[of(getattr(self, name)) for name in type(self).__dataclass_fields__])
 
 
 def taken_apart(part: Part) -> tuple[str, list[Tensor], list[float]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.ops.activation import dtype_of_operations
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.parts import is_traced, put_together, taken_apart
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
@@ -38,14 +39,13 @@ class Recomputing(NamedTuple):
 
 def compute(call: AttentionCall, backend: Recomputing) -> Tensor:
     """The heads ``[B, H, T, Dv]``, differentiable; under a compiler, an export and on the meta device by an operator."""
-    traced, device = is_traced(call.v), call.v.device.type
+    traced = is_traced(call.v)
     if not traced:
         refuse_transforms(backend.message)
     blocks = call if call.mixes_weights else replace(call, mixing=None)
-    if not call.v.is_meta and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        scores = call.scores.changed(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
-        blocks = replace(blocks, scores=scores, v=call.v.to(dtype))
+    if not call.v.is_meta and torch.is_autocast_enabled(call.v.device.type):
+        scores = call.scores.changed(lambda tensor: tensor.to(dtype_of_operations(tensor)))
+        blocks = replace(blocks, scores=scores, v=call.v.to(dtype_of_operations(call.v)))
     # From the CPU's generator whatever the device: nothing waits for a GPU, and checkpointed layers restore it.
     seed = torch.randint(2**62, (), device="cpu") if call.dropout_p else None
     layout, tensors, numbers = taken_apart(blocks)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_efficient_attention, can_use_flash_attention
 
-from fairseq_lowrank.ops.activation import without_autocast
+from fairseq_lowrank.ops.activation import dtype_of_operations, without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import narrowed
 from fairseq_lowrank.ops.attention.parts import is_traced
@@ -53,9 +53,10 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     causal = hides_later_keys(call) and not needs_causal_tensor(call)
     if causal or not hides_later_keys(call):
         mask = replace(mask, causal=False)
-    dense = mask.dense(q, k.size(2))
+    dtype = dtype_of_operations(q)
+    dense = mask.dense(q, k.size(2), dtype)
     if call.score_bias is not None:
-        bias = narrowed(call.score_bias, q.dtype)
+        bias = narrowed(call.score_bias, dtype)
         dense = bias if dense is None else dense + bias
     attend = partial(_attend, mask=dense, dropout_p=call.dropout_p, is_causal=causal, scale=call.scores.factor)
     heads = _mixed(call, attend) if call.mixes_weights else call.scaled(attend(q, k, v))

@@ -80,7 +80,7 @@ def test_an_attention_mask_says_the_same_in_all_its_forms(data, device):
         hidden(problem).to(device), -torch.inf
     )
     expected = expected + bias
-    dense = mask.dense(problem["q"], keys)
+    dense = mask.dense(problem["q"], keys, problem["q"].dtype)
     assert torch.equal(
         torch.zeros(shape, dtype=torch.float64, device=device) + (0 if dense is None else dense), expected
     )

@@ -124,6 +124,15 @@ def test_numbers_by_which_scores_from_outside_look_up_stay_whole_under_autocast(
     torch.testing.assert_close(blocked, reference, atol=0.02, rtol=0.02)
 
 
+def test_float64_stays_float64_under_autocast_as_autocast_has_it():
+    q, k, v = (normal(2, 2, 150, 3, seed=seed) for seed in range(3))
+    call = AttentionCall(DotProduct(q, k), v, AttentionMask(True))
+    expected = attention(call, "reference")[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(call, "blocked")[0]
+    torch.testing.assert_close(found, expected)
+
+
 def test_scores_from_outside_are_penalised():
     slopes = normal(3)
     weight = normal(3, 3, seed=1)
