@@ -38,7 +38,8 @@ def build_attention(
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
-        device: where the parameters are made, by default on torch's default device.
+        device: where the parameters are made, by default on torch's default device. On 'meta' they have no values: load a state
+            after ``to_empty``, since ``reset_parameters`` starts the projections alone.
         dtype: of the parameters, by default torch's default dtype.
         axes: axis values that win over the preset's; ``None`` leaves the preset's.
 
