@@ -282,10 +282,8 @@ def test_the_vocabulary_bottleneck_is_the_loss_on_blocks_with_learned_positions(
 
 def test_a_work_folder_is_made_absolute_or_refused_where_fairseq_would_split_it(recipe):
     said = recipe("brown/compare.sh", LOWRANK_WORK="out").stdout
-    [folder] = {
-        command[command.index("--save-dir") + 1].split("/runs/")[0] for command in commands(said, "fairseq-train")
-    }
-    assert folder == f"{os.getcwd()}/out"
+    for command in commands(said, "fairseq-train"):
+        assert command[command.index("--save-dir") + 1].startswith(f"{os.getcwd()}/out/runs/")
     for name in ("/tmp/a,b", "/tmp/a:b"):
         refused = shell("brown/compare.sh", LOWRANK_WORK=name, DRY_RUN=1)
         assert refused.returncode == 2

@@ -130,6 +130,7 @@ def test_a_damaged_note_or_a_training_without_a_best_checkpoint_is_refused_in_on
     (run.folder / "run.json").write_text('{"flags": 3}')
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         train(run, settings())
+    (run.folder / "run.json").unlink()
     run.last.parent.mkdir()
     run.last.touch()
     run.log.write_text("+ fairseq-train\n2026 | INFO | fairseq_cli.train | done training in 3.0 seconds\n")
