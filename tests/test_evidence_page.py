@@ -161,10 +161,9 @@ NEAREST_POINT = {
 def test_each_row_of_the_nearest_point_is_printed_as_recorded():
     found = lines("evidence-nearest-point.jsonl")
     for row in table("Results of the nearest point", "row", "squared error"):
+        name = NEAREST_POINT.get(row["row"], f"h8-{row['row'].replace(' ', '-')}")
         if heads := re.fullmatch(r"(.+), (\d+) heads of \d+", row["row"]):
-            name = f"h{heads[2]}-{heads[1]}"
-        else:
-            name = NEAREST_POINT.get(row["row"], f"h8-{row['row'].replace(' ', '-')}")
+            name = f"h{heads[2]}-{NEAREST_POINT.get(heads[1], f'h8-{heads[1]}').removeprefix('h8-').replace(' ', '-')}"
         values = [line["value"] for _, line in sorted(found["nearest-point", name].items())]
         cells = row["squared error"].split(", ")
         if len(cells) == 1:
