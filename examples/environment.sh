@@ -4,16 +4,13 @@ shopt -s inherit_errexit
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export LOWRANK_DATA="${LOWRANK_DATA:-$ROOT/../shared/data}"                            # published corpora
 export LOWRANK_WORK="${LOWRANK_WORK:-${XDG_CACHE_HOME:-$HOME/.cache}/fairseq_lowrank}" # what we make of them
-# glibc would give the memory of every large tensor back and fetch it again page by page: 8% of the time of a CPU run.
+[[ "$LOWRANK_WORK" = /* ]] || LOWRANK_WORK="$PWD/$LOWRANK_WORK" # checkpoints and logs name it
+if [[ "$LOWRANK_WORK" = *[,:]* ]]; then
+    echo "LOWRANK_WORK=$LOWRANK_WORK: expected a folder without ',' and ':', at which fairseq splits its paths" >&2
+    exit 2
+fi
 export PYTHONSAFEPATH=1 # what lies in the current folder is not imported
-case "$LOWRANK_WORK" in
-    *[,:]*)
-        echo "LOWRANK_WORK=$LOWRANK_WORK: expected a folder without ',' and ':', at which fairseq splits its paths" >&2
-        exit 2
-        ;;
-    /*) ;;
-    *) LOWRANK_WORK="$PWD/$LOWRANK_WORK" ;; # checkpoints and logs name it
-esac
+# glibc would give the memory of every large tensor back and fetch it again page by page: 8% of the time of a CPU run.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592}"
 if [ -x "$ROOT/.venv/bin/python" ]; then
     export PATH="$ROOT/.venv/bin:$PATH" PYTHONPATH="$ROOT" # a path from outside would hide what is pinned there

@@ -121,7 +121,7 @@ def test_a_query_that_does_not_fit_is_refused(make, inputs):
 
 
 def test_a_key_without_a_value_is_refused_in_every_step(make, inputs):
-    layer, x, state = make(self_attention=True).eval(), inputs(1, 2, 12), {}
+    layer, x, state = make(self_attention=True).train(False), inputs(1, 2, 12), {}
     with torch.no_grad():
         layer(x, x, x, incremental_state=state)
         for key, value in ((x, None), (None, x)):
@@ -166,7 +166,8 @@ def test_dropout_is_drawn_for_each_head_where_heads_are_copies_too(axes, backend
     def heads():
         return layer(x, x, x, need_weights=False)[0].unflatten(2, (4, 2)).detach()
 
-    alike = layer.eval() and heads()
+    layer.train(False)
+    alike = heads()
     torch.testing.assert_close(alike, alike[:, :, :1].expand_as(alike))
     layer.train()
     torch.manual_seed(1)
