@@ -3,6 +3,7 @@
 Lines may be there that the page does not tell of yet: they are recorded as each run ends.
 """
 
+import csv
 import json
 import math
 import re
@@ -143,6 +144,29 @@ def test_named_contrasts_are_printed_as_they_come_out(heading, of):
         assert row["seeds above 0"] == f"{outcome['positive']} of {outcome['seeds']}"
         for cell, value in zip(list(row.values())[-2:], (outcome["t"], outcome["t_holm"]), strict=True):
             assert not cell if value is None else prints(cell, value), outcome
+
+
+CONTROLS = {  # columns of the tables of effective ranks, and the labels of `spectrum --random-mixing` behind a row's name
+    "without mixing": ", without mixing",
+    "random M": ", random M",
+    "random off-diagonal": ", random off-diagonal",
+    "M shuffled": ", shuffled off-diagonal",
+    "learned M": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("heading", "name"), [("Results of the fast start", "h32-mixhead-a-2e-3"), (ABOVE, "h32-mixhead-a")]
+)
+def test_effective_ranks_are_printed_as_recorded(heading, name):
+    seed = 3  # of the one training whose table has no column for it
+    for row in table(heading, "site", *CONTROLS):
+        seed = int(row.get("seed") or seed)
+        with (RESULTS / "evidence-spectra" / f"{name}-seed{seed}.csv").open(newline="", encoding="utf-8") as file:
+            layers = [line for line in csv.DictReader(file) if line["site"] == row["site"] and not line["head"]]
+        for column, control in CONTROLS.items():
+            ranks = [float(line["effective_rank"]) for line in layers if line["label"] == name + control]
+            assert prints(row[column], fmean(ranks)), (seed, row["site"], column, fmean(ranks))
 
 
 NEAREST_POINT = {

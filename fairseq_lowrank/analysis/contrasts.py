@@ -43,9 +43,13 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
 
 
 def _losses(line: dict) -> list[dict]:
-    """A training's losses a sentence, on training pairs (`fit`), the validation and the test set, as lines of metric `bits`."""
+    """A training's losses a sentence, on training pairs (`fit`), the validation and the test set, as lines of metric `bits`.
+
+    They do not depend on how the model was made to translate, which is what `scoring` says.
+    """
+    kept = {name: value for name, value in line.items() if name != "scoring"}
     return [
-        {**line, "metric": "bits", "split": split, "value": found["bits"], "sentence_values": found["sentence_values"]}
+        {**kept, "metric": "bits", "split": split, "value": found["bits"], "sentence_values": found["sentence_values"]}
         for split, found in line.get("losses", {}).items()
     ]
 
@@ -91,10 +95,13 @@ def between(
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
         found = [scores(lines, row, logarithm=logarithm) for row in rows]
         _check_sentences(lines, rows)
-        if len(rows) == 2:
-            comparison = statistics.compare(*found, draws=draws)
-        else:
-            comparison = statistics.compare_interaction(found[:2], found[2:], draws=draws)
+        try:
+            if len(rows) == 2:
+                comparison = statistics.compare(*found, draws=draws)
+            else:
+                comparison = statistics.compare_interaction(found[:2], found[2:], draws=draws)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
         metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
         unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
         return Contrast(name, unit, comparison, _notes(lines, rows))
@@ -145,18 +152,27 @@ def read_named(path: Path, table: str) -> list[Named]:
 
 
 def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statistics.DRAWS) -> list[Contrast]:
-    """The named contrasts, in their order; one whose rows were not all run stands there without a comparison.
+    """The named contrasts, in their order; one whose rows were not all run, or under no common seed, stands there without a comparison.
 
     Raises:
         ValueError: see :func:`~fairseq_lowrank.analysis.statistics.differences`.
     """
-    result = []
+    run, result = {line["row"] for line in lines}, []
     for one in named:
         chosen = [line for line in lines if (line["metric"], line["split"]) == (one.metric, one.split)]
         name = f"{one.name}, {one.split} ({one.prediction})"
-        there = {line["row"] for line in chosen}
-        if missing := [row for row in one.rows if row not in there]:
-            result.append(Contrast(name, one.metric, None, (f"not run yet: {', '.join(missing)}",)))
+        seeds = {row: {line["seed"] for line in chosen if line["row"] == row} for row in one.rows}
+        if missing := [row for row in seeds if not seeds[row]]:
+            states = {"not run yet": [row for row in missing if row not in run]}
+            states[f"run, without {one.metric} of {one.split}"] = [row for row in missing if row in run]
+            notes = tuple(f"{state}: {', '.join(rows)}" for state, rows in states.items() if rows)
+        elif not set.intersection(*seeds.values()):
+            shown = "; ".join(f"{row}: {', '.join(map(str, sorted(found)))}" for row, found in seeds.items())
+            notes = (f"no seed that every row has ({shown})",)
+        else:
+            notes = ()
+        if notes:
+            result.append(Contrast(name, one.metric, None, notes))
             continue
         rows = [[one.rows], []] if len(one.rows) == 2 else [[], [one.rows]]
         [contrast] = between(chosen, *rows, draws=draws)
@@ -185,6 +201,9 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     for name in ("metric", "paper", "table", "corpus", "split", "updates"):
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
+    # older lines do not say how they were scored
+    if len(ways := {line["scoring"] or "no flags" for line in chosen if "scoring" in line}) > 1:
+        notes.append(f"lines were scored in different ways: {'; '.join(sorted(ways))}")
     commits = {str(origin.get("commit") or "unknown") for line in chosen for origin in origins(line)}
     if len(commits) > 1:
         notes.append(f"lines of several commits: {', '.join(sorted(commit[:10] for commit in commits))}")
@@ -237,7 +256,7 @@ def draw(rows: Sequence[dict]):
     """Each of :func:`as_rows` as a line: its 95 % interval, its mean, and hollow the mean of each seed; 0 is no difference."""
     from fairseq_lowrank.analysis import pictures
 
-    names = [row["contrast"] if row["mean"] is not None else f"{row['contrast']}: not run yet" for row in rows]
+    names = [row["contrast"] if row["mean"] is not None else f"{row['contrast']}: no result yet" for row in rows]
     names = [textwrap.fill(pictures.plain(name), 60) for name in names]
     lines = sum(1 + name.count("\n") for name in names)
     figure, axes = pictures.new_figure(8.0, 0.9 + 0.18 * len(rows) + 0.16 * lines)

@@ -53,9 +53,11 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     if not args.pair and not args.interaction and not args.contrasts:
         raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
-    if args.contrasts and (args.pair or args.interaction or args.logarithm or not args.table):
+    chosen_otherwise = args.pair or args.interaction or args.logarithm or args.metric or args.split
+    if args.contrasts and (chosen_otherwise or not args.table):
         raise ValueError(
-            f"--contrasts {args.contrasts}: expected --table beside it, and no --pair, --interaction or --logarithm"
+            f"--contrasts {args.contrasts}: expected --table beside it, and no --pair, --interaction, --logarithm, --metric "
+            "or --split, which the file chooses"
         )
 
     from fairseq_lowrank.analysis import contrasts

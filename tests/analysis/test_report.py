@@ -303,6 +303,16 @@ def test_ratios_compare_rows_that_differ_in_the_preset_alone():
     assert "prr" not in smoke["h4-mixhead-a"]["ours"]["scores"][0]
 
 
+def test_ratios_are_of_the_seeds_that_both_rows_have():
+    lines = [line("h4-mha", 30.0), line("h4-mha", 20.0, seed=2), line("h4-mixhead-a", 29.0)]
+    ours = only(lines)["h4-mixhead-a"]["ours"]
+    assert ours["scores"][0]["prr"] == pytest.approx(100 * 29 / 30)
+    assert ours["left_out"] == ["of PRR, for not both rows have it: seed 2"]
+    apart = only([line("h4-mha", 30.0), line("h4-mixhead-a", 29.0, seed=2)])["h4-mixhead-a"]["ours"]
+    assert "prr" not in apart["scores"][0]
+    assert only([line("h4-mha", 30.0), line("h4-mixhead-a", 29.0)])["h4-mixhead-a"]["ours"]["left_out"] == []
+
+
 @pytest.mark.parametrize(("updates", "compared"), [(50_000, True), (40_000, True), (500, False)])
 def test_ratios_compare_rows_that_were_trained_about_as_long(updates, compared):
     flags = {"flags": "--max-update 50000"}

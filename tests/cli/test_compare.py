@@ -180,7 +180,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
 def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
     asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
     [axes] = compare.figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test (> 0): not run yet"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test (> 0): no result yet"]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +191,7 @@ def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, ca
         (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has it"),
         (["--pair", "zero", "mha", "--logarithm"], "--logarithm needs values above 0"),
         (["--pair", "two", "mha"], "lines of several metrics: choose one with --metric bleu|loss"),
+        (["--pair", "mha", "late"], "mha − late: no common seed: [1, 2, 3] and [7]"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, arguments, message):
@@ -199,6 +200,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, argume
     if "two" in arguments:
         write(path, {"two": {1: 1.0}})
         write(path, {"two": {1: 1.0}}, metric="bleu")
+    write(path, {"late": {7: 1.0}} if "late" in arguments else {})
     if "zero" in arguments:
         write(path, {"zero": {1: 0.0}})
     assert cli.main(["compare", str(path), *arguments]) == 2
@@ -212,6 +214,22 @@ def test_a_broken_line_is_named_and_left_out(tmp_path, capsys):
     write(path, {"a": {2: 1.0}})
     assert cli.main(["compare", str(path), "--pair", "a", "a"]) == 0
     assert f'{path}, line 1: value is "high", expected a number' in capsys.readouterr().err
+
+
+def test_rows_that_were_scored_in_different_ways_are_said_to_be(tmp_path, capsys):
+    path, losses = tmp_path / "a.jsonl", {"fit": {"bits": 2, "sentence_values": [1, 3]}}
+    write(path, {"a": {1: 30.0, 2: 31.0}}, metric="sacrebleu", scoring="--beam 5", losses=losses)
+    write(path, {"b": {1: 29.0}}, metric="sacrebleu", losses=losses)  # of before lines said so
+    write(path, {"b": {2: 29.5}}, metric="sacrebleu", scoring="--beam 5", losses=losses)
+
+    def said(metric):
+        (row,) = compared(capsys, str(path), "--metric", metric, "--pair", "a", "b")
+        return [note for note in row["notes"] if "scored" in note]
+
+    assert said("sacrebleu") == []
+    write(path, {"b": {2: 29.5}}, metric="sacrebleu", scoring="", losses=losses)
+    assert said("sacrebleu") == ["lines were scored in different ways: --beam 5; no flags"]
+    assert said("bits") == []
 
 
 def named(path, *contrasts):
@@ -250,6 +268,16 @@ def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path,
     assert "not run, test (> 0): not run yet: mhe-mul" in capsys.readouterr().out
 
 
+def test_a_named_contrast_that_cannot_be_made_yet_says_why_and_leaves_the_others_theirs(tmp_path, capsys):
+    lines = write(tmp_path / "a.jsonl", {"a": {1: 1.0}, "b": {2: 1.0}, "c": {1: 0.5}})
+    other_metric = {"name": "other metric", "rows": ["a", "c"], "metric": "bits"}
+    pairs = [{"name": "apart", "rows": ["a", "b"]}, other_metric, {"name": "complete", "rows": ["a", "c"]}]
+    apart, other, complete = compared(capsys, lines, *named(tmp_path / "named.json", *pairs))
+    assert (apart["mean"], apart["notes"]) == (None, ["no seed that every row has (a: 1; b: 2)"])
+    assert (other["mean"], other["notes"]) == (None, ["run, without bits of test: a, c"])
+    assert complete["mean"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
@@ -258,6 +286,12 @@ def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path,
         ('{"t": [', ["--table", "t"], "expected a JSON file"),
         ('{"t": []}', [], "expected --table beside it"),
         ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "no --pair"),
+        ('{"t": []}', ["--table", "t", "--split", "fit"], "no --pair, --interaction, --logarithm, --metric or --split"),
+        (
+            '{"t": []}',
+            ["--table", "t", "--metric", "bits"],
+            "no --pair, --interaction, --logarithm, --metric or --split",
+        ),
     ],
 )
 def test_a_file_that_names_no_contrasts_is_refused_in_one_line(tmp_path, capsys, content, arguments, message):

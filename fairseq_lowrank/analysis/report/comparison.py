@@ -171,7 +171,6 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         for where, value in scores_of(line, published).items():
             by_seed.setdefault(where, {})[line["seed"]] = value
     add_averages(by_seed)
-    values = {where: list(found.values()) for where, found in by_seed.items()}
     # A speed says something only of a training that had the machine to itself.
     speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
     last = list(latest.values())[-1]
@@ -189,10 +188,11 @@ def collect(lines: list[dict], published: dict | None) -> dict:
             {
                 "metric": metric,
                 "split": split,
-                "mean": statistics.fmean(found),
-                "spread": statistics.stdev(found) if len(found) > 1 else None,
+                "mean": statistics.fmean(found.values()),
+                "spread": statistics.stdev(found.values()) if len(found) > 1 else None,
+                "by_seed": found,
             }
-            for (metric, split), found in values.items()
+            for (metric, split), found in by_seed.items()
         ],
         "other_scale": scale,
         "curves": [
@@ -321,7 +321,10 @@ def size_and_method(row: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """PRR and PEoP of our rows, each against the row that differs from it in the preset alone and was trained about as long."""
+    """PRR and PEoP of our rows, each against the row that differs from it in the preset alone and was trained about as long.
+
+    They are of the seeds that both rows have; where these are not all, the row's `left_out` says so.
+    """
     by_name = {(canonical_row(row["row"]), row["ours"]["smoke"]): row["ours"] for row in rows if row["ours"]}
 
     for row in rows:
@@ -338,11 +341,12 @@ def add_ratios(rows: list[dict]) -> None:
         for score in row["ours"]["scores"]:
             if family(score["metric"]) in LOWER_IS_BETTER:
                 continue
-            if (baseline := score_like(mha, score)) is not None and preset != "mha":
-                score["prr"] = prr(score["mean"], baseline)
+            if preset != "mha" and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
+                score["prr"] = prr(*means)
             counts = row["ours"]["attention_parameters"], sha and sha["attention_parameters"]
-            if (baseline := score_like(sha, score)) is not None and all(counts) and counts[0] != counts[1]:
-                score["peop"] = peop(score["mean"], baseline, *counts)
+            comparable = sha and all(counts) and counts[0] != counts[1]
+            if comparable and (means := means_of_common_seeds("PEoP", row["ours"], score, sha)):
+                score["peop"] = peop(*means, *counts)
 
 
 def share(ours: dict) -> float:
@@ -353,8 +357,21 @@ def share(ours: dict) -> float:
     return min((updates / wanted for updates, wanted in counts), default=1.0)
 
 
-def score_like(ours: dict | None, score: dict) -> float | None:
-    """The mean of another row's score of the same metric and split."""
-    scores = ours["scores"] if ours else []
-    same = [other["mean"] for other in scores if all(other[key] == score[key] for key in ("metric", "split"))]
-    return same[0] if same and same[0] > 0 else None
+def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | None) -> tuple[float, float] | None:
+    """A score's mean and that of the same metric and split of another row, over the seeds that both have.
+
+    None where there is no such seed, or the other mean is not above 0. What is left out of the ratio is said in ``ours``.
+    """
+    key = score["metric"], score["split"]
+    found = next(
+        (one["by_seed"] for one in (other or {}).get("scores", ()) if (one["metric"], one["split"]) == key), {}
+    )
+    common = score["by_seed"].keys() & found.keys()
+    apart = score["by_seed"].keys() ^ found.keys()
+    means = (
+        [statistics.fmean(values[seed] for seed in common) for values in (score["by_seed"], found)] if common else None
+    )
+    if found and apart:
+        note = f"of {ratio}, for not both rows have it: seed {', '.join(map(str, sorted(apart)))}"
+        ours["left_out"] += [] if note in ours["left_out"] else [note]
+    return tuple(means) if means and means[1] > 0 else None
