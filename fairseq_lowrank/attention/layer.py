@@ -59,8 +59,8 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         num_heads: h.
         kdim: size of keys, by default d.
         vdim: size of values, by default d.
-        dropout: probability of dropping an attention weight, or a module with ``p`` and
-            ``apply_during_inference`` such as ``FairseqDropout``.
+        dropout: probability of dropping an attention weight, or a module with ``p``, such as ``nn.Dropout``, which may have
+            ``apply_during_inference``, as ``FairseqDropout`` has.
         bias: whether the projections add a bias.
         add_bias_kv: append a learned key and value.
         add_zero_attn: append a key and value of zeros.
@@ -133,8 +133,10 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         self.reset_parameters()
         self.projection.make_further(self)
         self.score.make_further(self, linear)
-        self.score_mixing = SCORE_MIXINGS[spec.score_mixing](num_heads, self.head_dim)
-        self.mixing = MIXINGS[spec.mixing](num_heads, self.head_dim)
+        builders = {"score_mixing": SCORE_MIXINGS[spec.score_mixing], "mixing": MIXINGS[spec.mixing]}
+        for name, build in builders.items():
+            setattr(self, name, build(num_heads, self.head_dim))
+        self.keep_mixing_starts(builders)
         check_backend(backend, self._smallest_call())
 
     def reset_parameters(self) -> None:
@@ -231,7 +233,7 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         self, q: Tensor, memory: Memory, mask: AttentionMask, need_weights: bool, query_padding: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Heads ``[B, H, T, D]`` and their weights."""
-        dropping = self.training or self.dropout_module.apply_during_inference
+        dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
         dropout_p = self.dropout_module.p if dropping else 0.0
         call = self._call(q, memory, mask, dropout_p=dropout_p, need_weights=need_weights)
         heads, weights = attention(call, "auto" if need_weights else self.backend)

@@ -25,7 +25,8 @@ def attention_mask(
     Args:
         attn_mask: :data:`CAUSAL` (also as ``"causal"``) or another mask of its kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
-            causal tensor is recognised.
+            causal tensor is recognised, and looked at again when it is changed in place (not when through ``.data`` or numpy,
+            which torch does not tell of).
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
     Raises:

@@ -5,6 +5,9 @@ So a state says what its layer computed, beside the version that torch keeps of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.spec import AXES, AttentionSpec
@@ -15,7 +18,20 @@ _MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that h
 class SavedWithMeaning(nn.Module):
     """A layer whose state has its meaning beside it, and is refused by layers of another one."""
 
-    def _meaning(self) -> dict[str, int | str]:
+    def keep_mixing_starts(self, builders: dict[str, Callable[[int, int], nn.Module | None]]) -> None:
+        """Keep how mixing starts, for states that had none: what the layer holds is another thing once it was trained, and
+        nothing at all after ``to_empty``. Where it was made without values (on 'meta'), a start is made for this."""
+        self._mixing_starts = {}
+        for axis, build in builders.items():
+            module = getattr(self, axis)
+            if module is not None and any(tensor.is_meta for tensor in module.state_dict().values()):
+                with torch.device("cpu"):
+                    module = build(self.num_heads, self.head_dim)
+            if module is not None:
+                start = module.state_dict()
+                self._mixing_starts[axis] = {name: tensor.detach().clone() for name, tensor in start.items()}
+
+    def _meaning(self) -> dict[str, int | str | bool]:
         """Heads, sizes and choices."""
         sizes = self.projection.sizes
         named = {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
@@ -24,6 +40,7 @@ class SavedWithMeaning(nn.Module):
             "head_dim": sizes.head_dim,
             "value_dim": sizes.value_dim,
             "key_value_heads": sizes.key_value_heads or sizes.num_heads,
+            "add_zero_attn": self.add_zero_attn,
             **named,
             **self.score.meaning,
         }
@@ -54,13 +71,15 @@ class SavedWithMeaning(nn.Module):
             saved: what the state says it was saved with; empty in states of other code, such as fairseq's, which never had
                 mixing if they have nothing of it.
         """
-        modules = {axis: getattr(self, axis) for axis in _MIXINGS if getattr(self, axis) is not None}
-        starts = {axis: module.state_dict(prefix=f"{prefix}{axis}.") for axis, module in modules.items()}
+        starts = {
+            axis: {f"{prefix}{axis}.{name}": tensor for name, tensor in start.items()}
+            for axis, start in self._mixing_starts.items()
+        }
         of_other_code = not saved and not any(state_dict.keys() & start.keys() for start in starts.values())
         for axis, start in starts.items():
             if of_other_code or saved.get(axis) == "none":
                 for name, tensor in start.items():
-                    state_dict.setdefault(name, tensor)
+                    state_dict.setdefault(name, tensor.clone())
 
 
 def saved_meaning(metadata: dict) -> dict[str, int | str]:

@@ -93,6 +93,12 @@ def test_a_dropout_module_of_another_make_is_used(make, inputs):
     assert not torch.allclose(layer(x, x, x)[0], layer(x, x, x)[0])
 
 
+def test_a_dropout_module_of_torch_drops_in_training_alone(make, inputs):
+    layer, x = make(dropout=nn.Dropout(0.5)), inputs(4, 2, 12)
+    assert not torch.allclose(layer.train()(x, x, x)[0], layer(x, x, x)[0])
+    assert torch.equal(layer.train(False)(x, x, x)[0], layer(x, x, x)[0])
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_same_seed_drops_the_same(preset, make, inputs):
     layer, x = make(preset, head_dim=4, dropout=0.5).train(), inputs(4, 2, 12)

@@ -31,6 +31,32 @@ def test_a_state_saved_without_mixing_gets_the_identity(preset):
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in {**state, **start}.items())
 
 
+@pytest.mark.parametrize("preset", [*LEARNED, "avghead"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_a_layer_held_before_does_not_enter_a_state_without_mixing(preset, assign):
+    state, fresh = trained("mha"), build_attention(preset, 12, 3)
+    state = state if preset in LEARNED else dict(state)  # fixed mixing goes on from states of other code alone
+    used = build_attention(preset, 12, 3)
+    empty = build_attention(preset, 12, 3, device="meta").to_empty(device="cpu")
+    for layer in (used, empty):
+        for name, tensor in layer.state_dict().items():
+            tensor.fill_(float("nan") if "mixing" in name else 1.0)
+    for layer in (fresh, used, empty):
+        layer.load_state_dict(state, assign=assign)
+    expected = fresh.state_dict()
+    for layer in (used, empty):
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in layer.state_dict().items())
+        torch.nn.init.normal_(layer.mixing.weight)  # and training does not change the start
+        layer.load_state_dict(state)
+        assert torch.equal(layer.mixing.weight, expected["mixing.weight"])
+
+
+def test_a_state_with_a_key_of_zeros_is_refused_without_one():
+    state = build_attention("mha", 12, 3, add_zero_attn=True).state_dict()
+    with pytest.raises(RuntimeError, match="saved with add_zero_attn=True and is loaded with False"):
+        build_attention("mha", 12, 3).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("preset", "lost"),
     [

@@ -20,7 +20,10 @@ class AttentionMask(Part):
         key_padding: ``[B, S]`` bool, True at keys that nobody sees.
         additive: broadcastable to ``[B, H, T, S]``. Bool: hides where it is True. Float: added to the scores, and hides
             where it is −inf or no more than half of the least number of its dtype (``torch.finfo(dtype).min / 2``), so
-            that masks filled with ``finfo.min`` hide too. Any other finite number (−1e8, −1e4) is added.
+            that masks filled with ``finfo.min`` hide too. Any other finite number (−1e8, −1e4) is added. So a query whose
+            every key has a large one sees them all, with scores that are rounded away; there the fused kernels, which keep
+            the logarithm of a sum, are wrong by up to the number of keys (PyTorch's in gradients, Triton's in values too):
+            hide with −inf what is to be hidden.
         appended: so many of the last keys are hidden from nobody by causality, which counts the others alone.
         repeats: causality counts queries anew so many times, each time over T / repeats of them.
     """
