@@ -28,7 +28,7 @@ KINDS = {
     "transformer_align": (
         [
             *("--criterion", "label_smoothed_cross_entropy_with_alignment", "--load-alignments"),
-            *("--alignment-layer", "1", "--alignment-heads", "1"),
+            *("--alignment-layer", "1", "--alignment-heads", "1", "--attention-sites", "encoder,decoder"),
         ],
         ["--print-alignment", "--max-len-a", "0", "--max-len-b", "12"],
     ),
@@ -76,10 +76,14 @@ def test_an_architecture_trains_translates_and_scores(arch, aligned, tmp_path, f
     path = tmp_path / "checkpoint_last.pt"
     (model,), _ = checkpoint_utils.load_model_ensemble([str(path)])
     layers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
-    assert len(layers) == 6 and {layer.spec.mixing for layer in layers} == {"positionwise"}
-    assert all(layer.mixing.query_weight.any() for layer in layers)  # it learned: its start is 0
+    mixing = [layer for layer in layers if layer.spec.mixing == "positionwise"]
+    assert (len(layers), len(mixing)) == (6, 4 if "--attention-sites" in train else 6)
+    assert all(layer.mixing.query_weight.any() for layer in mixing)  # it learned: its start is 0
     output = fairseq_command("generate", aligned, "--path", path, *GENERATE, *generate)
     assert len(re.findall(r"^H-\d+\t", output, re.MULTILINE)) == 12
     assert re.search(r"BLEU\S* = \d", output)
+    if "--load-alignments" in train:
+        losses = [float(loss) for loss in re.findall(r"alignment_loss (\S+)", log)]
+        assert losses and min(losses) >= 0
     if "--print-alignment" in generate:
         assert len(re.findall(r"^A-\d+\t\d+-\d+", output, re.MULTILINE)) == 12

@@ -35,6 +35,7 @@ STOCK = f"fairseq-train mt --arch transformer {ENCODER} {DECODER}"
 LANGUAGE_MODEL = (
     f"fairseq-train lm --task language_modeling --arch lowrank_transformer_lm --tokens-per-sample 16 {DECODER}"
 )
+ALIGNED = "--load-alignments --criterion label_smoothed_cross_entropy_with_alignment"
 EVALUATED = "--cpu --num-workers 0 --results-path out"
 GENERATE = f"fairseq-generate mt {EVALUATED}"
 INTERACTIVE = f"fairseq-interactive mt {EVALUATED}"
@@ -94,6 +95,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--row-space-penalty inf", "--row-space-penalty inf: expected a number >= 0"),
         ("--column-space-penalty x", "argument --column-space-penalty: invalid float value"),
         ("--quant-noise-pq 0.1 --quant-noise-pq-block-size 3", "multiple of block sizes"),
+        (f"{ALIGNED} --attention mixhead-b", "--load-alignments: the loss takes the weights of cross attention for"),
+        (
+            f"{ALIGNED} --attention gain",
+            "those of head mixing diagonal are not; take --attention-sites encoder,decoder",
+        ),
         ("--encoder-xformers-att-config {}", "--encoder-xformers-att-config '{}' needs the package xformers"),
         ("--nope", "unrecognized arguments: --nope"),
     ],

@@ -2,8 +2,9 @@
 
     fairseq-lowrank average checkpoints/checkpoint{8,9,10}.pt --output checkpoints/average.pt
 
-The mean is taken in float32 and stored in the parameters' own type. Everything else comes from the first checkpoint,
-without the state of its optimizer: the result is for generating, evaluating and fine-tuning, not for resuming.
+The mean is taken in float32 and stored in the parameters' own type, and so is that of their moving averages, where every
+checkpoint has them (--store-ema). Everything else comes from the first checkpoint, without the state of its optimizer: the
+result is for generating, evaluating and fine-tuning, not for resuming.
 """
 
 import argparse
@@ -45,7 +46,10 @@ def average(paths: Sequence[str]) -> dict:
         if index == 0:
             result, kind = state, model_kind(state)
             # copies: tied parameters share their storage, and each name has a sum of its own
-            total = {name: tensor.to(mean_type(tensor), copy=True) for name, tensor in state["model"].items()}
+            totals = {
+                part: {name: tensor.to(mean_type(tensor), copy=True) for name, tensor in tensors.items()}
+                for part, tensors in parts(state).items()
+            }
             continue
         other = model_kind(state)
         for name in [*kind, *(name for name in other if name not in kind)]:
@@ -54,19 +58,32 @@ def average(paths: Sequence[str]) -> dict:
                     f"{paths[0]} and {path} are of different models: {name} is {kind.get(name, 'missing')} "
                     f"in the first and {other.get(name, 'missing')} in the second"
                 )
-        for name, tensor in state["model"].items():
-            if tensor.is_floating_point():
-                total[name] += tensor
-            elif not torch.equal(total[name], tensor):
-                raise ValueError(f"{paths[0]} and {path} differ in {name}, whose integers have no mean")
+        theirs = parts(state)
+        totals = {part: total for part, total in totals.items() if part in theirs}
+        for part, total in totals.items():
+            for name, tensor in theirs[part].items():
+                if tensor.is_floating_point():
+                    total[name] += tensor
+                elif not torch.equal(total[name], tensor):
+                    raise ValueError(f"{paths[0]} and {path} differ in {name}, whose integers have no mean")
 
-    for name, tensor in result["model"].items():
-        if tensor.is_floating_point():
-            result["model"][name] = (total[name] / len(paths)).to(tensor.dtype)
+    for part, tensors in parts(result).items():
+        if part not in totals:
+            del result["extra_state"][part]
+            continue
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                tensors[name] = (totals[part][name] / len(paths)).to(tensor.dtype)
     result["args"] = None  # its contents are in the configuration
     result["cfg"] = OmegaConf.to_container(result["cfg"], resolve=False, enum_to_str=True)
     result.pop("last_optimizer_state", None)
     return result
+
+
+def parts(state: dict) -> dict[str, dict]:
+    """The parameters of a checkpoint, and their moving averages where it has some, in its own type and in float32."""
+    extra = state.get("extra_state") or {}
+    return {"model": state["model"], **{name: extra[name] for name in ("ema", "ema_fp32_params") if name in extra}}
 
 
 def mean_type(tensor):

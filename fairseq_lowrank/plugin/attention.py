@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
 from fairseq_lowrank.messages import Refused
 from fairseq_lowrank.plugin.embedding import convolve_embedding
-from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags
+from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
 from fairseq_lowrank.plugin.sizes import check_language_model, check_sizes, embedding_flags
 
+logger = logging.getLogger(__name__)
 _current: ContextVar[Build | None] = ContextVar("model being built", default=None)
 
 
@@ -199,7 +201,10 @@ def _announced(build_model: Callable) -> Callable:
         outer = _current.get()
         if outer is not None and outer.model is cls:  # a class that calls the one above it
             return build_model(cls, args, *rest, **kwargs)
+        refuse_misspelt_flags(args)
         options = chosen_options(args, cls)
+        for message in other_differences(cls, args, options):
+            _say_once(message)
         args = _prepared(cls, args, options)
         current = Build(cls, options)
         with building(current):
@@ -237,6 +242,30 @@ def _prepared(model: type, args: object, options: AttentionOptions | None) -> ob
     if rank is not None:
         args.decoder_input_dim = rank
     return args
+
+
+def other_differences(model: type, args: object, options: AttentionOptions | None) -> Iterator[str]:
+    """Where a flag of fairseq's does another thing beside an attention flag than without one, so that a stock model is no
+    baseline for it."""
+    names = [f"scale_{part}" for part in ("attn", "fc", "heads", "resids") if getattr(args, f"scale_{part}", False)]
+    if names and issubclass(model, TransformerLanguageModel):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        yield f"{flags}: left out by fairseq in language models without an attention flag; --attention mha is the baseline"
+    if options is not None and (noise := getattr(args, "quant_noise_pq", 0)):
+        yield (
+            f"--quant-noise-pq {noise:g}: fairseq's own self-attention computes past the noise of its projections, this package's "
+            "does not; --attention mha is the baseline"
+        )
+
+
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    # a likeness that is built to check flags is built in silence
+    if message not in _said and logger.isEnabledFor(logging.WARNING):
+        _said.add(message)
+        logger.warning(message)
 
 
 def _name(model: type, args: object) -> str:

@@ -21,6 +21,9 @@ from typing import NoReturn
 
 import torch
 from fairseq import criterions
+from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
+    LabelSmoothedCrossEntropyCriterionWithAlignment,
+)
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -89,6 +92,16 @@ def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
         f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no head mixing that learns; "
         "take --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
     )
+
+
+def _refuse_weights_that_are_no_probabilities(mixing: str) -> None:
+    """The rows of mixed heads sum to 1 where M is an average, else to anything, and may be negative: a loss of −log of them would
+    be met by a larger M."""
+    if mixing not in ("none", "average"):
+        raise ValueError(
+            f"--load-alignments: the loss takes the weights of cross attention for probabilities, which those of head mixing "
+            f"{mixing} are not; take --attention-sites encoder,decoder, or mix scores (--score-mixing) in place of heads"
+        )
 
 
 def _learns(mixing: Mixing | None) -> bool:
@@ -211,13 +224,21 @@ class RegularisedCriterion:
         """Refuse flags before anything is built, as far as they alone can tell.
 
         Raises:
-            ValueError: a negative weight, attention of fairseq's own, or mixing that does not learn.
+            ValueError: a negative weight, attention of fairseq's own, mixing that does not learn, or that a loss of alignments
+                takes for probabilities.
         """
         weights = _weights(args)
         model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
-        if not weights or model is None:
+        aligns = issubclass(cls, LabelSmoothedCrossEntropyCriterionWithAlignment) and getattr(
+            args, "load_alignments", False
+        )
+        if model is None or not (weights or aligns):
             return
         options = chosen_options(args, model)
+        if aligns and options is not None:
+            _refuse_weights_that_are_no_probabilities(options.spec_at("cross").mixing)
+        if not weights:
+            return
         if options is None:
             _refuse_without_layers(weights, f"--arch {args.arch}")
         if "mixing_orthogonality" in weights:
@@ -239,6 +260,11 @@ class RegularisedCriterion:
         return layers
 
     def forward(self, model, sample, *args, **kwargs):
+        # a configuration that no command line checked
+        if isinstance(self, LabelSmoothedCrossEntropyCriterionWithAlignment) and sample.get("alignments") is not None:
+            for layer in model.modules():
+                if isinstance(layer, MultiheadAttention) and layer.encoder_decoder_attention:
+                    _refuse_weights_that_are_no_probabilities(layer.spec.mixing)
         if not self.penalty_weights:
             return super().forward(model, sample, *args, **kwargs)
         with Penalties(self.penalty_weights, self.check_model(model)) as penalties:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import functools
 import math
 import sys
@@ -153,6 +154,19 @@ def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
     if isinstance(args, DictConfig):
         return argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
     return args
+
+
+def refuse_misspelt_flags(args: object) -> None:
+    """Refuse a name in a ``DictConfig`` that is all but a flag's: hydra takes any name behind ``+model.`` and models pass over
+    what they do not know.
+
+    Raises:
+        ValueError: such a name.
+    """
+    for name in args if isinstance(args, DictConfig) else ():
+        # no model of fairseq has a name of its own that is as near to one
+        if name not in MODEL_FLAGS and (near := difflib.get_close_matches(name, MODEL_FLAGS, 1, cutoff=0.88)):
+            raise Refused(f"model.{name}: unknown; did you mean model.{near[0]}?")
 
 
 def given_flags(args: object) -> dict[str, object]:

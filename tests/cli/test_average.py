@@ -76,6 +76,29 @@ def test_tied_parameters_are_averaged_once_for_each_name(tmp_path):
     assert found["w"].tolist() == found["tied"].tolist() == [2.0, 4.0]
 
 
+def with_moving_average(path, value):
+    path = save(path, value)
+    state = load_checkpoint(path)
+    moving = {"w": torch.tensor([10 * value, 0.0], dtype=torch.float16), "steps": torch.tensor(3)}
+    state["extra_state"] |= {"ema": moving, "ema_fp32_params": {"w": torch.tensor([10 * value, 0.0])}}
+    torch.save(state, path)
+    return path
+
+
+def test_moving_averages_are_averaged_where_every_checkpoint_has_them(tmp_path):
+    paths = [with_moving_average(tmp_path / f"{value}.pt", value) for value in (1.0, 4.0)]
+    _, output = average(tmp_path, *paths)
+    state = load_checkpoint(output)
+    extra = state["extra_state"]
+    assert state["model"]["w"].tolist() == [2.5, 5.0]
+    assert extra["ema"]["w"].tolist() == extra["ema_fp32_params"]["w"].tolist() == [25.0, 0.0]
+    assert extra["ema"]["w"].dtype == torch.float16
+    _, output = average(tmp_path, *paths, save(tmp_path / "none.pt", 7.0))
+    state = load_checkpoint(output)
+    assert state["model"]["w"].tolist() == [4.0, 8.0]
+    assert state["extra_state"].keys() == {"train_iterator"}
+
+
 def test_a_checkpoint_given_twice_counts_twice(tmp_path):
     one, four = save(tmp_path / "1.pt", 1.0), save(tmp_path / "4.pt", 4.0)
     _, output = average(tmp_path, one, one, four)

@@ -40,6 +40,15 @@ def build(arch, vocab_size, *flags, device="meta"):
         )
 
 
+def test_flags_that_stock_language_models_leave_out_are_said_to_be(caplog):
+    models = [
+        build("transformer_lm_gpt", 9, "--decoder-layers", "1", "--scale-fc", *more)
+        for more in ((), ["--attention", "mha"])
+    ]
+    assert count(models[0]) < count(models[1])
+    assert caplog.text.count("--scale-fc: left out by fairseq in language models without an attention flag") == 1
+
+
 def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 

@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("fairseq")
 
-from tiny_transformer import SIZES, arguments, build
+from tiny_transformer import SIZES, arguments, build, make_task
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import FLAGS, SITES, AttentionOptions, as_namespace
@@ -136,3 +136,15 @@ def test_a_hydra_configuration_keeps_the_flags():
     config = OmegaConf.create({name: value for name, value in vars(args).items() if not callable(value)})
     options = AttentionOptions.from_args(as_namespace(config))
     assert options.spec == AttentionSpec(head_dim=6, mixing="static")
+
+
+def test_a_misspelt_flag_in_a_hydra_configuration_is_refused():
+    args = arguments("transformer_iwslt_de_en", *SIZES)
+    config = OmegaConf.create({name: value for name, value in vars(args).items() if not callable(value)})
+    with pytest.raises(ValueError, match=r"model\.atention: unknown; did you mean model\.attention\?"):
+        make_task().build_model(OmegaConf.merge(config, {"atention": "mixhead-b"}))
+
+
+def test_noise_that_stock_attention_computes_past_is_said_to_be(caplog):
+    build(ARCH, *SIZES, "--quant-noise-pq", "0.125", "--quant-noise-pq-block-size", 4)
+    assert caplog.text.count("--quant-noise-pq 0.125: fairseq's own self-attention computes past the noise") == 1
