@@ -129,7 +129,7 @@ FINE_TUNING=(
 declare -A EXAMPLES=(
     [glue-cola]=8551 [glue-sst-2]=67349 [glue-mrpc]=3668 [glue-sts-b]=5749 [glue-qqp]=363846 [glue-mnli]=392702 [glue-qnli]=104743
     [glue-rte]=2490 [glue-wnli]=635 [superglue-boolq]=9427 [superglue-cb]=250 [superglue-rte]=2490 [superglue-wic]=5428
-    [superglue-multirc]=27243 [squad-1.1]=88641 [squad-2.0]=132335 [sentence-polarity]=8530 [rte]=3031
+    [superglue-multirc]=27243 [squad-1.1]=88641 [squad-2.0]=132335 [sentence-polarity]=8530 [rte]=3038
 )
 
 # updates EXAMPLES EPOCHS BATCH: flags of that many epochs, split over the GPUs.

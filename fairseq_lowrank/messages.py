@@ -35,7 +35,8 @@ def explanation(error: BaseException) -> str:
         over.append(link)
         link = link.__cause__ or link.__context__
     if link is not None:
-        return one(" ".join(map(str, [*over, link])))
+        # what was raised over it may have its words already
+        return one(" ".join([*(str(each) for each in over if str(link) not in str(each)), str(link)]))
     message = text(error)
     if message and (isinstance(error, PLAIN) or type(error) is Exception):
         return message

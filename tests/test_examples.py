@@ -439,6 +439,11 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"THREADS": "0"}, "THREADS=0: expected a whole number from 1"),
         ({"THREADS": "many"}, "THREADS=many: expected a whole number from 1"),
         ({"EXTRA": "--lr '1"}, "EXTRA=--lr '1: no closing quotation"),
+        ({"EXTRA": "--no-save"}, "EXTRA=--no-save: --no-save takes away the checkpoint that is scored: leave it out"),
+        (
+            {"EXTRA": "--log-format=json"},
+            "EXTRA=--log-format=json: --log-format takes away the log in fairseq's form 'simple', of which the line is made: leave it out",
+        ),
         ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
         ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),
         ({"RESULTS": "/"}, "RESULTS=/: expected a file, this is a folder"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,19 @@ def test_the_script_ends_with_bleu_and_called_again_after_a_kill_adds_no_update(
     assert again.stdout == first.stdout
     assert "mixhead-b (seed 1): trained already" in again.stderr
     assert (log.read_text(), checkpoint.stat().st_mtime_ns) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "more"),
+    [("gqa --key-value-heads 2", -6 * 2 * 8 * (16 + 1)), ("fixedhead --head-dim 9", 6 * 20 * (4 * 16 + 3))],
+)
+def test_the_report_compares_with_plain_attention(monkeypatch, translation_data, flags, more):
+    checkpoint_utils = pytest.importorskip("fairseq.checkpoint_utils")
+    from tiny_transformer import SIZES, arguments
+
+    report = runpy.run_path(str(SCRIPT.parent.parent / "examples" / "quickstart" / "report.py"))
+    words = ["--attention", *flags.split(), "--source-lang", "de", "--target-lang", "en"]
+    args = arguments("lowrank_transformer", *SIZES, *words)
+    monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", lambda path: {"cfg": {"model": args}})
+    kind, own, plain = report["parameters"](Path("checkpoint.pt"), translation_data)
+    assert (kind, own - plain) == (flags.split()[0], more)

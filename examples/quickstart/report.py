@@ -10,21 +10,21 @@ from fairseq_lowrank.runs.scoring import bleu, read_hypotheses
 
 
 def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
-    """The checkpoint's kind of attention, its model's parameters, and those of the same model with `mha`."""
+    """The checkpoint's kind of attention, its model's parameters, and those of the same model with plain `mha`."""
     from fairseq import checkpoint_utils, tasks
 
     import fairseq_lowrank.plugin  # noqa: F401 (registers the models)
+    from fairseq_lowrank.analysis.parameters import plain
 
     logging.getLogger("fairseq").setLevel(logging.WARNING)
     args = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["model"]
     args.data = str(data)
     task = tasks.setup_task(args)
 
-    def count(attention: str) -> int:
-        model = task.build_model(argparse.Namespace(**(vars(args) | {"attention": attention})))
-        return sum(parameter.numel() for parameter in model.parameters())
+    def count(args: argparse.Namespace) -> int:
+        return sum(parameter.numel() for parameter in task.build_model(args).parameters())
 
-    return args.attention, count(args.attention), count("mha")
+    return args.attention, count(args), count(plain(args))
 
 
 def main() -> None:

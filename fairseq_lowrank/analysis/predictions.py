@@ -10,7 +10,7 @@ from statistics import fmean
 
 import torch
 
-from fairseq_lowrank.analysis.checkpoints import load_model
+from fairseq_lowrank.analysis.checkpoints import configuration, load_model, load_state
 from fairseq_lowrank.analysis.squad import evaluate
 from fairseq_lowrank.analysis.task_scores import measure
 from fairseq_lowrank.corpora.sentences import read_task
@@ -48,10 +48,9 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
         ValueError: a checkpoint of another kind of task, or a split that is not there.
     """
     about = read_task(data)
-    model, task = load_model(checkpoint, data=data)
     asks = "question_answering" if "unanswerable" in about else "sentence_prediction"
-    if (trained := getattr(task.cfg, "_name", None)) != asks:
-        raise ValueError(f"{checkpoint} was trained with --task {trained}; {data} needs --task {asks}")
+    check_task(load_state(checkpoint), checkpoint, asks, about, data)
+    model, task = load_model(checkpoint, data=data)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     found = {}
     for split in splits:
@@ -63,6 +62,25 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
         with torch.inference_mode():
             found[split] = answer(model, task, split, about, max_tokens)
     return found
+
+
+def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path) -> None:
+    """Refuse a model that was trained for another kind of task, or for other labels than data have.
+
+    Raises:
+        ValueError: see above.
+    """
+    if (trained := configuration(state, "task", "_name") or configuration(state, "task", "task")) != asks:
+        raise ValueError(f"{checkpoint} was trained with --task {trained}; {data} needs --task {asks}")
+    if asks == "question_answering":
+        return
+
+    def said(numbers: bool, classes: int) -> str:
+        return "numbers" if numbers else f"{classes} labels"
+
+    theirs = said(configuration(state, "task", "regression_target", False), configuration(state, "task", "num_classes"))
+    if theirs != (wanted := said(not about["labels"], len(about["labels"] or ()))):
+        raise ValueError(f"{checkpoint} was trained to say {theirs}; {data} has {wanted}")
 
 
 def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:

@@ -511,6 +511,8 @@ def page(name: str, results: Path = RESULTS) -> str:
         f"| mean of the seeds | `{name}` | `mha` | seeds |\n| --- | --- | --- | --- |\n{rows}"
         if rows
         else "None yet.\n"
+        if Path(results).exists()
+        else f"No results here: {results} is not there.\n"
     )
     formula = "".join(f"    {line}\n" for line in variant.formula.splitlines())
     return (

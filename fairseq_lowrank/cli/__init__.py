@@ -53,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _output.check(args)
         return commands()[args.command].run(args) or 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever reads what is printed may stop early
+        _output.discard_output()
+        return 0
     except Exception as error:
         show_traceback()
         message = missing(error) if isinstance(error, ModuleNotFoundError) else explanation(error)

@@ -51,7 +51,7 @@ def run(args) -> None:
     from fairseq_lowrank.analysis.advice.lengths import describe_lengths, read_lengths
     from fairseq_lowrank.analysis.architecture import stacks
 
-    model_args, data, vocab_size, break_mode = from_checkpoint(args) if args.checkpoint else from_flags(args)
+    model_args, data, vocab_size, break_mode, task = from_checkpoint(args) if args.checkpoint else from_flags(args)
     block = getattr(model_args, "tokens_per_sample", None)
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
@@ -66,6 +66,10 @@ def run(args) -> None:
             raise ValueError(
                 f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with "
                 "--only-source"
+            )
+        if "text" in lengths and task.startswith("translation"):
+            raise ValueError(
+                f"--data {data} holds running text; {args.checkpoint} was trained with --task {task}, on pairs"
             )
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
@@ -100,7 +104,8 @@ def remedies_need(model_args, findings) -> dict | None:
 
 
 def from_flags(args):
-    """The model's arguments, the data folder, the vocabulary's size, and how text is cut into sequences."""
+    """The model's arguments, the data folder, the vocabulary's size, how text is cut into sequences, and the task, where it is
+    known."""
     import argparse
 
     from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
@@ -112,7 +117,7 @@ def from_flags(args):
     vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
-    return model_args, args.data, vocab_size, of_the_task.parse_known_args(args.flags)[0].sample_break_mode
+    return model_args, args.data, vocab_size, of_the_task.parse_known_args(args.flags)[0].sample_break_mode, ""
 
 
 def from_checkpoint(args):
@@ -132,7 +137,8 @@ def from_checkpoint(args):
     if args.data is None and args.length is None and not data.is_dir():
         raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data or --length")
     break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
-    return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode))
+    task = checkpoints.configuration(state, "task", "_name") or checkpoints.configuration(state, "task", "task") or ""
+    return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task
 
 
 def as_text(result: dict) -> str:

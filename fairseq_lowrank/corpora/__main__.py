@@ -115,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
         message = missing(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"{PROGRAM} {args.corpus.name}: error: {message}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -33,9 +33,12 @@ def campaign_training(path: Path) -> Iterator[str]:
             yield re.sub("</?(title|description)>", "", line).strip()
 
 
-def iwslt14_test(args: argparse.Namespace) -> None:
-    names = [f"IWSLT1[46].{part}.de-en.{language}.xml" for language in ("de", "en") for part in TEST]
-    files = gather(args, names, URLS)
+TEST_FILES = [f"IWSLT1[46].{part}.de-en.{language}.xml" for language in ("de", "en") for part in TEST]
+TRAINING_FILES = [f"train.tags.de-en.{language}" for language in ("de", "en")]
+
+
+def iwslt14_test(args: argparse.Namespace, files: list[Path]) -> None:
+    """tok/test: the sentences of TEST_FILES, tokenised."""
     count = len(TEST)
     for language, parts in (("de", files[:count]), ("en", files[count:])):
         raw = args.output / "raw" / f"test.{language}"
@@ -43,10 +46,9 @@ def iwslt14_test(args: argparse.Namespace) -> None:
         tokenise(args, raw, f"test.{language}", language, lowercase=True)
 
 
-def iwslt14_training(args: argparse.Namespace) -> None:
-    """tok/train and tok/valid: tokenised, 1 to 175 tokens, length ratio at most 1.5, each 23rd pair for validation."""
-    names = [f"train.tags.de-en.{language}" for language in ("de", "en")]
-    files = gather(args, names, URLS, "; the evaluation XML alone is enough for the test set, with --test-only")
+def iwslt14_training(args: argparse.Namespace, files: list[Path]) -> None:
+    """tok/train and tok/valid of TRAINING_FILES: tokenised, 1 to 175 tokens, length ratio at most 1.5, each 23rd pair for
+    validation."""
     tokenised = []
     for file, language in zip(files, ("de", "en"), strict=True):
         raw = args.output / "raw" / f"train.{language}"
@@ -65,10 +67,13 @@ def iwslt14(args: argparse.Namespace) -> Path:
     With separate dictionaries, fairseq's default, they have the 8,848 and 6,632 types of the Mixhead paper. The test
     set is dev2010, TEDX dev2012, tst2010, tst2011 and tst2012 concatenated.
     """
-    iwslt14_test(args)
+    # all at once: part of them may lie in --data and part be fetched
+    names = TEST_FILES if args.test_only else TEST_FILES + TRAINING_FILES
+    files = gather(args, names, URLS, "; the evaluation XML alone is enough for the test set, with --test-only")
+    iwslt14_test(args, files[: len(TEST_FILES)])
     if args.test_only:
         return args.output / "tok"
-    iwslt14_training(args)
+    iwslt14_training(args, files[len(TEST_FILES) :])
     names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
     pieces = segment(args, SubwordNMT, args.operations, names)
     return binarise(args, pieces, ("de", "en"), *(["--joined-dictionary"] if args.joined_dictionary else []))

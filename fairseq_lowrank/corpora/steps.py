@@ -38,6 +38,9 @@ JOIN = Argument(
 )
 
 
+SPLITS = ("train", "valid", "test")
+
+
 def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
     """Refuse settings other than those that --output was made with; with `keep`, note them where nothing is made yet.
 
@@ -83,8 +86,10 @@ def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] 
     """fairseq-preprocess over `folder`/{train,valid,test}: parallel text of two languages, or language modelling."""
     task = [f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if languages else ["--only-source"]
     suffix = "" if languages else ".txt"
-    prefixes = [f"--{split}pref={folder / split}{suffix}" for split in ("train", "valid", "test")]
+    prefixes = [f"--{split}pref={folder / split}{suffix}" for split in SPLITS]
     target = args.output / "bin"
+    if languages and not target.exists():
+        check_pairs(folder, languages)
     return make(target, preprocess, target, *task, *prefixes, f"--workers={args.workers}", *flags)
 
 
@@ -117,6 +122,18 @@ def read_pairs(first: Path, second: Path) -> Iterator[tuple[str, str]]:
         yield one, other
 
 
+def check_pairs(folder: Path, languages: tuple[str, str]) -> None:
+    """Refuse parallel text in which lines do not belong together, or of which a split has none."""
+    for split in SPLITS:
+        files = [folder / f"{split}.{language}" for language in languages]
+        first, second = (sum(1 for _ in read_lines(file)) for file in files)
+        if first != second or not first:
+            raise ValueError(
+                f"{files[0]} has {first} lines and {files[1]} {second}: expected equally many, and one at least; mend the corpus and "
+                f"remove {folder.parent}"
+            )
+
+
 def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> None:
     """Write both sides of `pairs`; `first` appears last, so that its presence means that both are there."""
     with whole_file(first) as one, whole_file(second) as other:
@@ -130,7 +147,8 @@ def join_sentences(args: argparse.Namespace, base: Path) -> Path:
     check_source(args, source_of(base))
     check_settings(args, keep=True)
     languages = args.corpus.languages
-    names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in languages]
+    check_pairs(base / "bpe", languages)
+    names = [f"{split}.{language}" for split in SPLITS for language in languages]
     for source in [base / stage / name for stage in ("tok", "bpe") for name in names] + sorted(
         (base / "raw").glob("test.*")
     ):

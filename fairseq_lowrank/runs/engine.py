@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -46,12 +47,24 @@ class Engine:
         """Run the rows asked for that have no line yet, and append one for each."""
         rows = self.recipe.select(self.settings)
         lines = self.finished()
+        self.check_results()
         for row in rows:
             run = self.recipe.run(row, self.settings)
             if row.name in lines:
                 self.say_done(run, lines[row.name])
             else:
                 self.run_row(run)
+
+    def check_results(self) -> None:
+        """Refuse, before anything is trained, a file of results that cannot be written."""
+        if self.settings.dry_run:
+            return
+        try:
+            self.results.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"RESULTS={self.results}: its folder cannot be made ({error.strerror})") from error
+        if not os.access(self.results if self.results.exists() else self.results.parent, os.W_OK):
+            raise ValueError(f"RESULTS={self.results}: cannot be written")
 
     def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
         """The line of each row that has one."""

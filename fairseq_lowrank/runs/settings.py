@@ -11,6 +11,12 @@ from pathlib import Path
 LARGEST_SEED = 2**31 - 1
 # Flags that recipes set, and what sets them from outside.
 OURS = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another clone of the repository"}
+# Flags that take away what a recipe needs once a training has ended, and what that is.
+NEEDED = {
+    "--no-save": "the checkpoint that is scored",
+    "--disable-validation": "the checkpoint that does best on validation",
+    "--log-format": "the log in fairseq's form 'simple', of which the line is made",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,8 @@ class Settings:
         for flag in (word.partition("=")[0] for word in settings.extra):
             if flag in OURS:
                 raise ValueError(f"EXTRA={environ['EXTRA']}: {flag} is the recipe's own; use {OURS[flag]}")
+            if flag in NEEDED:
+                raise ValueError(f"EXTRA={environ['EXTRA']}: {flag} takes away {NEEDED[flag]}: leave it out")
         return settings
 
 

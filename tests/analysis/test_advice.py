@@ -324,6 +324,14 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
     assert "--attention mixhead-a: +96 parameters" in capsys.readouterr().out
 
 
+def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
+    args = parse("transformer", [])
+    found = (args, language_model_data, 99, "none", "translation")
+    monkeypatch.setattr(cli.commands()["advise"], "from_checkpoint", lambda args: found)
+    assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
+    assert "holds running text; model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
+
+
 def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):
     checkpoint = str(trained("mixhead-b"))
     assert cli.main(["advise", "--checkpoint", checkpoint, "--vocab-size", "99", "--length", "9"]) == 2

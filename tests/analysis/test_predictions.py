@@ -1,12 +1,13 @@
 """Predictions of fine-tuned models, in the files that the benchmarks' servers take, and their means in reports."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq_lowrank.analysis.predictions import server_file
+from fairseq_lowrank.analysis.predictions import check_task, server_file
 from fairseq_lowrank.analysis.report.comparison import AVERAGES, build
 from fairseq_lowrank.analysis.report.papers import load_papers
 from fairseq_lowrank.corpora.glue import TASKS
@@ -88,3 +89,23 @@ def test_papers_name_scores_as_tasks_do():
     known = {*AVERAGES["glue"], "mnli-mm", "squad1.1", "squad1.1-em"}
     parts = {f"{name}-{part}" for name in ("qqp", "mrpc", "sts-b") for part in TASKS[name].task.measures}
     assert names <= known | parts and {"squad1.1", "mnli-m", "rte", "qqp-f1"} <= names
+
+
+SENTENCES = {"task": {"_name": "sentence_prediction", "num_classes": 2, "regression_target": False}}
+NUMBERS = {"task": {"_name": "sentence_prediction", "num_classes": 1, "regression_target": True}}
+
+
+@pytest.mark.parametrize(
+    ("trained", "asks", "labels", "message"),
+    [
+        (SENTENCES, "sentence_prediction", ["a", "b", "c"], "was trained to say 2 labels; bin has 3 labels"),
+        (SENTENCES, "sentence_prediction", [], "was trained to say 2 labels; bin has numbers"),
+        (NUMBERS, "sentence_prediction", ["a", "b"], "was trained to say numbers; bin has 2 labels"),
+        (SENTENCES, "question_answering", [], "with --task sentence_prediction; bin needs --task question_answering"),
+    ],
+)
+def test_a_model_of_another_task_is_refused(trained, asks, labels, message):
+    with pytest.raises(ValueError, match=message):
+        check_task({"cfg": trained}, Path("model.pt"), asks, {"labels": labels}, Path("bin"))
+    check_task({"cfg": SENTENCES}, Path("model.pt"), "sentence_prediction", {"labels": ["a", "b"]}, Path("bin"))
+    check_task({"cfg": NUMBERS}, Path("model.pt"), "sentence_prediction", {"labels": []}, Path("bin"))

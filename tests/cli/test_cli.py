@@ -93,7 +93,17 @@ def to_a_reader_that_stopped(*arguments) -> None:
     assert "error" not in result.stderr and "BrokenPipe" not in result.stderr
 
 
+def test_an_interruption_ends_without_a_traceback(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.commands()["user-dir"], "run", interrupted)
+    assert cli.main(["user-dir"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_reader_that_stops_early_costs_no_file_and_no_message(tmp_path):
+    to_a_reader_that_stopped("user-dir")
     pytest.importorskip("fairseq")
     to_a_reader_that_stopped("params", "--arch", "transformer", "--vocab-size", "100", "--output", tmp_path)
     assert (tmp_path / "params.json").is_file()

@@ -2,6 +2,8 @@
 
 import gzip
 
+import pytest
+
 from fairseq_lowrank.corpora.iwslt14 import TEST
 from fairseq_lowrank.corpora.text import read_lines, write_lines
 
@@ -30,19 +32,24 @@ def test_iwslt14_without_its_training_part_says_what_is_missing_and_whence(prepa
     assert "--download from http" in said and "--test-only" in said
 
 
-def test_iwslt14_from_the_campaigns_files(prepare, shorten, corpus, tmp_path):
+@pytest.mark.parametrize("fetched", [False, True])
+def test_iwslt14_from_the_campaigns_files(prepare, shorten, corpus, tmp_path, fetched):
     captions = {
         language: list(read_lines(corpus("multi30k") / f"train.{language}.gz"))[:460] for language in ("de", "en")
     }
     data = shorten(corpus("ted-de-en"), tmp_path / "data", IWSLT16=40)
+    folder = tmp_path / "work" / "data" / "iwslt14"
+    unpacked = folder / "download" / "de-en.tgz.d"
+    unpacked.mkdir(parents=True)
     for language, lines in captions.items():
         tagged = [f"<url>http://a.b</url>\n<keywords>k</keywords>\n<talkid>1</talkid>\n<title>{lines[0]}</title>"]
         tagged += [f"<description>{lines[1]}</description>", *lines[2:]]
         if language == "de":
             tagged[10] = "zu lang " * 100
-        write_lines(data / f"train.tags.de-en.{language}", tagged)
-    status, _ = prepare("iwslt14", "--data", data, "--operations", 300)
-    folder = tmp_path / "work" / "data" / "iwslt14"
+        # the test set may lie in --data where the training part was fetched
+        write_lines((unpacked if fetched else data) / f"train.tags.de-en.{language}", tagged)
+    download = ["--download"] if fetched else []
+    status, _ = prepare("iwslt14", "--data", data, "--operations", 300, *download)
     assert status == 0
     valid, train = (list(read_lines(folder / "tok" / f"{split}.en")) for split in ("valid", "train"))
     pairs = zip(*(read_lines(folder / "tok" / f"all.{language}") for language in ("de", "en")), strict=True)

@@ -47,6 +47,7 @@ def raised(error, cause=None):
         (ValueError("a\n  b"), "a b"),
         (FileNotFoundError(2, "No such file or directory", "x.pt"), "x.pt: No such file or directory"),
         (raised(Refused("heads differ"), Exception("cannot load;")), "cannot load; heads differ"),
+        (raised(Refused("heads differ"), ValueError("lowrank: heads differ")), "heads differ"),
         (
             Exception("-- Process 0 terminated:\nTraceback (most recent call last):\n  x\nValueError: y\n"),
             "ValueError: y",

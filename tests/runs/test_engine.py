@@ -286,6 +286,14 @@ def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
     assert folders[1] == f"{folders[0]}-seed2"
 
 
+def test_results_that_cannot_be_written_are_refused_before_anything_runs(recipe, settings, engine, commands, tmp_path):
+    own, file = recipe(mha="--attention mha"), tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"RESULTS=.*file/results.jsonl: its folder cannot be made"):
+        engine(own, settings(results=file / "results.jsonl")).run_rows()
+    assert commands.calls == []
+
+
 def test_preparations_of_another_form_of_a_corpus_are_refused(recipe, settings, engine, commands):
     own = recipe(mha="--attention mha")
     for flags, made in ((("--joined-dictionary",), "iwslt14-joined"), (("--output", "elsewhere"), "elsewhere")):
