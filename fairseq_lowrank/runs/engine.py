@@ -59,12 +59,9 @@ class Engine:
         """Refuse, before anything is trained, a file of results that cannot be written."""
         if self.settings.dry_run:
             return
-        try:
-            self.results.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"RESULTS={self.results}: its folder cannot be made ({error.strerror})") from error
-        if not os.access(self.results if self.results.exists() else self.results.parent, os.W_OK):
-            raise ValueError(f"RESULTS={self.results}: cannot be written")
+        there = next(path for path in (self.results, *self.results.parents) if path.exists())
+        if (there != self.results and not there.is_dir()) or not os.access(there, os.W_OK):
+            raise ValueError(f"RESULTS={self.results}: {there} cannot be written to")
 
     def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
         """The line of each row that has one."""
