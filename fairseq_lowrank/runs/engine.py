@@ -47,12 +47,12 @@ class Engine:
         """Run the rows asked for that have no line yet, and append one for each."""
         rows = self.recipe.select(self.settings)
         lines = self.finished()
-        self.check_results()
         for row in rows:
             run = self.recipe.run(row, self.settings)
             if row.name in lines:
                 self.say_done(run, lines[row.name])
             else:
+                self.check_results()
                 self.run_row(run)
 
     def check_results(self) -> None:
