@@ -25,7 +25,7 @@ class SavedWithMeaning(nn.Module):
         for axis, build in builders.items():
             module = getattr(self, axis)
             if module is not None and any(tensor.is_meta for tensor in module.state_dict().values()):
-                with torch.device("cpu"):
+                with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # as on meta, no number is drawn
                     module = build(self.num_heads, self.head_dim)
             if module is not None:
                 start = module.state_dict()

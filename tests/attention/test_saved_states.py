@@ -51,6 +51,14 @@ def test_what_a_layer_held_before_does_not_enter_a_state_without_mixing(preset, 
         assert torch.equal(layer.mixing.weight, expected["mixing.weight"])
 
 
+def test_a_layer_without_values_draws_no_number():
+    torch.manual_seed(1)
+    build_attention("mixhead-random", 12, 3, device="meta")
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(3))
+
+
 def test_a_state_with_a_key_of_zeros_is_refused_without_one():
     state = build_attention("mha", 12, 3, add_zero_attn=True).state_dict()
     with pytest.raises(RuntimeError, match="saved with add_zero_attn=True and is loaded with False"):
