@@ -16,7 +16,6 @@ def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
     import fairseq_lowrank.plugin  # noqa: F401 (registers the models)
     from fairseq_lowrank.analysis.parameters import plain
 
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
     args = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["model"]
     args.data = str(data)
     task = tasks.setup_task(args)
@@ -47,6 +46,7 @@ def main() -> None:
     same = sum(output == reference for output, reference in zip(outputs, references, strict=True))
     print(f"{same} of {len(references)} translations are the reference, word for word.\n")
 
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it would tell of the dictionaries between these lines
     attention, own, plain = parameters(arguments.checkpoint, arguments.data)
     print(f"parameters with --attention {'mha':<12}{plain:>12,}")
     if attention != "mha":
