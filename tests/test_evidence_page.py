@@ -119,15 +119,23 @@ def test_each_row_of_the_fast_start_is_printed_as_recorded():
 
 def test_each_training_joined_by_ten_is_printed_as_recorded():
     for row in table("Results of the riddle", "row", "seed", "fit"):
-        name, seed = row["row"].replace(" at 4e-3", "-4e-3").replace(" ", "-"), int(row["seed"])
-        name = name if name.endswith("-4e-3") else f"{name}-paper"
+        label, _, rate = row["row"].partition(" at ")
+        label, seed = label.replace("norms before sublayers", "mha-pre-norm").replace(" ", "-"), int(row["seed"])
+        name = f"{label}-{rate or 'paper'}"
         for column, value in losses(TRAININGS["joined-by-ten", name], [seed]).items():
             assert prints(row[column], value), (name, seed, column, value)
         if (cell := row[WRONG_SOURCE]) != "not kept":
             assert prints(cell, SOURCE_USE["joined-by-ten-source-use", name][seed]["value"]), (name, seed)
 
 
-@pytest.mark.parametrize(("heading", "of"), [("Results of the fast start", "fast-start"), (ABOVE, "above-head-size")])
+@pytest.mark.parametrize(
+    ("heading", "of"),
+    [
+        ("Results of the fast start", "fast-start"),
+        ("Results of the riddle", "joined-by-ten"),
+        (ABOVE, "above-head-size"),
+    ],
+)
 def test_named_contrasts_are_printed_as_they_come_out(heading, of):
     named = contrasts.read_named(ROOT / "examples" / "evidence" / "contrasts.json", of)
     recorded = contrasts.load([RESULTS / "evidence.jsonl"], {"table": of})
