@@ -158,6 +158,7 @@ def test_rows_have_the_plugin_of_their_recipe(declared):
     for name, plain, changed in [
         ("h32-column-sums", "h32-mha", {"--head-mixing", "column-sums"}),
         ("h32-small-start", "h32-mha", small_start),
+        ("h32-mixhead-a-small-start", "h32-mixhead-a", small_start),
         ("h32-fixedhead-small-start", "h32-fixedhead", small_start),
         ("h32-mha-1e-3", "h32-mha", {"2e-3", "1e-3"}),
     ]:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Evidence, part 6: what of mixing's lead with 32 heads of 4 is damping, and what heads that do not find the source lack. Settings
 # of above_head_size.sh, whose table these rows share; the controls are a plugin: M with column sums held at 1 (it mixes and cannot
-# damp), output weights that start at half (it damps at the start and does not mix). Settings from outside: see ../common.sh.
+# damp), output weights that start at half (it damps at the start and does not mix), and
+# such a start with mixing. Settings from outside: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 PLUGIN=examples/evidence/controls FIT=2000
@@ -11,6 +12,7 @@ RUN="$(decayed 2e-3 1260)" # 10 epochs of 126 updates
 SMALL_START="--arch transformer_small_start_iwslt_de_en"
 row h32-column-sums --arch lowrank_transformer_iwslt_de_en --attention mha --head-mixing column-sums $RUN
 row h32-small-start $SMALL_START --attention mha $RUN
+row h32-mixhead-a-small-start $SMALL_START --attention mixhead-a $RUN
 row h32-fixedhead-small-start $SMALL_START --attention fixedhead --head-dim 32 $RUN
 row h32-mha-1e-3 --arch lowrank_transformer_iwslt_de_en --attention mha $(decayed 1e-3 1260)
 translation_rows
