@@ -80,6 +80,7 @@ JOINED_BY_FOUR = {
     "gain, 32 heads of 4": "h32-gain",
     "column sums, 32 heads of 4": "h32-column-sums",
     "small start, 32 heads of 4": "h32-small-start",
+    "mixhead-a with a small start, 32 heads of 4": "h32-mixhead-a-small-start",
     "32 heads of 4 at 1e-3": "h32-mha-1e-3",
 }
 ABOVE = "Results above the head size"
