@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.analysis.variants import VARIANTS
+from experiments.variants import VARIANTS
 from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, AttentionSpec, MultiheadAttention, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 
@@ -233,7 +233,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
-    from fairseq_lowrank.analysis import pictures
+    from fairseq_lowrank.tools import pictures
 
     baseline, heads = settings["baseline"], settings["heads"]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")

@@ -23,7 +23,7 @@
 #
 # A row whose line is in RESULTS is skipped; one that was interrupted goes on from its last checkpoint. Several processes may
 # run a recipe at once: each takes the rows at which no other one is. A run's folder is named for its flags, so that other
-# EXTRA or PRECISION, say, start another one. All of this is in fairseq_lowrank/runs; here rows and settings are declared.
+# EXTRA or PRECISION, say, start another one. All of this is in experiments/recipes; here rows and settings are declared.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
@@ -164,5 +164,5 @@ engine() {
         for name in "${ROW_NAMES[@]}"; do
             printf 'row\t%s\t%s\t%s\t%s\n' "$name" "${ROW_CORPUS[$name]}" "${ROW_FLAGS[$name]}" "${ROW_BASE[$name]}"
         done
-    } | python -m fairseq_lowrank.runs --kind "$KIND" --root "$ROOT" "$@"
+    } | python -m experiments.recipes --kind "$KIND" --root "$ROOT" "$@"
 }

@@ -15,7 +15,7 @@ EXTRAS = {
 }
 
 
-class Refused(ValueError):
+class UserError(ValueError):
     """What was asked for does not go together, or a checkpoint with it."""
 
 
@@ -26,12 +26,12 @@ def show_traceback() -> None:
 
 
 def explanation(error: BaseException) -> str:
-    """What was wrong, in one line: of something :class:`Refused`, whatever was raised over it, or else the message.
+    """What was wrong, in one line: of something :class:`UserError`, whatever was raised over it, or else the message.
 
     Of what is neither refused nor one of :data:`PLAIN` the line says the class and the place too.
     """
     link, over = error, []
-    while link is not None and not isinstance(link, Refused):
+    while link is not None and not isinstance(link, UserError):
         over.append(link)
         link = link.__cause__ or link.__context__
     if link is not None:

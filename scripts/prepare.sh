@@ -2,4 +2,4 @@
 # Prepare a corpus for fairseq, or a form of one: scripts/prepare.sh brown, or wikitext-103-bpe2000.
 # Prints the folder of the binarised corpus. See --help, and NAME --help.
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/environment.sh"
-python -m fairseq_lowrank.corpora "$@"
+python -m experiments.corpora "$@"

@@ -43,7 +43,7 @@ source "$root/examples/environment.sh"
     read -r presets
 } < <(python -c '
 from fairseq_lowrank.attention import PRESETS
-from fairseq_lowrank.corpora.grammar import NAME
+from experiments.corpora.grammar import NAME
 print(NAME)
 print(*PRESETS)')
 [[ " $presets " == *" $attention "* ]] || refuse "--attention $attention: expected one of $presets"

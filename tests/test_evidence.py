@@ -14,11 +14,11 @@ pytest.importorskip("fairseq")
 from fairseq import models, options, utils
 from tiny_transformer import make_task
 
-from fairseq_lowrank.analysis import architecture, inspection
-from fairseq_lowrank.analysis.contrasts import read_named
-from fairseq_lowrank.analysis.parameters import count
+from experiments.reporting.contrasts import read_named
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.tools import architecture, inspection
+from fairseq_lowrank.tools.parameters import count
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from fairseq_lowrank.analysis import contrasts
+from experiments.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")

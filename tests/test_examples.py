@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank.runs.__main__ import main
-from fairseq_lowrank.runs.results import read_results
+from experiments.recipes.__main__ import main
+from experiments.recipes.results import read_results
 
 SIZES = {
     *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),

@@ -15,10 +15,10 @@ import torch
 from fairseq.utils import import_user_module
 from tqdm import tqdm
 
-from fairseq_lowrank.analysis.checkpoints import load_model
-from fairseq_lowrank.analysis.controlled.runs import checked_out_commit, finished
-from fairseq_lowrank.analysis.losses import sentence_losses
-from fairseq_lowrank.runs.results import append_measurement
+from experiments.controlled.runs import checked_out_commit, finished
+from experiments.recipes.losses import sentence_losses
+from experiments.recipes.results import append_measurement
+from fairseq_lowrank.tools.checkpoints import load_model
 
 
 def main() -> None:

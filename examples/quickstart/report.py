@@ -5,8 +5,8 @@ import argparse
 import logging
 from pathlib import Path
 
-from fairseq_lowrank.corpora.grammar.corpus import detokenize
-from fairseq_lowrank.runs.scoring import bleu, read_hypotheses
+from experiments.corpora.grammar.corpus import detokenize
+from experiments.recipes.scoring import bleu, read_hypotheses
 
 
 def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
@@ -14,7 +14,7 @@ def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
     from fairseq import checkpoint_utils, tasks
 
     import fairseq_lowrank.plugin  # noqa: F401 (registers the models)
-    from fairseq_lowrank.analysis.parameters import plain
+    from fairseq_lowrank.tools.parameters import plain
 
     args = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))["cfg"]["model"]
     args.data = str(data)

@@ -2,7 +2,7 @@
 
 A command module has ``NAME``, ``HELP`` (one line), a docstring shown by ``--help``, ``add_arguments(parser)``
 and ``run(args)``, which returns an exit status or None. It imports torch and fairseq inside ``run``.
-With ``TAKES_FLAGS = True`` the flags that it does not declare, say fairseq's, arrive as ``args.flags``.
+With ``TAKES_FLAGS = True``, flags that the command does not declare, say fairseq's, arrive as ``args.flags``.
 """
 
 import argparse
@@ -11,28 +11,38 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from fairseq_lowrank import __version__
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import explanation, missing, show_traceback
 
 
-def commands() -> dict:
-    """Every subcommand's module, by its name on the command line."""
-    names = [info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_")]
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+def command_modules(package: ModuleType) -> dict[str, ModuleType]:
+    """Return the module of each subcommand in ``package``, by its name on the command line."""
+    names = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
     return {module.NAME: module for module in sorted(modules, key=lambda module: module.NAME)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; a user's error becomes one line and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="fairseq-lowrank",
-        description="Tools for attention and its low-rank bottleneck in fairseq.",
-    )
+    """Run one subcommand of ``fairseq-lowrank`` and return its exit status."""
+    description = "Tools for attention and its low-rank bottleneck in fairseq."
+    return run_subcommand("fairseq-lowrank", description, sys.modules[__name__], argv)
+
+
+def run_subcommand(program: str, description: str, package: ModuleType, argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status; a user's error becomes one line and status 2.
+
+    Args:
+        program: the name of the program in usage and error lines.
+        package: the package with a module for each subcommand.
+    """
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in commands().items():
+    modules = command_modules(package)
+    for name, module in modules.items():
         module.add_arguments(
             subparsers.add_parser(
                 name,
@@ -42,24 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
     args, flags = parser.parse_known_args(argv)
-    if getattr(commands()[args.command], "TAKES_FLAGS", False):
+    if getattr(modules[args.command], "TAKES_FLAGS", False):
         args.flags = flags
     elif flags:
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
-    # fairseq's wav2vec asks for DEBUG when it is imported, so that every library would talk: it gets its way only where
-    # nobody asked before
+    # fairseq's wav2vec asks for DEBUG when it is imported, so that every library would log. A level that is set first wins.
     logging.basicConfig(level=logging.WARNING)
     logging.root.setLevel(logging.WARNING)
     try:
         _output.check(args)
-        return commands()[args.command].run(args) or 0
+        return modules[args.command].run(args) or 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads what is printed may stop early
+    except BrokenPipeError:  # the reader of the output may stop early
         _output.discard_output()
         return 0
     except Exception as error:
         show_traceback()
         message = missing(error) if isinstance(error, ModuleNotFoundError) else explanation(error)
-        print(f"fairseq-lowrank {args.command}: error: {message}", file=sys.stderr)
+        print(f"{program} {args.command}: error: {message}", file=sys.stderr)
         return 2

@@ -97,7 +97,7 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
     """
     if args.output is None:
         return
-    from fairseq_lowrank.analysis import pictures
+    from fairseq_lowrank.tools import pictures
 
     pages = {f"{name}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n"} | (pages or {})
 

@@ -47,9 +47,9 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import numpy
 
-    from fairseq_lowrank.analysis.advice import checks, depth
-    from fairseq_lowrank.analysis.advice.lengths import describe_lengths, read_lengths
-    from fairseq_lowrank.analysis.architecture import stacks
+    from fairseq_lowrank.tools.advice import checks, depth
+    from fairseq_lowrank.tools.advice.lengths import describe_lengths, read_lengths
+    from fairseq_lowrank.tools.architecture import stacks
 
     model_args, data, vocab_size, break_mode, task = from_checkpoint(args) if args.checkpoint else from_flags(args)
     block = getattr(model_args, "tokens_per_sample", None)
@@ -108,8 +108,8 @@ def from_flags(args):
     known."""
     import argparse
 
-    from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
-    from fairseq_lowrank.analysis.architecture import parse
+    from fairseq_lowrank.tools.advice.lengths import read_vocab_size
+    from fairseq_lowrank.tools.architecture import parse
 
     model_args = parse(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
@@ -122,8 +122,8 @@ def from_flags(args):
 
 def from_checkpoint(args):
     """The same of a checkpoint, whose own vocabulary it is."""
-    from fairseq_lowrank.analysis import checkpoints
-    from fairseq_lowrank.analysis.advice.lengths import read_vocab_size
+    from fairseq_lowrank.tools import checkpoints
+    from fairseq_lowrank.tools.advice.lengths import read_vocab_size
 
     if args.flags:
         raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")

@@ -36,8 +36,8 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     if args.attention is None and args.head_mixing is None:
         raise ValueError("into what? Give --attention or --head-mixing")
-    from fairseq_lowrank.analysis import checkpoints
-    from fairseq_lowrank.analysis.conversion import convert
+    from fairseq_lowrank.tools import checkpoints
+    from fairseq_lowrank.tools.conversion import convert
 
     state = checkpoints.load_state(args.checkpoint)
     state, notes = convert(state, attention=args.attention, mixing=args.head_mixing)

@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import torch
 
-    from fairseq_lowrank.analysis import published_bert
+    from fairseq_lowrank.tools import published_bert
 
     published = published_bert.PublishedBert.read(args.folder)
     state, notes = published_bert.convert(published, args.output)
@@ -46,7 +46,7 @@ def run(args) -> None:
 
 def hints(state: dict) -> list[str]:
     """The flags that make this model, for fine-tuning: its sizes, and what else differs from the architecture's own."""
-    from fairseq_lowrank.analysis.architecture import parse
+    from fairseq_lowrank.tools.architecture import parse
 
     model, usual = state["cfg"]["model"], parse("lowrank_bert_base")
     names = [f"encoder_{name}" for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")]

@@ -32,7 +32,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.analysis import checkpoints, inspection
+    from fairseq_lowrank.tools import checkpoints, inspection
 
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
@@ -59,7 +59,7 @@ def mean_mixing(args) -> dict:
     import torch
     from tqdm import tqdm
 
-    from fairseq_lowrank.analysis import checkpoints
+    from fairseq_lowrank.tools import checkpoints
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:

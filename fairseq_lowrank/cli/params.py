@@ -35,7 +35,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.analysis import parameters
+    from fairseq_lowrank.tools import parameters
 
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}

@@ -26,7 +26,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.analysis.predictions import predict
+    from fairseq_lowrank.tools.predictions import predict
 
     if args.max_tokens < 1:
         raise ValueError(f"--max-tokens {args.max_tokens}: expected a number >= 1")

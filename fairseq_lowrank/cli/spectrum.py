@@ -76,7 +76,7 @@ def check_data_arguments(args) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.analysis import spectrum
+    from fairseq_lowrank.tools import spectrum
 
     labels = args.labels or default_labels(args.checkpoints)
     if len(labels) != len(args.checkpoints):
@@ -116,7 +116,7 @@ def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
 
 def sequences(args, task) -> list[dict]:
     """Those that the arguments of :func:`add_data_arguments` ask for."""
-    from fairseq_lowrank.analysis import checkpoints
+    from fairseq_lowrank.tools import checkpoints
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
     return checkpoints.sequences(task, args.subset, count=args.sequences, seed=args.seed, **lengths)
@@ -127,7 +127,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
     import torch
     from tqdm import tqdm
 
-    from fairseq_lowrank.analysis import checkpoints, spectrum
+    from fairseq_lowrank.tools import checkpoints, spectrum
 
     model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
     training_seed = checkpoints.configuration(checkpoints.load_state(path), "common", "seed")

@@ -23,7 +23,8 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from fairseq_lowrank.corpora.text import WordPieces, map_lines
+    from fairseq_lowrank.files import map_lines
+    from fairseq_lowrank.tools.wordpieces import WordPieces
 
     if args.workers < 1:
         raise ValueError(f"--workers {args.workers}: expected a whole number, at least 1")

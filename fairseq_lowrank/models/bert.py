@@ -19,7 +19,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.utils import get_activation_fn
 from torch import Tensor, nn
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.models.defaults import set_defaults
 
 SEGMENTS = ("pair", "one")
@@ -86,7 +86,7 @@ class LowrankBertModel(RobertaModel):
         """
         pooler = self.encoder.pooler
         if inner_dim not in (None, pooler.out_features):
-            raise Refused(
+            raise UserError(
                 f"classification head {name}: its inner size is {inner_dim}; expected {pooler.out_features}, the pooler's"
             )
         head = BertClassificationHead(pooler, num_classes, self.args.pooler_activation_fn, self.args.pooler_dropout)
@@ -210,13 +210,13 @@ def check_bert_sizes(args) -> None:
     """
     for name in ("max_positions", "num_segment"):
         if (size := getattr(args, name)) < 1:
-            raise Refused(f"--{name.replace('_', '-')} {size}: expected a number >= 1")
+            raise UserError(f"--{name.replace('_', '-')} {size}: expected a number >= 1")
     if not 0 <= args.pooler_dropout < 1:
-        raise Refused(f"--pooler-dropout {args.pooler_dropout:g}: expected a number from 0 to below 1")
+        raise UserError(f"--pooler-dropout {args.pooler_dropout:g}: expected a number from 0 to below 1")
     if not 0 < args.layer_norm_eps < math.inf:
-        raise Refused(f"--layer-norm-eps {args.layer_norm_eps:g}: expected a number above 0")
+        raise UserError(f"--layer-norm-eps {args.layer_norm_eps:g}: expected a number above 0")
     if getattr(args, "spectral_norm_classification_head", False):
-        raise Refused("--spectral-norm-classification-head: fairseq cannot load such a head again; leave it out")
+        raise UserError("--spectral-norm-classification-head: fairseq cannot load such a head again; leave it out")
 
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_base")

@@ -20,7 +20,7 @@ from fairseq.utils import eval_str_list, safe_getattr
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.models.adaptive import BandedInput, BandedSoftmax
 from fairseq_lowrank.models.defaults import set_defaults
 from fairseq_lowrank.tasks.segment_lm import SegmentLanguageModelingTask, SegmentMemory
@@ -113,7 +113,7 @@ class TransformerXLDecoder(TransformerDecoder):
         layer = TransformerXLLayer(args, no_encoder_attn)
         score = layer.self_attn.score
         if score.name != "relative":
-            raise Refused(
+            raise UserError(
                 f"--attention-score {score.name}: a Transformer-XL has its positions in its scores; expected relative"
             )
         score.dropout, score.longest = args.dropout, self.args.clamp_length
@@ -283,15 +283,15 @@ def _check(args, task) -> None:
     """
     for name, reason in _NOT_HERE.items():
         if value := safe_getattr(args, name, None):
-            raise Refused(f"--{name.replace('_', '-')} {value}: not in a Transformer-XL, {reason}")
+            raise UserError(f"--{name.replace('_', '-')} {value}: not in a Transformer-XL, {reason}")
     if safe_getattr(args, "character_embeddings", False):
-        raise Refused("--character-embeddings: not in lowrank_transformer_xl; expected words or an adaptive input")
+        raise UserError("--character-embeddings: not in lowrank_transformer_xl; expected words or an adaptive input")
     if args.memory_length < 0:
-        raise Refused(f"--memory-length {args.memory_length}: expected a number of positions >= 0")
+        raise UserError(f"--memory-length {args.memory_length}: expected a number of positions >= 0")
     if args.clamp_length < -1:
-        raise Refused(f"--clamp-length {args.clamp_length}: expected a distance >= 0, or -1 for none")
+        raise UserError(f"--clamp-length {args.clamp_length}: expected a distance >= 0, or -1 for none")
     if args.memory_length and isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
-        raise Refused(
+        raise UserError(
             f"--memory-length {args.memory_length}: needs segments that follow each other, which --task segment_lm hands over; "
             "expected that task, or --memory-length 0 (of a checkpoint: --model-overrides \"{'memory_length': 0}\")"
         )

@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import attention
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions
 from fairseq_lowrank.plugin.sizes import check_sizes
@@ -76,7 +76,7 @@ def table(names: Sequence[str] = ()) -> list[Coverage]:
         ValueError: a name is unknown.
     """
     if unknown := [name for name in names if name not in ARCH_MODEL_REGISTRY]:
-        raise Refused(f"{', '.join(unknown)}: unknown; expected values of fairseq-train's --arch")
+        raise UserError(f"{', '.join(unknown)}: unknown; expected values of fairseq-train's --arch")
     names = sorted(names or ARCH_MODEL_REGISTRY, key=lambda name: (ARCH_MODEL_NAME_REGISTRY[name], name))
     return [coverage(name) for name in names]
 
@@ -109,7 +109,7 @@ def try_to_build(cls: type, args: object) -> None:
     check_sizes(args)
     try:
         likeness(cls, args)
-    except Refused:
+    except UserError:
         raise
     except Exception as error:
         logging.getLogger(__name__).debug("%s was not built without data: %s", cls.__name__, error)

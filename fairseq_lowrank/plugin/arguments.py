@@ -12,7 +12,7 @@ from fairseq.distributed import fully_sharded_data_parallel
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.modules import multihead_attention
 
-from fairseq_lowrank.messages import Refused, explanation, show_traceback
+from fairseq_lowrank.messages import UserError, explanation, show_traceback
 from fairseq_lowrank.plugin.loading import literal
 
 
@@ -40,7 +40,7 @@ def extend_parser(*amendments: Callable[[argparse.Namespace, Callable[[str], boo
             for amend in amendments:
                 amend(namespace, given)
             if is_training(namespace) and (reason := unworkable(namespace) or refused_arguments(namespace)):
-                raise Refused(reason)
+                raise UserError(reason)
         except Exception as error:
             show_traceback()
             parser.error(unparsed(parser, error))
@@ -100,15 +100,15 @@ def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) ->
     """An amendment: ``--model-overrides``, in the commands that have it, is a dictionary.
 
     Raises:
-        Refused: it is something else.
+        UserError: it is something else.
     """
     text = getattr(args, "model_overrides", "{}")
     try:
         if isinstance(literal(text), dict):
             return
-    except Refused:
+    except UserError:
         pass
-    raise Refused(f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}")
+    raise UserError(f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}")
 
 
 # fairseq-hydra-train parses nothing: it comes to the trainer with a configuration of several sections.
@@ -124,12 +124,12 @@ def refuse_unworkable_training() -> None:
         for section in (cfg.common, cfg.distributed_training, cfg.model):
             vars(flat).update(vars(section) if isinstance(section, argparse.Namespace) else section)
         if reason := unworkable(flat):
-            raise Refused(reason)
+            raise UserError(reason)
         if hasattr(criterion, "check_model"):
             try:
                 criterion.check_model(model)
             except ValueError as error:
-                raise Refused(str(error)) from error
+                raise UserError(str(error)) from error
         init(self, cfg, task, model, criterion, *args, **kwargs)
 
     trainer.Trainer.__init__ = __init__

@@ -24,7 +24,7 @@ from fairseq.modules.transformer_sentence_encoder_layer import TransformerSenten
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
 from fairseq_lowrank.plugin.sizes import check_language_model, check_sizes, embedding_flags
@@ -238,7 +238,7 @@ def _prepared(model: type, args: object, options: AttentionOptions | None) -> ob
         check_language_model(args)
     elif embedding:
         flag, value = next(iter(embedding.items()))
-        raise Refused(f"{flag} {value}: {_name(model, args)} is no transformer_lm, whose embedding it changes")
+        raise UserError(f"{flag} {value}: {_name(model, args)} is no transformer_lm, whose embedding it changes")
     if rank is not None:
         args.decoder_input_dim = rank
     return args
@@ -300,12 +300,12 @@ def check_coverage(model: nn.Module, build: Build, name: str) -> None:
     for site, kind in elsewhere.items():
         if site in build.options.sites:
             instead = f"--attention-sites {','.join(covered)}" if covered else "fairseq-lowrank architectures"
-            raise Refused(
+            raise UserError(
                 f"--attention: {name} makes its {site} attention ({kind}) by itself, so none can be chosen there; "
                 f"{'try' if covered else 'other architectures are listed by'} {instead}"
             )
     if not covered and not explicit:
-        raise Refused(
+        raise UserError(
             f"--attention: {name} has no attention that can be chosen; architectures that have are listed by "
             "fairseq-lowrank architectures"
         )

@@ -15,7 +15,7 @@ from typing import IO
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn, JobStatus
 
-from fairseq_lowrank.messages import Refused, explanation, show_traceback
+from fairseq_lowrank.messages import UserError, explanation, show_traceback
 from fairseq_lowrank.plugin import inputs
 
 # A command runs already while its parser imports us by --user-dir, so what it calls later is replaced too, by its name in
@@ -87,7 +87,7 @@ def in_one_line(function: Callable, check: Callable | None = None) -> Callable:
     def ending(*args, **kwargs):
         with one_line():
             if check is not None and isinstance(args[0], argparse.Namespace) and (reason := check(args[0])):
-                raise Refused(reason)
+                raise UserError(reason)
             return function(*args, **kwargs)
 
     ending.ends_in_one_line = True

@@ -8,7 +8,7 @@ import numpy
 from fairseq.data import indexed_dataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 
 BATCH = 2**20  # sentences whose places are compared at once
 
@@ -37,17 +37,17 @@ def check_mapped(prefix: str) -> None:
     """Check ``prefix``.idx of ``--dataset-impl mmap``, the default: a type, a count, and each sentence's length and place.
 
     Raises:
-        Refused: it does not describe what ``prefix``.bin holds.
+        UserError: it does not describe what ``prefix``.bin holds.
     """
     index = Path(f"{prefix}.idx")
     magic, version, code, count = header(index, "<9sQBQ")
     if magic != indexed_dataset.MMapIndexedDataset.Index._HDR_MAGIC or version != 1:
-        raise Refused(f"{index} is no index of fairseq's mmap format: is --dataset-impl right?")
+        raise UserError(f"{index} is no index of fairseq's mmap format: is --dataset-impl right?")
     size = integer_type(index, code).itemsize
     if index.stat().st_size != 26 + 12 * count:
-        raise Refused(f"{index} is damaged: it does not hold the {count:,} sentences that it announces")
+        raise UserError(f"{index} is damaged: it does not hold the {count:,} sentences that it announces")
     if not count:
-        raise Refused(f"{index} holds no sentences")
+        raise UserError(f"{index} holds no sentences")
     lengths = numpy.memmap(index, numpy.int32, "r", 26, (count,))
     places = numpy.memmap(index, numpy.int64, "r", 26 + 4 * count, (count,))
     check_places(index, lengths, places, size, 0)
@@ -57,20 +57,20 @@ def check_older(prefix: str) -> None:
     """Check ``prefix``.idx of ``--dataset-impl lazy`` and ``cached``, which counts dimensions and tokens, not bytes.
 
     Raises:
-        Refused: it does not describe what ``prefix``.bin holds.
+        UserError: it does not describe what ``prefix``.bin holds.
     """
     index = Path(f"{prefix}.idx")
     magic, version, code, size, count, dimensions = header(index, "<8s5Q")
     if magic != indexed_dataset.IndexedDataset._HDR_MAGIC or version != 1:
-        raise Refused(f"{index} is no index of fairseq's older format: is --dataset-impl right?")
+        raise UserError(f"{index} is no index of fairseq's older format: is --dataset-impl right?")
     if integer_type(index, code).itemsize != size or dimensions != count:
-        raise Refused(f"{index} is damaged, or holds something else than sentences")
+        raise UserError(f"{index} is damaged, or holds something else than sentences")
     if index.stat().st_size != 48 + 8 * (3 * count + 2):
-        raise Refused(f"{index} is damaged: it does not hold the {count:,} sentences that it announces")
+        raise UserError(f"{index} is damaged: it does not hold the {count:,} sentences that it announces")
     rows = numpy.memmap(index, numpy.int64, "r", 48, (3 * count + 2,))
     ordinals, places, lengths = rows[: count + 1], rows[count + 1 : 2 * count + 2], rows[2 * count + 2 :]
     if not numpy.array_equal(ordinals, numpy.arange(count + 1)):
-        raise Refused(f"{index} is damaged, or holds something else than sentences")
+        raise UserError(f"{index} is damaged, or holds something else than sentences")
     check_places(index, lengths, places[:-1], 1, size)
 
 
@@ -78,14 +78,14 @@ def header(index: Path, form: str) -> tuple:
     with open(index, "rb") as file:
         data = file.read(struct.calcsize(form))
     if len(data) < struct.calcsize(form):
-        raise Refused(f"{index} is cut short")
+        raise UserError(f"{index} is cut short")
     return struct.unpack(form, data)
 
 
 def integer_type(index: Path, code: int) -> numpy.dtype:
     kind = numpy.dtype(indexed_dataset._code_to_dtype.get(code, float))
     if kind.kind not in "iu":
-        raise Refused(f"{index} is damaged: tokens of its type, number {code}, are no integers")
+        raise UserError(f"{index} is damaged: tokens of its type, number {code}, are no integers")
     return kind
 
 
@@ -93,24 +93,24 @@ def check_places(index: Path, lengths: numpy.ndarray, places: numpy.ndarray, siz
     """Compare sentences' places with the sum of ``size`` × length before them; a place counts ``unit`` bytes (0: one)."""
     data = index.with_suffix(".bin")
     if not data.is_file():
-        raise Refused(f"{data}: no such file, though {index.name} is there")
+        raise UserError(f"{data}: no such file, though {index.name} is there")
     most, end = data.stat().st_size // (unit or 1), 0
     for first in range(0, len(lengths), BATCH):
         batch = numpy.array(lengths[first : first + BATCH], dtype=numpy.int64)
         if batch.min() < 0 or batch.max() > most:
-            raise Refused(
+            raise UserError(
                 f"{index} is damaged: a sentence of {batch.min() if batch.min() < 0 else batch.max():,} tokens"
             )
         ends = end + numpy.cumsum(batch * size)
         if not numpy.array_equal(places[first : first + BATCH], ends - batch * size):
-            raise Refused(f"{index} is damaged: its sentences do not lie one behind the other")
+            raise UserError(f"{index} is damaged: its sentences do not lie one behind the other")
         end = int(ends[-1])
         if end > most:
-            raise Refused(
+            raise UserError(
                 f"{data} is cut short, or {index.name} is of other data: it should hold {end * (unit or 1):,} bytes"
             )
     if not end:
-        raise Refused(f"{data} holds no tokens")
+        raise UserError(f"{data} holds no tokens")
 
 
 # A dataset whose index is refused was never opened, and says so in a traceback when it is thrown away.

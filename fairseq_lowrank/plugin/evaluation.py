@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils, models, trainer
 from fairseq.data import data_utils
 from fairseq.tasks import language_modeling
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.arguments import is_training
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> N
         return
     if getattr(args, "context_window", None) is not None and hasattr(args, "tokens_per_sample"):
         if args.context_window < 0:
-            raise Refused(f"--context-window {args.context_window}: expected a number of tokens >= 0")
+            raise UserError(f"--context-window {args.context_window}: expected a number of tokens >= 0")
         if not given("--tokens-per-sample"):
             args.tokens_per_sample = MODELS_BLOCK
 
@@ -144,7 +144,9 @@ def evaluate_every_block() -> None:
     @functools.wraps(load)
     def load_dataset(self, split, *args, **kwargs):
         if (block := self.args.tokens_per_sample) is not None and block < 1:
-            raise Refused(f"blocks of {block} tokens: --tokens-per-sample must be above --context-window, and above 0")
+            raise UserError(
+                f"blocks of {block} tokens: --tokens-per-sample must be above --context-window, and above 0"
+            )
         return load(self, split, *args, **kwargs)
 
     @functools.wraps(dataloader)
@@ -154,7 +156,7 @@ def evaluate_every_block() -> None:
         longest = max(dataset.sizes, default=0) + window
         if max_positions is not None and longest > max_positions and not as_stock():
             count = sum(size + window > max_positions for size in dataset.sizes)
-            raise Refused(
+            raise UserError(
                 f"{count} of {len(dataset)} blocks are longer than the {max_positions} tokens the model accepts (the "
                 f"longest has {longest}, the context window among them) and would be left out of the perplexity or cut "
                 "short. Lower --tokens-per-sample or raise max_target_positions in --model-overrides"
@@ -174,10 +176,10 @@ def one_after_another(
     """How many processes read blocks that have a context: one.
 
     Raises:
-        Refused: shards, which do not have the blocks before theirs.
+        UserError: shards, which do not have the blocks before theirs.
     """
     if num_shards > 1:
-        raise Refused(
+        raise UserError(
             f"{num_shards} shards (--num-shards, or as many workers): with --context-window {context_window} each block needs the "
             "one before it, and a shard lacks it; expected 1"
         )

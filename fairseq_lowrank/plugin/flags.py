@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.spec import Axis
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import BACKENDS
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
@@ -166,7 +166,7 @@ def refuse_misspelt_flags(args: object) -> None:
     for name in args if isinstance(args, DictConfig) else ():
         # no model of fairseq has a name of its own that is as near to one
         if name not in MODEL_FLAGS and (near := difflib.get_close_matches(name, MODEL_FLAGS, 1, cutoff=0.88)):
-            raise Refused(f"model.{name}: unknown; did you mean model.{near[0]}?")
+            raise UserError(f"model.{name}: unknown; did you mean model.{near[0]}?")
 
 
 def given_flags(args: object) -> dict[str, object]:
@@ -215,35 +215,35 @@ class AttentionOptions:
         if "attention_sites" in flags:
             sites = frozenset(site.strip() for site in flags["attention_sites"].split(",") if site.strip())
             if not sites or sites - set(SITES):
-                raise Refused(
+                raise UserError(
                     f"--attention-sites {flags['attention_sites']!r}: expected a comma list of {', '.join(SITES)}"
                 )
         backend = flags.get("attention_backend", "auto")
         if backend not in BACKENDS:
-            raise Refused(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+            raise UserError(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         scale = float(flags.get("mixing_lr_scale", 1.0))
         if not 0 <= scale < math.inf:
-            raise Refused(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
+            raise UserError(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
         for flag in ("head_dim", "value_dim"):
             if flags.get(flag, 0) > LARGEST_HEAD:
-                raise Refused(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}")
+                raise UserError(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}")
         axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in flags}
         try:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise UserError(str(error)) from error
         if scale != 1 and not (learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)):
-            raise Refused(
+            raise UserError(
                 f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
                 "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
             )
         if spec.score == "synthesizer-dense" and getattr(args, "quant_noise_scalar", 0) > 0:
-            raise Refused(
+            raise UserError(
                 f"--quant-noise-scalar {args.quant_noise_scalar:g} does not go with --attention-score synthesizer-dense: its second "
                 "layer is read as a table, which fairseq's noise of calls passes over; expected 0, or --quant-noise-pq"
             )
         if "unused_key_projection" in flags and spec.score != "synthesizer-dense":
-            raise Refused("--unused-key-projection: expected it beside --attention-score synthesizer-dense alone")
+            raise UserError("--unused-key-projection: expected it beside --attention-score synthesizer-dense alone")
         return cls(spec, sites, "no_attention_bias" not in flags, backend, scale, "unused_key_projection" in flags)
 
     def check_sites(self, *present: str) -> None:
@@ -253,7 +253,7 @@ class AttentionOptions:
             ValueError: ``--attention-sites`` names a site that is not ``present``.
         """
         if self.sites != set(SITES) and (missing := sorted(self.sites - set(present))):
-            raise Refused(
+            raise UserError(
                 f"--attention-sites {','.join(missing)}: this model has no such attention; expected "
                 f"{', '.join(present)}"
             )
@@ -293,7 +293,7 @@ class AttentionOptions:
         """
         spec = self.spec_at(site)
         if spec.score != "dot-product" and site == "decoder" and not sizes.get("self_attention", True):
-            raise Refused(
+            raise UserError(
                 f"--cross-self-attention puts the encoder's states before the keys, which score {spec.score!r} has no positions for"
             )
         try:
@@ -309,9 +309,9 @@ class AttentionOptions:
                 **sizes,
             )
         except ValueError as error:
-            raise Refused(f"{site} attention: {error}") from error
+            raise UserError(f"{site} attention: {error}") from error
         if scale_heads and num_heads * layer.head_dim != embed_dim:
-            raise Refused(
+            raise UserError(
                 f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}"
             )
         for mixing in filter(None, (layer.score_mixing, layer.mixing)):
@@ -323,11 +323,11 @@ class AttentionOptions:
 def _refuse_what_stock_attention_alone_has(args: object) -> None:
     for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
         if getattr(args, name, None):
-            raise Refused(f"--{name.replace('_', '-')}: expected none, attention is what --attention says")
+            raise UserError(f"--{name.replace('_', '-')}: expected none, attention is what --attention says")
     for name, off in (("mha_heads_to_keep", -1), ("mha_reg_scale_factor", 0.0)):
         value = getattr(args, name, None)
         if value is not None and value != off:
-            raise Refused(
+            raise UserError(
                 f"--{name.replace('_', '-')} {value}: expected {off}, fairseq prunes the heads of its own attention only, "
                 "not of what --attention chooses"
             )

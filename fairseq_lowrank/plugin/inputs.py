@@ -13,7 +13,7 @@ from fairseq.file_io import PathManager
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 
 
 def unusable_for_training(args: argparse.Namespace) -> str | None:
@@ -125,7 +125,7 @@ def name_empty_subsets() -> None:
         try:
             batches = batch(indices, *args, **kwargs)
             if len(indices) and not len(batches):
-                raise Refused(
+                raise UserError(
                     f"{len(indices)} sentences make no batch: fairseq wants multiples of --required-batch-size-multiple; "
                     "expected more of them, or --required-batch-size-multiple 1"
                 )
@@ -133,7 +133,7 @@ def name_empty_subsets() -> None:
         except IndexError as error:
             if len(indices):
                 raise
-            raise Refused(
+            raise UserError(
                 "no sentence or block of the data is left: each is longer than --max-tokens, --max-source-positions or "
                 "--max-target-positions allow, or there is none"
             ) from error

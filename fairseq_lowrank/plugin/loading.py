@@ -34,7 +34,7 @@ from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 
 from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.attention import states
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import checkpoint_file
 
 COMPONENTS = {"encoder": models.FairseqEncoder, "decoder": models.FairseqDecoder}
@@ -83,14 +83,14 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     """What a checkpoint file holds, on the CPU, read safely and as it was saved: fairseq's upgrades are not applied.
 
     Raises:
-        Refused: the file is damaged, no checkpoint, or holds what no checkpoint needs.
+        UserError: the file is damaged, no checkpoint, or holds what no checkpoint needs.
         OSError: there is no such file.
     """
 
     def load(path):
         state = torch.load(path, map_location="cpu", weights_only=True)
         if not isinstance(state, dict) or "model" not in state:
-            raise Refused(f"{path} is no fairseq checkpoint: it lacks 'model'")
+            raise UserError(f"{path} is no fairseq checkpoint: it lacks 'model'")
         return state
 
     return safely(load)(path)
@@ -120,17 +120,17 @@ def safely(load: Callable[..., dict]) -> Callable[..., dict]:
             with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
                 return load(path, *args, **kwargs)
         except checkpoint_file.Unsafe as error:
-            raise Refused(refusal(path, str(error))) from error
+            raise UserError(refusal(path, str(error))) from error
         except checkpoint_file.Unfit as error:
-            raise Refused(f"{path} cannot be read as a checkpoint: {error}") from error
+            raise UserError(f"{path} cannot be read as a checkpoint: {error}") from error
         except (
             KeyError,
             AttributeError,
         ) as error:  # fairseq's upgrade of old checkpoints takes what it needs for granted
-            raise Refused(f"{path} is no fairseq checkpoint: it lacks {error.args[0]!r}") from error
+            raise UserError(f"{path} is no fairseq checkpoint: it lacks {error.args[0]!r}") from error
         except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
             unsafe = re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error))
-            raise Refused(refusal(path, unsafe[1] if unsafe else None)) from error
+            raise UserError(refusal(path, unsafe[1] if unsafe else None)) from error
 
     return load_safely
 
@@ -214,13 +214,13 @@ def literal(text: str, *, longest: int = LONGEST) -> object:
     """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
 
     Raises:
-        Refused: anything else.
+        UserError: anything else.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected a string, not {text!r}")
     shown = repr(text if len(text) <= 200 else f"{text[:200]}…")
     if len(text) > longest:
-        raise Refused(f"{shown} is not evaluated: it has {len(text):,} characters, at most {longest:,} are")
+        raise UserError(f"{shown} is not evaluated: it has {len(text):,} characters, at most {longest:,} are")
 
     def value(node: ast.AST) -> object:
         match node:
@@ -238,7 +238,9 @@ def literal(text: str, *, longest: int = LONGEST) -> object:
                 if isinstance(node.op, ast.Mult):
                     refuse_long(left, right)
                 return OPERATORS[type(node.op)](left, right)
-        raise Refused(f"{shown} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them")
+        raise UserError(
+            f"{shown} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
+        )
 
     def refuse_long(*factors: object) -> None:
         for repeated, times in (factors, factors[::-1]):
@@ -246,16 +248,16 @@ def literal(text: str, *, longest: int = LONGEST) -> object:
                 text = isinstance(repeated, (str, bytes))
                 size = len(repeated) if text else checkpoint_file.spread(repeated, LONGEST)
                 if size * times > LONGEST:
-                    raise Refused(f"{shown} is not evaluated: it comes to more than {LONGEST:,} elements")
+                    raise UserError(f"{shown} is not evaluated: it comes to more than {LONGEST:,} elements")
 
     try:
         return value(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:
-        raise Refused(f"{shown} is not a value: {error.msg}") from error
-    except Refused:
+        raise UserError(f"{shown} is not a value: {error.msg}") from error
+    except UserError:
         raise
     except (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        raise Refused(f"{shown} is not a value: {error or type(error).__name__}") from error
+        raise UserError(f"{shown} is not a value: {error or type(error).__name__}") from error
 
 
 # fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
@@ -288,7 +290,7 @@ def unpack_within_the_folder() -> None:
         try:
             return load(archive_file)
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-            raise Refused(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
+            raise UserError(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
 
     file_utils.tarfile = types.SimpleNamespace(open=Archive.open)
     file_utils.load_archive_file = load_archive_file
@@ -385,7 +387,7 @@ def explain_unfit_checkpoints() -> None:
     models.BaseFairseqModel.load_state_dict = load_state_dict
 
 
-class Unfit(Refused, RuntimeError):
+class Unfit(UserError, RuntimeError):
     """A state does not fit. Programs, some of fairseq's models among them, catch torch's RuntimeError and go on with what fits."""
 
 

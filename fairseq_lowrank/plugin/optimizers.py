@@ -15,7 +15,7 @@ from fairseq.optim import composite
 from torch import nn
 
 from fairseq_lowrank.attention.parameters import OURS
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 
 
 def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
@@ -69,7 +69,7 @@ def honour_parameter_overrides() -> None:
         tensors = [param for param in params if isinstance(param, torch.Tensor)]
         if has_overrides(tensors):
             if isinstance(optimizer, composite.FairseqCompositeOptimizer):
-                raise Refused(
+                raise UserError(
                     "--optimizer composite does not go with head mixing or head embeddings, which have a learning rate "
                     "and a weight decay of their own: expected another optimizer"
                 )

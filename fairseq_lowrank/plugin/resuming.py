@@ -7,7 +7,7 @@ from pathlib import Path
 from fairseq import checkpoint_utils, trainer
 from fairseq.file_io import PathManager
 
-from fairseq_lowrank.plugin.loading import Refused
+from fairseq_lowrank.plugin.loading import UserError
 
 
 # A task makes the batches of its training data once and shuffles that list anew in each epoch. The epoch in which the
@@ -85,14 +85,14 @@ def name_whole_checkpoints() -> None:
     def load_checkpoint(cfg, trainer, **kwargs):
         try:
             return load(cfg, trainer, **kwargs)
-        except Refused as error:
+        except UserError as error:
             last = Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
             if cfg.restore_file != "checkpoint_last.pt" or not last.exists() or _state(last) is not None:
                 raise
             if (whole := _newest_whole(last, trainer.checkpoint_suffix)) is None:
                 raise
             instead = " in place of --finetune-from-model" if cfg.finetune_from_model else ""
-            raise Refused(
+            raise UserError(
                 f"{error}. To go on from the newest whole one, add --restore-file {whole}{instead}"
             ) from error
 
@@ -110,7 +110,7 @@ def _state(path: str | Path) -> dict | None:
     """What a checkpoint holds; ``None`` if it does not load."""
     try:
         return checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    except (Refused, OSError):
+    except (UserError, OSError):
         return None
 
 
@@ -126,11 +126,11 @@ def explain_what_cannot_resume() -> None:
         shortened = _shortened_alone(self.cfg.model)  # which loading forgets
         try:
             return load(self, filename, *args, **kwargs)
-        except Refused:
+        except UserError:
             raise
         except Exception as error:
             if reason := _why_not(error, filename, self.cfg, shortened):
-                raise Refused(reason) from error
+                raise UserError(reason) from error
             raise
 
     trainer.Trainer.load_checkpoint = load_checkpoint
@@ -145,7 +145,7 @@ def _shortened_alone(model) -> str | None:
 
 def _why_not(error: Exception, filename: str, cfg, shortened: str | None) -> str | None:
     """The line about an ``error`` of loading a checkpoint, or ``None`` if it is about other things."""
-    if isinstance(error.__context__, Refused) and shortened:
+    if isinstance(error.__context__, UserError) and shortened:
         other = "decoder" if shortened == "encoder" else "encoder"
         layers = ",".join(map(str, range(getattr(cfg.model, f"{other}_layers"))))
         return (
@@ -154,7 +154,7 @@ def _why_not(error: Exception, filename: str, cfg, shortened: str | None) -> str
         )
     if cfg.ema.store_ema and isinstance(error, KeyError) and error.args == ("model",):
         return f"{filename} holds no moving average of the parameters (EMA) to go on with: train without --store-ema"
-    if isinstance(error.__context__, Refused):
+    if isinstance(error.__context__, UserError):
         message = f"Cannot load model parameters from checkpoint {filename}: {error.__context__}"
         flags = _flags_of(filename, cfg.model) if message.endswith("trained with") else ""
         own = flags and Path(filename).parent == Path(cfg.checkpoint.save_dir)

@@ -30,7 +30,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tasks.sentence_pairs import Framed, RunningText, SegmentLabels, SentencePairs, draw_pairs
 
 
@@ -78,9 +78,9 @@ class BertPretrainingTask(FairseqTask):
         """
         length, positions = self.cfg.tokens_per_sample, getattr(cfg, "max_positions", None)
         if positions is not None and 0 < positions < length:
-            raise Refused(f"--tokens-per-sample {length}: expected at most {positions}, the model's --max-positions")
+            raise UserError(f"--tokens-per-sample {length}: expected at most {positions}, the model's --max-positions")
         if getattr(cfg, "num_segment", None) == 1:
-            raise Refused("--num-segment 1: expected 2, the segments of a pair")
+            raise UserError("--num-segment 1: expected 2, the segments of a pair")
         return super().build_model(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -98,7 +98,7 @@ class BertPretrainingTask(FairseqTask):
         text = RunningText(lines, lines.sizes)
         documents = text.documents()
         if len(documents) < 2:
-            raise Refused(
+            raise UserError(
                 f"{path} has {len(documents)} document{'s' * (len(documents) != 1)}: expected several, an empty line behind "
                 "each, for sentences that do not follow one another"
             )
@@ -164,14 +164,16 @@ def check_settings(cfg: BertPretrainingConfig) -> None:
         ValueError: a flag whose value is refused, named with what would be accepted.
     """
     if cfg.tokens_per_sample < 5:
-        raise Refused(f"--tokens-per-sample {cfg.tokens_per_sample}: expected at least 5, two words and three symbols")
+        raise UserError(
+            f"--tokens-per-sample {cfg.tokens_per_sample}: expected at least 5, two words and three symbols"
+        )
     for name in ("short_pair_prob", "leave_unmasked_prob", "random_token_prob"):
         if not 0 <= (value := getattr(cfg, name)) <= 1:
-            raise Refused(f"--{name.replace('_', '-')} {value:g}: expected a number from 0 to 1")
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: expected a number from 0 to 1")
     if not 0 < cfg.mask_prob < 1:
-        raise Refused(f"--mask-prob {cfg.mask_prob:g}: expected a number between 0 and 1")
+        raise UserError(f"--mask-prob {cfg.mask_prob:g}: expected a number between 0 and 1")
     if (both := cfg.leave_unmasked_prob + cfg.random_token_prob) > 1:
-        raise Refused(f"--leave-unmasked-prob and --random-token-prob add up to {both:g}: expected at most 1")
+        raise UserError(f"--leave-unmasked-prob and --random-token-prob add up to {both:g}: expected at most 1")
 
 
 @dataclass
@@ -188,7 +190,7 @@ class BertPretrainingLoss(FairseqCriterion):
     def __init__(self, cfg: BertPretrainingLossConfig, task) -> None:
         super().__init__(task)
         if not 0 <= cfg.next_sentence_weight < math.inf:
-            raise Refused(f"--next-sentence-weight {cfg.next_sentence_weight:g}: expected a number >= 0")
+            raise UserError(f"--next-sentence-weight {cfg.next_sentence_weight:g}: expected a number >= 0")
         self.weight = cfg.next_sentence_weight
 
     def forward(self, model, sample, reduce=True):
@@ -201,7 +203,7 @@ class BertPretrainingLoss(FairseqCriterion):
         masked = targets.ne(self.padding_idx)
         logits, extra = model(**sample["net_input"], masked_tokens=masked)
         if extra.get("sentence_logits") is None or "sentence_target" not in sample:
-            raise Refused(
+            raise UserError(
                 "--criterion bert_pretraining: expected --task bert_pretraining, and a model with a next-sentence head, such as "
                 "--arch lowrank_bert_base"
             )

@@ -17,7 +17,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf, open_dict
 from torch import Tensor
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.models.question_answering import add_span_head
 from fairseq_lowrank.tasks.spans import Pieces, windows
 
@@ -172,15 +172,15 @@ class QuestionAnsweringTask(FairseqTask):
         folder = Path(cfg.data)
         for name in ("task.json", "question/dict.txt"):
             if not (folder / name).is_file():
-                raise Refused(
+                raise UserError(
                     f"{folder} holds no {name}: expected the folder `bin` that scripts/prepare.sh squad makes"
                 )
         for name in ("doc_stride", "max_answer_length", "max_question_length"):
             if getattr(cfg, name) < 1:
-                raise Refused(f"--{name.replace('_', '-')} {getattr(cfg, name)}: expected a number of tokens >= 1")
+                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: expected a number of tokens >= 1")
         least = cfg.max_question_length + 4 + cfg.double_separator
         if not least <= cfg.window <= cfg.max_positions:
-            raise Refused(
+            raise UserError(
                 f"--window {cfg.window}: expected {least} (a question of --max-question-length, a token of the paragraph and what "
                 f"separates them) to {cfg.max_positions} (--max-positions)"
             )
@@ -209,7 +209,7 @@ class QuestionAnsweringTask(FairseqTask):
         model = super().build_model(cfg, from_checkpoint)
         width = getattr(cfg, "encoder_embed_dim", None)
         if not hasattr(model, "classification_heads") or width is None:
-            raise Refused(
+            raise UserError(
                 f"--task question_answering: {type(model).__name__} gives no features of single tokens; expected an encoder such as "
                 "roberta_base or lowrank_bert_base"
             )

@@ -12,7 +12,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from torch import Tensor, nn
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
     def __init__(self, args, *rest, **options) -> None:
         super().__init__(args, *rest, **options)
         if args.sample_break_mode not in (None, "none"):
-            raise Refused(f"--sample-break-mode {args.sample_break_mode}: segments follow each other; expected none")
+            raise UserError(f"--sample-break-mode {args.sample_break_mode}: segments follow each other; expected none")
         self._models: list[nn.Module] = []
 
     def build_model(self, args, from_checkpoint: bool = False):
@@ -116,7 +116,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         if max_tokens:
             limits.append(max_tokens // max(1, min(self.args.tokens_per_sample, max(dataset.sizes, default=1))))
         if not limits or min(limits) < 1:
-            raise Refused(
+            raise UserError(
                 f"--max-tokens {max_tokens}: expected --tokens-per-sample {self.args.tokens_per_sample} at least, or --batch-size"
             )
         dataset = SegmentDataset(dataset, Streams(len(dataset), min(limits), num_shards))
@@ -136,7 +136,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
 
     def eval_lm_dataloader(self, dataset, *args, batch_size: int | None = None, context_window: int = 0, **options):
         if context_window:
-            raise Refused(
+            raise UserError(
                 f"--context-window {context_window}: expected 0, memory is the context; more of it is "
                 "--model-overrides \"{'memory_length': N}\""
             )

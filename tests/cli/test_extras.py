@@ -22,9 +22,9 @@ SETUP = Path(__file__).resolve().parents[2] / "setup.py"
 def test_a_command_names_the_extra_that_it_misses(command, package, extra, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in list(sys.modules):
-        if name.partition(".")[0] == package or name == "fairseq_lowrank.analysis.pictures":
+        if name.partition(".")[0] == package or name == "fairseq_lowrank.tools.pictures":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("fairseq_lowrank.analysis.pictures", raising=False)
+    monkeypatch.delattr("fairseq_lowrank.tools.pictures", raising=False)
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     assert cli.main(command) == 2
     message = f"{command[0]}: error: {package} is not installed: pip install 'fairseq-lowrank[{extra}]'"

@@ -3,23 +3,35 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 EVERY_HELP = """
-import contextlib, io, json, sys
-from fairseq_lowrank import cli
+import contextlib, importlib, io, json, sys
+from fairseq_lowrank.cli import command_modules
 
+package, main = map(importlib.import_module, sys.argv[1:])
 texts = {}
-for arguments in (["--help"], *([name, "--help"] for name in cli.commands())):
+for arguments in (["--help"], *([name, "--help"] for name in command_modules(package))):
     with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-        cli.main(arguments)
+        main.main(arguments)
     texts[arguments[0]] = printed.getvalue()
 print(json.dumps([texts, sorted(name for name in sys.modules if "." not in name)]))
 """
+PROGRAMS = {
+    "fairseq-lowrank": (("fairseq_lowrank.cli", "fairseq_lowrank.cli"), {"advise", "params"}),
+    "python -m experiments": (("experiments.commands", "experiments.__main__"), {"report", "compare"}),
+}
 
 
-def test_no_help_loads_torch_or_fairseq():
-    printed = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_help_loads_torch_or_fairseq(program):
+    modules, some = PROGRAMS[program]
+    words = [sys.executable, "-c", EVERY_HELP, *modules]
+    root = Path(__file__).resolve().parents[2]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True, cwd=root).stdout
     texts, loaded = json.loads(printed)
-    assert {"--help", "advise", "params", "report"} <= texts.keys()
-    assert all(text.startswith("usage: fairseq-lowrank") for text in texts.values()), texts
+    assert {"--help", *some} <= texts.keys()
+    assert all(text.startswith(f"usage: {program}") for text in texts.values()), texts
     assert not {"torch", "fairseq", "hydra", "omegaconf", "numpy", "matplotlib", "scipy"} & set(loaded)

@@ -9,32 +9,39 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+from experiments import __main__ as experiments
+from experiments import commands
 from fairseq_lowrank import cli
-from fairseq_lowrank.analysis import pictures
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.tools import pictures
 
 FOLDER_COMMANDS = {
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
     "advise": ["--arch", "transformer", "--vocab-size", "1000", "--length", "9"],
     "inspect": ["checkpoint.pt"],
     "spectrum": ["checkpoint.pt"],
+    "import-bert": ["bert-base-uncased"],
+    "predict": ["checkpoint.pt", "--data", "data"],
+}
+EXPERIMENTS = {
     "representation": [],
     "report": ["results"],
     "variants": [],
     "compare": ["results"],
     "controlled": ["matrices", "--results", "results.jsonl"],
-    "import-bert": ["bert-base-uncased"],
-    "predict": ["checkpoint.pt", "--data", "data"],
 }
+FOLDER_COMMANDS |= EXPERIMENTS
 CHECKPOINT_COMMANDS = {"average": ["checkpoint.pt"], "convert": ["checkpoint.pt", "--attention", "mixhead-b"]}
+MODULES = cli.command_modules(cli) | cli.command_modules(commands)
 FILE_COMMANDS = CHECKPOINT_COMMANDS | {"wordpieces": ["wordpieces.json", "train.txt"]}
 
 
 def refusal(command, arguments, output, monkeypatch, capsys):
     """The line with which a command refuses an output, which must come before it computes."""
-    module = cli.commands()[command]
+    module = MODULES[command]
     monkeypatch.setattr(module, "run", lambda args: pytest.fail("computed"))
-    assert cli.main([command, *arguments, "--output", str(output)]) == 2
+    main = experiments.main if command in EXPERIMENTS else cli.main
+    assert main([command, *arguments, "--output", str(output)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"--output {output}" in error
     return error
@@ -42,9 +49,9 @@ def refusal(command, arguments, output, monkeypatch, capsys):
 
 def test_every_command_with_an_output_is_tried_here(capsys):
     with_output = set()
-    for name in cli.commands():
+    for name in MODULES:
         with pytest.raises(SystemExit):
-            cli.main([name, "--help"])
+            (experiments if name in EXPERIMENTS else cli).main([name, "--help"])
         if "--output" in capsys.readouterr().out:
             with_output.add(name)
     assert with_output == FOLDER_COMMANDS.keys() | FILE_COMMANDS.keys()
@@ -92,7 +99,7 @@ def line(**changes):
 
 def report(tmp_path, *lines):
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return cli.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
+    return experiments.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
 
 
 HOSTILE = ("../../up", "a/b", "$\\frac{$", "=1+1", '<img src=x onerror="1">', "![x](http://x.invalid/y)", "é\nx" * 40)

@@ -17,16 +17,15 @@ MODULES = {
     f"fairseq-{name}": f"fairseq_cli.{name.replace('-', '_')}"
     for name in ("train", "generate", "interactive", "eval-lm", "validate", "preprocess", "score", "hydra-train")
 }
+PROGRAMS = {"fairseq-lowrank": "fairseq_lowrank.cli", "experiments": "experiments.__main__"}
 SECONDS = 120
 
 
 def call(command: str, args: list[str]) -> int | str | None:
     """Run a command line in this process, as the installed command would, and return what it exits with."""
     sys.argv = [command, *args]
-    if command == "fairseq-lowrank":
-        from fairseq_lowrank import cli
-
-        return cli.main(args)
+    if command in ("fairseq-lowrank", "experiments"):
+        return importlib.import_module(PROGRAMS[command]).main(args)
     return importlib.import_module(MODULES[command]).cli_main()
 
 
@@ -75,8 +74,10 @@ def import_all() -> None:
         importlib.import_module(module)
     importlib.import_module("fairseq_lowrank.plugin.commands").end_commands_in_one_line()
     importlib.import_module("torch._inductor.runtime.triton_heuristics")  # torch does when a model is built
-    importlib.import_module("fairseq_lowrank.cli").commands()
-    importlib.import_module("fairseq_lowrank.analysis.report")
+    cli = importlib.import_module("fairseq_lowrank.cli")
+    cli.command_modules(cli)
+    cli.command_modules(importlib.import_module("experiments.commands"))
+    importlib.import_module("experiments.reporting")
     options = importlib.import_module("fairseq.options")
     words = ["nothing", "--path", "nothing"]
     args = options.parse_args_and_arch(options.get_generation_parser(), words)

@@ -11,9 +11,9 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils, options
 from tiny_transformer import make_task, preset_flags, shake
 
-from fairseq_lowrank.analysis import architecture
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.models.question_answering import add_span_head
+from fairseq_lowrank.tools import architecture
 
 SIZES = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"),

@@ -10,8 +10,8 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.nn import functional as F
 
-from fairseq_lowrank.analysis.architecture import build, parse
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
+from fairseq_lowrank.tools.architecture import build, parse
 
 TINY = [
     *("--arch", "lowrank_transformer_lm", "--decoder-layers", "1", "--decoder-embed-dim", "32"),

@@ -14,7 +14,7 @@ from fairseq import options
 from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn, JobStatus
 
-from fairseq_lowrank.messages import Refused, explanation
+from fairseq_lowrank.messages import UserError, explanation
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -46,8 +46,8 @@ def raised(error, cause=None):
     [
         (ValueError("a\n  b"), "a b"),
         (FileNotFoundError(2, "No such file or directory", "x.pt"), "x.pt: No such file or directory"),
-        (raised(Refused("heads differ"), Exception("cannot load;")), "cannot load; heads differ"),
-        (raised(Refused("heads differ"), ValueError("lowrank: heads differ")), "heads differ"),
+        (raised(UserError("heads differ"), Exception("cannot load;")), "cannot load; heads differ"),
+        (raised(UserError("heads differ"), ValueError("lowrank: heads differ")), "heads differ"),
         (
             Exception("-- Process 0 terminated:\nTraceback (most recent call last):\n  x\nValueError: y\n"),
             "ValueError: y",

@@ -11,7 +11,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.data import data_utils, indexed_dataset
 
-from fairseq_lowrank.plugin.loading import Refused
+from fairseq_lowrank.plugin.loading import UserError
 
 SENTENCES = [[4, 5, 6, 2], [7, 2], [8, 9, 2]]
 
@@ -66,7 +66,7 @@ def test_a_damaged_index_is_refused(tmp_path, damage):
     offset, form, value, reason = MAPPED[damage]
     prefix = write(tmp_path)
     change(prefix + ".idx", offset, form, value)
-    with pytest.raises(Refused, match=reason) as refused:
+    with pytest.raises(UserError, match=reason) as refused:
         load(prefix, "mmap")
     assert "\n" not in str(refused.value)
 
@@ -86,7 +86,7 @@ def test_a_damaged_index_of_the_older_format_is_refused(tmp_path, damage, impl):
     offset, form, value, reason = OLDER[damage]
     prefix = write(tmp_path, impl)
     change(prefix + ".idx", offset, form, value)
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(UserError, match=reason):
         load(prefix, impl)
 
 
@@ -94,7 +94,7 @@ def test_a_hostile_count_of_the_older_format_takes_no_memory(tmp_path):
     prefix = write(tmp_path, "lazy")
     for offset in (32, 40):
         change(prefix + ".idx", offset, "<Q", 2**50)
-    with pytest.raises(Refused, match="does not hold the 1,125,899,906,842,624 sentences"):
+    with pytest.raises(UserError, match="does not hold the 1,125,899,906,842,624 sentences"):
         load(prefix, "lazy")
 
 
@@ -105,6 +105,6 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path, impl, ending, size):
     prefix = write(tmp_path, impl)
     file = Path(prefix + ending)
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UserError) as refused:
         load(prefix, impl)
     assert "\n" not in str(refused.value)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq_lowrank.messages import Refused
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.evaluation import one_after_another
 
 MODEL = [
@@ -119,5 +119,5 @@ def test_a_context_window_is_the_same_with_any_number_of_workers(
 
 
 def test_shards_of_blocks_that_need_each_other_are_refused():
-    with pytest.raises(Refused, match=r"2 shards .*: with --context-window 24 each block needs the one before it"):
+    with pytest.raises(UserError, match=r"2 shards .*: with --context-window 24 each block needs the one before it"):
         one_after_another(24, num_shards=2)

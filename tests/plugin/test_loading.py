@@ -27,7 +27,7 @@ from fairseq.data import Dictionary
 
 from fairseq_lowrank.plugin.checkpoint_file import MOST_PICKLED
 from fairseq_lowrank.plugin.loading import (
-    Refused,
+    UserError,
     evaluate_literals_only,
     evaluation,
     is_fairseq,
@@ -143,7 +143,7 @@ def test_what_would_grow_beyond_measure_is_refused_before_it_grows(tmp_path, a_g
     path = save(tmp_path, legacy=legacy, **parts)
     assert path.stat().st_size < 2 * MOST_PICKLED
     with pytest.raises(
-        Refused, match=rf"^{re.escape(str(path))} (cannot be read as a checkpoint|was not loaded): .*({reason})"
+        UserError, match=rf"^{re.escape(str(path))} (cannot be read as a checkpoint|was not loaded): .*({reason})"
     ):
         checkpoint_utils.load_checkpoint_to_cpu(path)
 
@@ -152,7 +152,7 @@ def test_a_compressed_archive_is_refused_before_it_unfolds(tmp_path, a_gigabyte)
     path = save(tmp_path, model={"w": torch.zeros(2**22)})
     repack(path, zipfile.ZIP_DEFLATED)
     assert path.stat().st_size < 2**16
-    with pytest.raises(Refused, match="its parts are compressed"):
+    with pytest.raises(UserError, match="its parts are compressed"):
         checkpoint_utils.load_checkpoint_to_cpu(path)
 
 
@@ -160,7 +160,7 @@ def test_a_key_nested_very_deep_does_not_end_the_process(tmp_path):
     path = save(tmp_path)
     deep = b"\x80\x02}(" + b")" + b"\x85" * 10**5 + b"K\x01u."
     repack(path, replace={"checkpoint/data.pkl": deep})
-    with pytest.raises(Refused, match="keys are no names"):
+    with pytest.raises(UserError, match="keys are no names"):
         load_checkpoint(path)
 
 
@@ -174,7 +174,7 @@ def test_every_flipped_bit_of_an_archive_is_found_or_changes_nothing(tmp_path):
         path.write_bytes(damaged)
         try:
             found = load_checkpoint(path)
-        except Refused as error:
+        except UserError as error:
             assert "\n" not in str(error)
             refused += 1
         else:  # padding, dates and the like
@@ -188,7 +188,7 @@ def test_a_flipped_bit_of_the_weights_is_named(tmp_path):
     written = path.read_bytes()
     value = struct.pack("<f", 2999.0)
     path.write_bytes(written.replace(value, struct.pack("<f", 2999.5)))
-    with pytest.raises(Refused, match="it is damaged: checkpoint/data/0 does not match its checksum"):
+    with pytest.raises(UserError, match="it is damaged: checkpoint/data/0 does not match its checksum"):
         checkpoint_utils.load_checkpoint_to_cpu(path)
 
 
@@ -197,7 +197,7 @@ def test_a_flipped_bit_of_the_weights_is_named(tmp_path):
 def test_a_file_that_is_cut_short_is_refused(tmp_path, legacy, cut):
     path = save(tmp_path, legacy=legacy)
     os.truncate(path, path.stat().st_size - cut)
-    with pytest.raises(Refused, match=r"cannot be read as a checkpoint: .*(damaged|cut short)"):
+    with pytest.raises(UserError, match=r"cannot be read as a checkpoint: .*(damaged|cut short)"):
         load_checkpoint(path)
 
 
@@ -209,7 +209,7 @@ def test_other_files_are_no_checkpoints(tmp_path, data):
     path.write_bytes(data)
     for load in (load_checkpoint, checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_ema_from_checkpoint):
         with pytest.raises(
-            Refused, match=f"^{path} cannot be read as a checkpoint: it is damaged, cut short or another"
+            UserError, match=f"^{path} cannot be read as a checkpoint: it is damaged, cut short or another"
         ):
             load(str(path))
 
@@ -218,7 +218,7 @@ def test_other_files_are_no_checkpoints(tmp_path, data):
 def test_a_storage_that_is_not_all_in_the_file_is_refused(tmp_path, size):
     path = save(tmp_path)
     repack(path, replace={"checkpoint/data/0": b"\0" * size})
-    with pytest.raises(Refused, match=f"3,000 elements of a tensor lie in {size:,} bytes"):
+    with pytest.raises(UserError, match=f"3,000 elements of a tensor lie in {size:,} bytes"):
         load_checkpoint(path)
 
 
@@ -229,7 +229,7 @@ def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
     shape = b"M\xb8\x0b\x85"  # (3000,)
     assert shape in pickled
     repack(path, replace={"checkpoint/data.pkl": pickled.replace(shape, b"M\xb9\x0b\x85")})
-    with pytest.raises(Refused, match=r"a tensor of shape \[3001\] lies in 12,000 bytes"):
+    with pytest.raises(UserError, match=r"a tensor of shape \[3001\] lies in 12,000 bytes"):
         load_checkpoint(path)
 
 
@@ -237,7 +237,7 @@ def test_parts_of_one_name_are_refused(tmp_path):
     path = save(tmp_path)
     with pytest.warns(UserWarning, match="Duplicate name"):
         repack(path, extra=[("checkpoint/data.pkl", b"\x80\x02}.")])
-    with pytest.raises(Refused, match="several of its parts have one name"):
+    with pytest.raises(UserError, match="several of its parts have one name"):
         load_checkpoint(path)
 
 
@@ -245,7 +245,7 @@ def test_an_archive_that_begins_later_in_the_file_is_refused(tmp_path):
     path = save(tmp_path)
     inner = path.read_bytes()
     path.write_bytes(b"PK\x03\x04" + b"\0" * 96 + inner)
-    with pytest.raises(Refused, match="cannot be read as a checkpoint"):
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
         load_checkpoint(path)
 
 
@@ -292,7 +292,7 @@ def test_a_setting_that_is_computed_where_it_is_read_is_refused(tmp_path, monkey
         "args": {"args": argparse.Namespace(data=text)},
         "object": {"cfg": {"model": argparse.Namespace(data=text)}},
     }
-    with pytest.raises(Refused, match="which would be computed here, from environment variables") as refused:
+    with pytest.raises(UserError, match="which would be computed here, from environment variables") as refused:
         checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, **parts[place]))
     assert "hidden" not in str(refused.value)
 
@@ -301,7 +301,7 @@ def test_a_configuration_of_2020_is_refused_where_it_computes_settings_and_loads
     config = omegaconf.OmegaConf.create({"model": {"_name": "transformer_lm", "sizes": [1, 2]}, "task": {"data": "x"}})
     assert checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg=config))["cfg"].model.sizes == [1, 2]
     config.task.data = "${oc.env:HOME}"
-    with pytest.raises(Refused, match="which would be computed here"):
+    with pytest.raises(UserError, match="which would be computed here"):
         checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg=config))
 
 
@@ -319,19 +319,19 @@ def test_references_that_multiply_are_refused(tmp_path):
         (chain, "would be computed"),
         (doubling, "would be computed"),
     ):
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(UserError, match=reason):
             checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg={"m": settings}))
 
 
 def test_a_state_without_a_model_is_no_fairseq_checkpoint(tmp_path):
     path = tmp_path / "other.pt"
     torch.save({"weights": torch.ones(2)}, path)
-    with pytest.raises(Refused, match="is no fairseq checkpoint: it lacks 'model'"):
+    with pytest.raises(UserError, match="is no fairseq checkpoint: it lacks 'model'"):
         load_checkpoint(path)
-    with pytest.raises(Refused, match="is no fairseq checkpoint"):
+    with pytest.raises(UserError, match="is no fairseq checkpoint"):
         checkpoint_utils.load_checkpoint_to_cpu(path)
     torch.save(torch.ones(2), path)
-    with pytest.raises(Refused, match="is no fairseq checkpoint"):
+    with pytest.raises(UserError, match="is no fairseq checkpoint"):
         load_checkpoint(path)
 
 
@@ -356,7 +356,7 @@ def test_a_state_without_a_model_is_no_fairseq_checkpoint(tmp_path):
     ],
 )
 def test_a_text_that_is_no_value_or_a_boundless_one_is_refused(a_gigabyte, text):
-    with pytest.raises(Refused, match=r"is not evaluated|is not a value") as refused:
+    with pytest.raises(UserError, match=r"is not evaluated|is not a value") as refused:
         literal(text)
     assert len(str(refused.value)) < 1000
 
@@ -387,7 +387,7 @@ def test_no_module_of_fairseq_has_pythons_eval_whenever_it_is_loaded(monkeypatch
     of_data = evaluation("fairseq.data.codedataset")
     assert importlib.import_module("fairseq.data.codedataset").eval is of_data
     assert of_data(str({"cpc_km100": "1 " * 10_000}))["cpc_km100"] == "1 " * 10_000
-    with pytest.raises(Refused, match="at most 10,000"):
+    with pytest.raises(UserError, match="at most 10,000"):
         literal(str([1] * 10_000))
 
 
@@ -429,7 +429,7 @@ def test_an_archive_of_a_model_is_unpacked_in_its_place(tmp_path):
 def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, monkeypatch, member):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     archive = make_archive(tmp_path / "model.tar.gz", "model/one.txt", member)
-    with pytest.raises(Refused, match=r"is no archive of a model, or a damaged one: .*outside the destination"):
+    with pytest.raises(UserError, match=r"is no archive of a model, or a damaged one: .*outside the destination"):
         file_utils.load_archive_file(archive)
     assert not list(tmp_path.rglob("out.txt"))
 
@@ -438,6 +438,6 @@ def test_a_damaged_archive_of_a_model_is_refused(tmp_path):
     path = Path(make_archive(tmp_path / "model.tar.gz", "model/one.txt"))
     for data in (path.read_bytes()[:60], b"text"):
         path.write_bytes(data)
-        with pytest.raises(Refused, match="is no archive of a model, or a damaged one") as refused:
+        with pytest.raises(UserError, match="is no archive of a model, or a damaged one") as refused:
             file_utils.load_archive_file(str(path))
         assert "\n" not in str(refused.value)

@@ -14,8 +14,9 @@ def prepare_questions(tmp_path, monkeypatch):
     """``prepare_questions(paragraphs, unanswerable=False)``: the folder `bin` of questions, cut into pieces learnt from them."""
     import sentencepiece
 
-    from fairseq_lowrank.corpora.squad import CORPUS, QuestionTask, lay_out_questions
-    from fairseq_lowrank.corpora.text import BytePieces, write_lines
+    from experiments.corpora.squad import CORPUS, QuestionTask, lay_out_questions
+    from experiments.corpora.text import BytePieces
+    from fairseq_lowrank.files import write_lines
 
     monkeypatch.setenv("LOWRANK_WORK", str(tmp_path))
 

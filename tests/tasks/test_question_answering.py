@@ -8,10 +8,10 @@ pytest.importorskip("fairseq")
 
 import torch
 
-from fairseq_lowrank.analysis.checkpoints import load_model
-from fairseq_lowrank.analysis.predictions import predict
+from experiments.corpora.squad import read_paragraphs
 from fairseq_lowrank.cli import main
-from fairseq_lowrank.corpora.squad import read_paragraphs
+from fairseq_lowrank.tools.checkpoints import load_model
+from fairseq_lowrank.tools.predictions import predict
 
 SPANS = "--task question_answering --criterion question_answering"
 COLOURS = ["red", "green", "blue", "black", "white", "brown", "grey", "pink"]

@@ -11,10 +11,10 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import transformer_iwslt_de_en
 
 import fairseq_lowrank.plugin  # noqa: F401
-from fairseq_lowrank.analysis.architecture import attention_layers
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.ops import StaticMixing
+from fairseq_lowrank.tools.architecture import attention_layers
 
 START = 0.5
 

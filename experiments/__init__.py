@@ -1,0 +1,1 @@
+"""Corpora, recipes, controlled tasks and reports of our experiments; run from a clone, not installed."""

@@ -1,0 +1,258 @@
+"""Known attention matrices: what can one attention layer learn to average with, at each number and size of heads?
+
+n positions, fixed, are the layer's queries and keys; a content x [n, d], drawn anew each time, is its value. The answer is
+y[:, s] = A_s · x[:, s] for each slice s of the d columns: one random row-stochastic A for all columns (``shared``), or
+eight unrelated ones for eight slices of d/8 columns (``own``). Rows of A are drawn uniformly from the simplex.
+
+The layer's probabilities depend on positions alone and its output is linear in x:
+
+    ŷ = Σ_i P̄_i x C_i,    C_i = W_V,i W_O,i
+
+with P̄_i [n, n] the (mixed) probabilities of head i, W_V,i [d, d_v] and W_O,i [d_v, d]. So for x with independent entries of
+mean 0 and variance 1 the expected squared error needs no sample of x:
+
+    E‖ŷ − y‖² = Σ_ij ⟨P̄_i, P̄_j⟩⟨C_i, C_j⟩ − 2 Σ_i Σ_s ⟨P̄_i, A_s⟩ Σ_{b in s} C_i[b, b] + Σ_s |s| ‖A_s‖²
+
+It is divided by its last term, E‖y‖², and that relative squared error is the training loss: the whole gradient, no noise,
+nothing to overfit. 1 is what the output 0 has; for large n the uniform matrix has 1/2. Everything is computed in float64.
+
+The full grid: d 64, n 16 and 32, 2 to 32 heads, Adam at 1e-2 on a cosine to 0, 800 updates, no biases. Positions are
+normal, of full rank n (rows of norm √d on average) or of rank n/2. One seed draws one problem, the same for all methods
+and head counts, and the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from experiments.controlled.runs import Log, Method, Run, Table, geometric_mean, marked, over_seeds
+from experiments.representation import random_row_stochastic
+from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.attention.spec import AttentionSpec
+
+TABLE = "matrices"
+METRIC = "relative squared error"
+SPLIT = "expected over inputs"
+ARCHITECTURE = "one attention layer, d 64"
+EMBED_DIM = 64
+STEPS = 800
+LEARNING_RATE = 1e-2
+SLICES = {"shared": 1, "own": 8}
+HEADS = (2, 4, 8, 16, 32)
+SEEDS = (1, 2, 3, 4, 5)
+
+PRESET_METHODS = ("mha", "mixhead-a", "mixhead-b", "talking-heads", "gain", "mhe-mul")
+"""Methods whose heads have the size d/h."""
+FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
+"""Heads of size n, and the control with as many parameters: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
+
+CONTROLS = ("gain", MORE_HEADS)
+
+
+def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Tensor]:
+    """Positions ``[n, d]`` of the given rank, and the matrices ``[slices, n, n]``, in float64.
+
+    Raises:
+        ValueError: a rank above n or d.
+    """
+    if not 1 <= rank <= min(length, EMBED_DIM):
+        raise ValueError(
+            f"rank {rank}: expected 1 to {min(length, EMBED_DIM)} for {length} positions of size {EMBED_DIM}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    matrices = random_row_stochastic(SLICES[target], length, generator=generator)
+    if rank == min(length, EMBED_DIM):
+        positions = torch.randn(length, EMBED_DIM, dtype=torch.float64, generator=generator)
+    else:
+        left = torch.randn(length, rank, dtype=torch.float64, generator=generator)
+        right = torch.randn(rank, EMBED_DIM, dtype=torch.float64, generator=generator)
+        positions = left @ right / rank**0.5
+    return positions, matrices
+
+
+def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a layer without biases does to any content: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``."""
+    embed_dim = positions.size(1)
+    query = positions.unsqueeze(1)
+    _, probabilities = layer(query, query, torch.zeros_like(query), need_head_weights=True)
+    # A layer says what its values are: here those of the unit contents.
+    unit = torch.eye(embed_dim, dtype=positions.dtype).unsqueeze(1)
+    _, values = layer(query, unit, unit, before_softmax=True)
+    outputs = layer.out_proj.weight.t().unflatten(0, (layer.num_heads, -1))
+    return probabilities.squeeze(1), values, outputs
+
+
+def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matrices: Tensor) -> Tensor:
+    """E‖ŷ − y‖² / E‖y‖² over contents with independent entries of mean 0 and variance 1 (the module's formula).
+
+    Args:
+        probabilities: P̄ ``[H, n, n]``.
+        values: W_V ``[H, d, d_v]``.
+        outputs: W_O ``[H, d_v, d]``.
+        matrices: A ``[slices, n, n]``, each for d / slices columns.
+    """
+    heads, embed_dim, value_dim = values.shape
+    slices, columns = matrices.size(0), embed_dim // matrices.size(0)
+    patterns, wanted = probabilities.flatten(1), matrices.flatten(1)
+    # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩: no C_i, which is d×d, is needed
+    side_by_side, stacked = values.transpose(0, 1).flatten(1), outputs.flatten(0, 1)
+    products = (side_by_side.t() @ side_by_side) * (stacked @ stacked.t())
+    products = products.view(heads, value_dim, heads, value_dim).sum((1, 3))
+    diagonals = torch.einsum("hbv,hvb->hb", values, outputs).view(heads, slices, columns).sum(-1)
+    size = columns * wanted.square().sum()
+    error = ((patterns @ patterns.t()) * products).sum() - 2 * ((patterns @ wanted.t()) * diagonals).sum() + size
+    return error / size
+
+
+def build(method: Method, heads: int, seed: int) -> MultiheadAttention:
+    """The layer of a run, started from its seed, in float64.
+
+    Raises:
+        ValueError: the method adds to the output what comes from no content (additive value embeddings do).
+    """
+    if AttentionSpec.from_preset(method.preset, **method.axes).projection == "head-embedding-add":
+        raise ValueError(f"{method.name}: additive head embeddings make the output no linear map of the content")
+    torch.manual_seed(seed)
+    return build_attention(method.preset, EMBED_DIM, heads, bias=False, **method.axes).double()
+
+
+def train(method: Method, heads: int, length: int, rank: int, target: str, seed: int, steps: int, log: Log) -> dict:
+    """Train one layer on one problem. Returns ``value``, the relative squared error at the end, and ``parameters``."""
+    positions, matrices = problem(length, rank, target, seed)
+    layer = build(method, heads, seed)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        error = relative_error(*layer_map(layer, positions), matrices)
+        error.backward()
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0:
+            log(f"{step} {error.item():.6g}")
+    with torch.no_grad():
+        error = relative_error(*layer_map(layer, positions), matrices).item()
+    return {"value": error, "parameters": sum(parameter.numel() for parameter in layer.parameters())}
+
+
+def methods(heads: int, length: int) -> Iterator[tuple[Method, int]]:
+    """Every method at h heads of size d/h, and how many heads it has."""
+    head_dim = EMBED_DIM // heads
+    for preset in PRESET_METHODS:
+        yield Method(preset, preset), heads
+    if length > head_dim:
+        yield Method(FIXEDHEAD, "fixedhead", {"head_dim": length}), heads
+        yield Method(MORE_HEADS, "mha", {"head_dim": head_dim}), heads * length // head_dim
+
+
+def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
+    """Every run of the grid: n 16 before 32, full rank before half, and all of a problem's methods before the next seed.
+
+    Args:
+        seeds: by default 1 to 5, with ``quick`` 1.
+        quick: n 16 at full rank alone.
+        steps: updates other than the task's make rows of their own: trials where they are fewer.
+    """
+    seeds = seeds or (SEEDS[:1] if quick else SEEDS)
+    settings = [(16, 16)] if quick else [(16, 16), (32, 32), (16, 8), (32, 16)]
+    for length, rank in settings:
+        for seed in seeds:
+            for target in SLICES:
+                for heads in HEADS:
+                    for method, count in methods(heads, length):
+                        if method.exists():
+                            yield _run(method, heads, count, length, rank, target, seed, steps)
+
+
+def _run(
+    method: Method, heads: int, count: int, length: int, rank: int, target: str, seed: int, steps: int | None
+) -> Run:
+    ranks = "" if rank == length else f"-rank{rank}"
+    setting = {
+        "heads": count,
+        "head_dim": method.axes.get("head_dim", EMBED_DIM // heads),
+        "small_head_dim": EMBED_DIM // heads,
+        "length": length,
+        "rank": rank,
+        "target": target,
+    }
+    return Run(
+        f"n{length}{ranks}-{target}-h{heads}-{method.name}",
+        seed,
+        method,
+        STEPS if steps is None else steps,
+        STEPS,
+        setting,
+        lambda seed, steps, log: train(method, count, length, rank, target, seed, steps, log),
+    )
+
+
+def problems(lines: list[dict]) -> dict[tuple[int, int, str], list[dict]]:
+    """The lines by (n, rank, target)."""
+    groups: dict[tuple[int, int, str], list[dict]] = {}
+    for line in lines:
+        groups.setdefault((line["length"], line["rank"], line["target"]), []).append(line)
+    return groups
+
+
+def title(length: int, rank: int, target: str) -> str:
+    """What a problem asks, in words."""
+    asked = "one matrix for all columns" if target == "shared" else "eight matrices for eight slices"
+    return f"n {length}, {asked}" + ("" if rank == length else f", positions of rank {rank}")
+
+
+def tables(lines: list[dict]) -> list[Table]:
+    """A table a problem: number and size of heads down, methods across, the geometric mean over seeds in a cell."""
+    result = []
+    for key, chosen in problems(lines).items():
+        names = list(dict.fromkeys(line["method"] for line in chosen))
+        values: dict[tuple[int, str], list[float]] = {}
+        for line in chosen:
+            values.setdefault((line["small_head_dim"], line["method"]), []).append(line["value"])
+        seeds = sorted({line["seed"] for line in chosen})
+        body = [
+            [f"{EMBED_DIM // size} × {size}"] + [_cell(values.get((size, name), []), seeds) for name in names]
+            for size in sorted({size for size, _ in values}, reverse=True)
+        ]
+        text = f"{METRIC}, geometric mean {over_seeds(seeds, values.values())}: {title(*key)}"
+        result.append(Table(text, ["heads × size", *names], body))
+    return result
+
+
+def _cell(values: list[float], seeds: list[int]) -> str:
+    return marked(f"{geometric_mean(values):.1e}", values, seeds) if values else ""
+
+
+def draw(lines: list[dict]):
+    """Error against head size, a plot a problem and a curve a method (controls dashed); bands go over all seeds."""
+    from matplotlib.ticker import NullLocator
+
+    from fairseq_lowrank.tools import pictures
+
+    groups = problems(lines)
+    figure, plots = pictures.grid(len(groups), width=4.2, height=3.6)
+    present = {line["method"] for line in lines}
+    names = [name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS) if name in present]
+    for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
+        sizes = sorted({line["small_head_dim"] for line in chosen})
+        for name, style in zip(names, pictures.styles(names), strict=True):
+            values: dict[int, list[float]] = {}
+            for line in chosen:
+                if line["method"] == name:
+                    values.setdefault(line["small_head_dim"], []).append(line["value"])
+            own = sorted(values)
+            style = {**style, "linestyle": "--" if name in CONTROLS else "-"}
+            axes.plot(own, [geometric_mean(values[size]) for size in own], marker="o", ms=3, label=name, **style)
+            low, high = [min(values[size]) for size in own], [max(values[size]) for size in own]
+            axes.fill_between(own, low, high, color=style["color"], alpha=0.2, linewidth=0)
+        axes.axvline(key[0] - 1, color="0.6", linewidth=1, linestyle=":")
+        axes.set(xscale="log", yscale="log", xlabel="heads × size of mha; dotted: n − 1", ylabel=METRIC)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(sizes, labels=[f"{EMBED_DIM // size}×{size}" for size in sizes])
+        axes.set_title(title(*key), fontsize=9)
+    plots[0].legend(fontsize=7, handlelength=3.5)
+    return figure

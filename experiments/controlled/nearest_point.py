@@ -1,0 +1,225 @@
+"""Nearest point on the sphere: a task that one head of full rank solves and heads of low rank do not.
+
+N points x_i, uniform on the sphere S^{d−1}; y_i is the point x_j with the least ⟨x_i, x_j⟩, that is the point nearest to −x_i.
+The metric is the squared error E‖ŷ_i − y_i‖², with fresh points at each update; 1 is what the output 0 has. Source: Amsel,
+Yehudai and Bruna, "On the Benefits of Rank in Attention Layers" (arXiv 2407.16153): one head with W_Q W_Kᵀ = −β I and large β
+has the answer, while heads of rank well below d need to be exponentially many.
+
+As published: one post-norm layer, attention then a ReLU feed-forward part, each followed by x ↦ s·x/‖x‖ with one learned s;
+AdamW, 1e-2, betas 0.9 and 0.95, no decay of weights, warm-up over the first 5 % of updates and a cosine to 0, batches of
+256. Other than published: d 32 instead of 64, 10,000 updates instead of 100,000, feed-forward of 4·d instead of 32·d. The value
+is the error of the trained layer on 16,384 fresh sets of points, the same for all rows of a seed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from experiments.controlled.runs import Log, Method, Run, Table, marked, over_seeds
+from fairseq_lowrank.attention import build_attention
+
+TABLE = "nearest-point"
+METRIC = "squared error"
+SPLIT = "fresh points"
+ARCHITECTURE = "one post-norm layer, d 32"
+EMBED_DIM = 32
+POINTS = 16
+FFN_DIM = 4 * EMBED_DIM
+BATCH = 256
+STEPS = 10_000
+LEARNING_RATE = 1e-2
+WARMUP = 0.05
+TEST_BATCHES = 64
+SEEDS = (1, 2, 3)
+
+PUBLISHED = {1: 0.87, 2: 0.86, 4: 0.86, 8: 0.84, 16: 0.80, 32: 0.69, 64: 0.015}
+"""Squared error by rank d/h for d 64, N 16 and one layer, read off the figure."""
+
+
+def points(batch: int, generator: torch.Generator) -> Tensor:
+    """``[N, batch, d]`` points, uniform on the sphere."""
+    return F.normalize(torch.randn(POINTS, batch, EMBED_DIM, generator=generator), dim=-1)
+
+
+def answers(x: Tensor) -> Tensor:
+    """For each point of ``[N, batch, d]`` the one with the least inner product."""
+    nearest = torch.einsum("ibd,jbd->bij", x, x).argmin(-1)
+    return x.transpose(0, 1).take_along_dim(nearest.unsqueeze(-1), dim=1).transpose(0, 1)
+
+
+class Layer(nn.Module):
+    """One post-norm Transformer layer over ``[N, batch, d]``."""
+
+    def __init__(self, method: Method, heads: int) -> None:
+        super().__init__()
+        self.attention = build_attention(method.preset, EMBED_DIM, heads, self_attention=True, **method.axes)
+        self.fc1, self.fc2 = nn.Linear(EMBED_DIM, FFN_DIM), nn.Linear(FFN_DIM, EMBED_DIM)
+        self.scales = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.scales[0] * F.normalize(x + self.attention(x, x, x, need_weights=False)[0], dim=-1)
+        return self.scales[1] * F.normalize(x + self.fc2(F.relu(self.fc1(x))), dim=-1)
+
+
+def squared_error(layer: nn.Module, x: Tensor) -> Tensor:
+    """‖ŷ_i − y_i‖², mean over points."""
+    return (layer(x) - answers(x)).square().sum(-1).mean()
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """The share of the full rate: linear from 0 over the first 5 %, then a cosine to 0."""
+    warmup = max(1, round(WARMUP * steps))
+    if step < warmup:
+        return step / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+
+
+def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
+    """Train one layer. Returns ``value``, the squared error on fresh points, and ``parameters``."""
+    torch.manual_seed(seed)
+    layer = Layer(method, heads)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step + 1, steps))
+    for step in range(steps):
+        optimizer.zero_grad()
+        error = squared_error(layer, points(BATCH, generator))
+        error.backward()
+        optimizer.step()
+        schedule.step()
+        if step % 500 == 0:
+            log(f"{step} {error.item():.6g}")
+    generator = torch.Generator().manual_seed(1_000_000 + seed)
+    with torch.no_grad():
+        errors = [squared_error(layer, points(BATCH, generator)).item() for _ in range(TEST_BATCHES)]
+    return {
+        "value": sum(errors) / len(errors),
+        "parameters": sum(parameter.numel() for parameter in layer.parameters()),
+    }
+
+
+def rows() -> Iterator[tuple[Method, int]]:
+    """Every method and its number of heads, those of the named contrasts first."""
+    mha = Method("mha", "mha")
+    yield from ((mha, heads) for heads in (8, 1))
+    yield Method("mixhead-a", "mixhead-a"), 8
+    yield Method("score-mixing", "mha", {"score_mixing": "static"}), 8
+    yield Method("queries-32", "mha", {"head_dim": 32, "value_dim": 4}), 8
+    yield Method("values-32", "mha", {"value_dim": 32}), 8
+    yield Method("fixedhead-32", "fixedhead", {"head_dim": 32}), 8
+    yield Method("fixedhead-16", "fixedhead", {"head_dim": 16}), 8
+    yield Method("mixhead-b", "mixhead-b"), 8
+    yield Method("talking-heads", "talking-heads"), 8
+    yield Method("gain", "gain"), 8
+    yield Method("sigsoftmax", "mha", {"activation": "sigsoftmax"}), 8
+    yield from ((mha, heads) for heads in (2, 4, 16, 32))
+    yield Method("fixedhead-32", "fixedhead", {"head_dim": 32}), 4
+    for heads in (4, 2):
+        yield Method("mixhead-a", "mixhead-a"), heads
+        yield Method("mixhead-b", "mixhead-b"), heads
+        yield Method("score-mixing", "mha", {"score_mixing": "static"}), heads
+        yield Method("talking-heads", "talking-heads"), heads
+
+
+def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
+    """Every run, all rows of a seed before the next.
+
+    Args:
+        seeds: by default 1 to 3, with ``quick`` 1.
+        quick: one head, eight heads, and eight mixed after the softmax.
+        steps: updates other than the task's make rows of their own: trials where they are fewer.
+    """
+    for seed in seeds or (SEEDS[:1] if quick else SEEDS):
+        for method, heads in rows():
+            if method.exists() and (not quick or (method.name in ("mha", "mixhead-a") and heads in (1, 8))):
+                yield _run(method, heads, seed, steps)
+
+
+def _run(method: Method, heads: int, seed: int, steps: int | None) -> Run:
+    setting = {"heads": heads, "head_dim": method.axes.get("head_dim", EMBED_DIM // heads)}
+    return Run(
+        f"h{heads}-{method.name}",
+        seed,
+        method,
+        STEPS if steps is None else steps,
+        STEPS,
+        setting,
+        lambda seed, steps, log: train(method, heads, seed, steps, log),
+    )
+
+
+def _by_row(lines: list[dict]) -> dict[tuple[str, int], list[float]]:
+    values: dict[tuple[str, int], list[float]] = {}
+    for line in lines:
+        values.setdefault((line["method"], line["heads"]), []).append(line["value"])
+    return values
+
+
+def tables(lines: list[dict]) -> list[Table]:
+    """Mean and spread over seeds, methods down and heads across; then ``mha`` beside the published curve."""
+    values = _by_row(lines)
+    counts = sorted({heads for _, heads in values})
+    seeds = sorted({line["seed"] for line in lines})
+    body = [
+        [name, *(_cell(values.get((name, heads), []), seeds) for heads in counts)]
+        for name in dict.fromkeys(name for name, _ in values)
+    ]
+    ours = [
+        [f"1/{heads}", f"{statistics.fmean(values['mha', heads]):.3f}", str(PUBLISHED[64 // heads])]
+        for heads in counts
+        if ("mha", heads) in values
+    ]
+    over = f"mean ± standard deviation {over_seeds(seeds, values.values())}"
+    return [
+        Table(f"{METRIC}, {over}; d {EMBED_DIM}, N {POINTS}", ["heads", *map(str, counts)], body),
+        Table(
+            "mha beside the published curve (d 64, 100,000 updates, read off the figure)",
+            ["rank / d", f"d {EMBED_DIM}", "published"],
+            ours,
+        ),
+    ]
+
+
+def _cell(values: list[float], seeds: list[int]) -> str:
+    if not values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return marked(f"{statistics.fmean(values):.3f}{spread}", values, seeds)
+
+
+def draw(lines: list[dict]):
+    """Error against heads: ours by method, and the published curve; bars go from the least to the greatest seed.
+
+    Methods stand side by side, each a little to the right of the one before; first those with the longest curves.
+    """
+    from fairseq_lowrank.tools import pictures
+
+    figure, axes = pictures.new_figure()
+    values = _by_row(lines)
+    counts = Counter(name for name, _ in values)
+    names = sorted(counts, key=lambda name: -counts[name])
+    for place, (name, style) in enumerate(zip(names, pictures.styles(names), strict=True)):
+        aside = 1.04**place
+        heads = sorted(heads for other, heads in values if other == name)
+        means = [statistics.fmean(values[name, count]) for count in heads]
+        low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
+        high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
+        # a row of one number of heads has no line to tell it by
+        marker = "osD^vP"[pictures.LINE_STYLES.index(style["linestyle"])]
+        axes.errorbar(
+            [count * aside for count in heads], means, (low, high), marker=marker, ms=5, capsize=2, label=name, **style
+        )
+    heads = [64 // rank for rank in PUBLISHED]
+    axes.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(heads, map(str, heads))
+    axes.set(xlabel="heads; those of mha have rank d / heads", ylabel=METRIC, ylim=(0, 1))
+    axes.legend(fontsize=7)
+    return figure

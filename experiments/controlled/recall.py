@@ -1,0 +1,241 @@
+"""Multi-query associative recall: sparse attention, for which theory asks for small heads alone.
+
+A sequence lists key–value pairs, then repeats each key somewhere among noise; at each repeated key the answer is its
+value. Source: MQAR of "Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting: vocabulary 256 (keys 1 to
+127, values 128 to 255), length 64, 4 pairs, gaps before a repeat by a power law of exponent 0.01, other places random
+tokens; 2 pre-norm layers, GELU feed-forward of 4·d, learned positions, output tied to the embedding, AdamW with decay
+0.1.
+
+Other than there: new sequences in every update, 64 at a time, for a fixed set of 10,000 is learned by heart before the
+task is; so no dropout; embeddings times √d, as fairseq has them; d 64, which zoology has among its widths; a rate of
+2e-3, up over 100 updates and down on a cosine. Training ends when 99 % of 1,000 test sequences' answers are right, as
+is asked every 100 updates.
+
+Each query must find one key among n, so patterns are sparse, and heads of size O(log n) have them (Likhosherstov et al., arXiv
+2106.03764). The value is the error rate at the end; the updates it took stand beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from experiments.controlled.runs import Journal, Method, Run, Table
+from fairseq_lowrank.attention import CAUSAL, build_attention
+
+TABLE = "recall"
+METRIC = "error rate"
+SPLIT = "test"
+ARCHITECTURE = "two pre-norm layers, d 64"
+VOCABULARY, LENGTH, PAIRS = 256, 64, 4
+EXPONENT = 0.01
+TEST, BATCH = 1_000, 64
+EMBED_DIM, LAYERS = 64, 2
+RATE, OTHER_RATES = "2e-3", ("5e-4", "1e-3", "4e-3")
+WEIGHT_DECAY, WARMUP = 0.1, 100
+EVERY, STEPS = 100, 6_000
+ENOUGH = 0.01
+IGNORED = -100
+SEEDS = (1, 2, 3)
+
+
+def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens and answers, ``[count, length]``; an answer is −100 where none is asked."""
+
+    def distinct(choices: int, weights: Tensor | None = None) -> Tensor:
+        weights = torch.ones(choices) if weights is None else weights
+        return torch.multinomial(weights.expand(count, -1), PAIRS, generator=generator)
+
+    keys, values = 1 + distinct(VOCABULARY // 2 - 1), VOCABULARY // 2 + distinct(VOCABULARY // 2)
+    context = 2 * PAIRS
+    spaces = (LENGTH - context) // 2
+    # the smaller the gap, the likelier: P(gap) ~ gap^(a − 1)
+    places = context + 2 * distinct(spaces, torch.arange(1, spaces + 1).float() ** (EXPONENT - 1))
+    tokens = torch.randint(VOCABULARY, (count, LENGTH), generator=generator)
+    tokens[:, 0:context:2], tokens[:, 1:context:2] = keys, values
+    tokens.scatter_(1, places, keys)
+    answers = torch.full_like(tokens, IGNORED).scatter_(1, places, values)
+    return tokens, answers
+
+
+class Block(nn.Module):
+    """A pre-norm layer over ``[length, batch, d]``."""
+
+    def __init__(self, method: Method, heads: int) -> None:
+        super().__init__()
+        self.attention = build_attention(method.preset, EMBED_DIM, heads, self_attention=True, **method.axes)
+        self.norms = nn.ModuleList(nn.LayerNorm(EMBED_DIM) for _ in range(2))
+        self.fc1, self.fc2 = nn.Linear(EMBED_DIM, 4 * EMBED_DIM), nn.Linear(4 * EMBED_DIM, EMBED_DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, y, attn_mask=CAUSAL, need_weights=False)[0]
+        return x + self.fc2(F.gelu(self.fc1(self.norms[1](x))))
+
+
+class Model(nn.Module):
+    """A small language model: ``[batch, length]`` tokens to ``[batch, length, vocabulary]`` scores."""
+
+    def __init__(self, method: Method, heads: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, EMBED_DIM), nn.Embedding(LENGTH, EMBED_DIM)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=EMBED_DIM**-0.5)
+        self.blocks = nn.Sequential(*(Block(method, heads) for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(EMBED_DIM)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = math.sqrt(EMBED_DIM) * (self.tokens(tokens) + self.positions.weight)
+        return self.norm(self.blocks(x.transpose(0, 1))).transpose(0, 1) @ self.tokens.weight.t()
+
+
+def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
+    """The share of wrong answers where one is asked."""
+    with torch.no_grad():
+        chosen = torch.cat([model(batch).argmax(-1) for batch in tokens.split(250)])
+    asked = answers != IGNORED
+    return (chosen != answers)[asked].float().mean().item()
+
+
+def train(
+    method: Method, heads: int, seed: int, steps: int, journal: Journal, learning_rate: float = float(RATE)
+) -> dict:
+    """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``.
+
+    Each test is kept in the journal with what training needs, and the last is where it goes on, to the same numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    test = sequences(TEST, generator)
+    torch.manual_seed(seed)
+    model = Model(method, heads)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda done: min(1, (done + 1) / WARMUP) * (1 + math.cos(math.pi * done / steps)) / 2
+    )
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    done, wrong = 0, 1.0
+    if state := journal.kept():
+        done, wrong = state["done"], state["wrong"]
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        generator.set_state(state["drawn"])
+    while done < steps and wrong > ENOUGH:
+        tokens, answers = sequences(BATCH, generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten(), ignore_index=IGNORED)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        done += 1
+        if done % EVERY == 0 or done == steps:
+            wrong = error_rate(model, *test)
+            journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
+            states = {name: part.state_dict() for name, part in parts.items()}
+            journal.keep({"done": done, "wrong": wrong, "drawn": generator.get_state(), **states})
+    return {"value": wrong, "updates": done, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def rows() -> Iterator[tuple[Method, int, str]]:
+    """Every method, its number of heads and its learning rate: the task's, and others for heads of 8."""
+    yield from ((method, heads, RATE) for method, heads in methods())
+    yield from ((Method(f"mha-{rate}", "mha"), 8, rate) for rate in OTHER_RATES)
+
+
+def methods() -> Iterator[tuple[Method, int]]:
+    """Every method and its number of heads, at the task's rate."""
+    mha = Method("mha", "mha")
+    yield from ((mha, heads) for heads in (1, 8, 32, 2, 4))
+    yield from ((Method("fixedhead", "fixedhead", {"head_dim": EMBED_DIM}), heads) for heads in (8, 4))
+    for name in ("mixhead-a", "talking-heads"):
+        yield from ((Method(name, name), heads) for heads in (8, 32))
+    yield Method("values-64", "mha", {"value_dim": EMBED_DIM}), 8
+    yield Method("queries-64", "mha", {"head_dim": EMBED_DIM, "value_dim": EMBED_DIM // 8}), 8
+    yield Method("gain", "gain"), 8
+
+
+def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
+    """Every run, all rows of a seed before the next.
+
+    Args:
+        seeds: by default 1 to 3, with ``quick`` 1.
+        quick: ``mha`` with heads of 64 and of 8.
+        steps: updates other than the task's make rows of their own: trials where they are fewer.
+    """
+    for seed in seeds or (SEEDS[:1] if quick else SEEDS):
+        for method, heads, rate in rows():
+            if method.exists() and (not quick or (method.name == "mha" and heads in (1, 8))):
+                yield _run(method, heads, float(rate), seed, steps)
+
+
+def _run(method: Method, heads: int, learning_rate: float, seed: int, steps: int | None) -> Run:
+    return Run(
+        f"h{heads}-{method.name}",
+        seed,
+        method,
+        STEPS if steps is None else steps,
+        STEPS,
+        {
+            "heads": heads,
+            "head_dim": method.axes.get("head_dim", EMBED_DIM // heads),
+            "learning_rate": learning_rate,
+        },
+        lambda seed, steps, journal: train(method, heads, seed, steps, journal, learning_rate),
+    )
+
+
+def tables(lines: list[dict]) -> list[Table]:
+    """Error rate and updates, means over seeds."""
+    groups: dict[tuple[str, int], list[dict]] = {}
+    for line in lines:
+        groups.setdefault((line["method"], line["heads"]), []).append(line)
+    body = [
+        [
+            name,
+            f"{heads} × {chosen[0]['head_dim']}",
+            str(len(chosen)),
+            f"{statistics.fmean(line['value'] for line in chosen):.4f}",
+            f"{statistics.fmean(line['updates'] for line in chosen):,.0f}",
+        ]
+        for (name, heads), chosen in sorted(groups.items())
+    ]
+    header = ["method", "heads × size", "seeds", METRIC, "updates"]
+    return [
+        Table(
+            f"Recall of {PAIRS} pairs in {LENGTH} tokens, means over seeds; ended at {ENOUGH:.0%} wrong", header, body
+        )
+    ]
+
+
+def draw(lines: list[dict]):
+    """Updates until 99 % of answers are right against head size; hollow where they were not by the end.
+
+    Methods stand side by side; other rates than the task's are drawn where nothing else is there.
+    """
+    from fairseq_lowrank.tools import pictures
+
+    figure, axes = pictures.new_figure()
+    lines = [line for line in lines if line.get("learning_rate", float(RATE)) == float(RATE)] or lines
+    names = list(dict.fromkeys(line["method"] for line in lines))
+    for place, (name, style) in enumerate(zip(names, pictures.styles(names), strict=True)):
+        aside = 1.06 ** (place - (len(names) - 1) / 2)
+        for reached in (True, False):
+            chosen = [line for line in lines if line["method"] == name and (line["value"] <= ENOUGH) == reached]
+            axes.plot(
+                [line["head_dim"] * aside for line in chosen],
+                [line["updates"] for line in chosen],
+                "o",
+                color=style["color"],
+                fillstyle="full" if reached else "none",
+                label=name if reached else None,
+            )
+    axes.set(xscale="log", xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong", ylim=(0, None))
+    sizes = sorted({line["head_dim"] for line in lines})
+    axes.set_xticks(sizes, labels=sizes)
+    axes.set_xticks([], minor=True)
+    axes.legend(fontsize=8)
+    return figure

@@ -1,0 +1,263 @@
+"""The engine of controlled tasks: train what has no line yet, append its line and its log, go on after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import gzip
+import os
+import pickle
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+import fairseq_lowrank
+from experiments.recipes.provenance import commit as checked_out
+from experiments.recipes.provenance import machine, versions
+from experiments.recipes.results import append_measurement, read_results
+from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.attention.spec import AttentionSpec
+
+PAPER = "evidence"
+
+Log = Callable[[str], None]
+
+
+class Journal:
+    """A run's log, and the state from which it goes on after an interruption.
+
+    Args:
+        head: the first line of the log. A state that was kept under another head, as by another commit, counts as none.
+        file: where the state is kept; without it, nowhere.
+        show: takes every line of the log as it is written.
+
+    Attributes:
+        lines: the log so far, that of before an interruption included.
+    """
+
+    def __init__(self, head: str, file: Path | None = None, show: Log = lambda line: None) -> None:
+        self.lines, self._file, self._show = [head], file, show
+        self._start = time.process_time()
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        self._show(line)
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of the run so far, that of before an interruption included."""
+        return time.process_time() - self._start
+
+    def keep(self, state: dict) -> None:
+        """Write down what the run would need to go on from here: tensors, numbers and texts, in lists and dictionaries."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._file.with_name(self._file.name + ".partial")
+        torch.save({"lines": self.lines, "seconds": self.seconds, "state": state}, partial)
+        os.replace(partial, self._file)
+
+    def kept(self) -> dict | None:
+        """The state kept last, if there is one; the log and the seconds go on from there.
+
+        Raises:
+            ValueError: the file holds no such state.
+        """
+        if self._file is None or not self._file.exists():
+            return None
+        try:
+            found = torch.load(self._file, map_location="cpu", weights_only=True)
+            lines, seconds, state = found["lines"], found["seconds"], found["state"]
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
+        if lines[0] != self.lines[0]:
+            warnings.warn(
+                f"{self._file} was kept by '{lines[0]}': this run is '{self.lines[0]}', and starts anew", stacklevel=2
+            )
+            return None
+        self.lines, self._start = lines, time.process_time() - seconds
+        return state
+
+    def forget(self) -> None:
+        """Delete the state."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row's attention: a preset, and axes put over it.
+
+    Args:
+        name: how rows call it.
+        preset: a value of ``--attention``.
+        axes: axis values beside the preset, see :class:`~fairseq_lowrank.attention.spec.AttentionSpec`.
+    """
+
+    name: str
+    preset: str
+    axes: dict[str, int | str] = field(default_factory=dict)
+
+    def exists(self) -> bool:
+        """Whether this version of the package has the preset and the axes."""
+        return self.preset in PRESETS and set(self.axes) <= {axis.name for axis in dataclasses.fields(AttentionSpec)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a row of a table with one seed.
+
+    Args:
+        setting_name: names the setting.
+        seed: of the problem and of the start.
+        method: what attends.
+        steps: updates.
+        usual_steps: the task's updates. Other than these make a row of its own, and a trial where they are fewer.
+        setting: what else a line says of the run.
+        train: trains; takes ``seed``, ``steps`` and the journal; returns what the line gets beside, ``parameters`` and
+            ``value`` among it.
+    """
+
+    setting_name: str
+    seed: int
+    method: Method
+    steps: int
+    usual_steps: int
+    setting: dict[str, object]
+    train: Callable[[int, int, Journal], dict]
+
+    @property
+    def row(self) -> str:
+        """The name of its row."""
+        return self.setting_name + ("" if self.steps == self.usual_steps else f"-{self.steps}-updates")
+
+    @property
+    def smoke(self) -> bool:
+        """Whether it is a trial, whose line does not count as a result."""
+        return self.steps < self.usual_steps
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a task shows of its lines: a title, the names of columns, and rows of text."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def over_seeds(seeds: Sequence[int], cells: Iterable[Sequence[float]]) -> str:
+    """The end of a table's title: over which seeds its cells are, and what marks those over fewer."""
+    fewer = any(len(cell) < len(seeds) for cell in cells)
+    return f"over seeds {', '.join(map(str, seeds))}" + (" ([1]: over one of them)" if fewer else "")
+
+
+def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
+    """The text of a cell, with its number of seeds where these are fewer than the table's."""
+    return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
+
+
+def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
+    """(row, seed, smoke) of every line of the table."""
+    return {
+        (line["row"], line["seed"], line["smoke"])
+        for line in read_results(path, measurements=True)
+        if line["table"] == table
+    }
+
+
+def complete(
+    task: ModuleType,
+    runs: Iterable[Run],
+    results: Path,
+    log: Path | None = None,
+    say: Log = print,
+    show: Log = lambda line: None,
+) -> None:
+    """Train every run that has no line in ``results``, appending each line as its run ends.
+
+    A long run keeps its state beside ``results`` and goes on from it when it was interrupted.
+
+    Args:
+        task: a module of :data:`~experiments.controlled.TASKS`.
+        results: the ``.jsonl`` file; what it has is not run again.
+        log: a ``.gz`` file to which each run's log is appended.
+        say: takes one line for each run that has ended.
+        show: takes how far the run is, again and again.
+    """
+    done = finished(results, task.TABLE)
+    commit = checked_out_commit()
+    left = [run for run in runs if (run.row, run.seed, run.smoke) not in done]
+    for number, run in enumerate(left, start=1):
+        name = f"{run.row} seed {run.seed}"
+        state = results.with_name(f"{results.stem}.{run.row}-seed{run.seed}.pt")
+        journal = Journal(
+            f"# {name} commit {commit}",
+            state,
+            lambda line, name=name, number=number: show(f"{number} of {len(left)}, {name}: {line}"),
+        )
+        outcome = run.train(run.seed, run.steps, journal)
+        seconds = journal.seconds
+        journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with gzip.open(log, "at", encoding="utf-8") as file:
+                file.write("\n".join(journal.lines) + "\n")
+        append_measurement(results, as_line(task, run, outcome, seconds, commit))
+        journal.forget()
+        say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+
+
+def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
+    """The line of a finished run. Its ``seconds`` are of processor time."""
+    axes = "".join(f" --{axis.replace('_', '-')} {value}" for axis, value in run.method.axes.items())
+    return {
+        "paper": PAPER,
+        "table": task.TABLE,
+        "row": run.row,
+        "seed": run.seed,
+        "commit": commit,
+        "method": run.method.name,
+        **run.setting,
+        "model": task.ARCHITECTURE,
+        "flags": f"--attention {run.method.preset}{axes}",
+        "steps": run.steps,
+        "updates": run.steps,
+        "metric": task.METRIC,
+        **outcome,
+        "split": task.SPLIT,
+        "seconds": round(seconds, 2),
+        "versions": versions(),
+        "machine": machine(1),
+        "smoke": run.smoke,
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def checked_out_commit() -> str:
+    """The commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
+    return checked_out(Path(fairseq_lowrank.__file__).parents[1])
+
+
+def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:
+    """The task's lines of a results file whose runs were to have so many updates, by default the task's; of lines of one
+    row and seed the last one.
+    """
+    steps = task.STEPS if steps is None else steps
+    found = {
+        (line["row"], line["seed"], line["smoke"]): line
+        for line in read_results(results, measurements=True)
+        if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
+    }
+    return list(found.values())
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The mean of what spans orders of magnitude; values below 1e-12 count as that."""
+    return statistics.geometric_mean([max(value, 1e-12) for value in values])

@@ -1,0 +1,124 @@
+"""`python -m experiments.corpora NAME …`: prepare a corpus, or the form of one that a name such as brown-head500 says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from experiments.corpora.catalogue import CORPORA, parse
+from experiments.corpora.corpus import Corpus, positive, published_folder, work_folder
+from experiments.corpora.fetch import check_source, locked, source_of
+from experiments.corpora.pieces import PIECES_OF, check_pieces
+from experiments.corpora.steps import JOIN, check_settings, join_sentences
+from fairseq_lowrank.messages import missing
+
+PROGRAM = "scripts/prepare.sh"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    names = ", ".join(corpus.usage for corpus in CORPORA.values())
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Prepare a corpus for fairseq; prints the folder of the binarised corpus.",
+        epilog=f"NAME is a corpus, or a form of one as its folder is called: {names}.",
+    )
+    subparsers = parser.add_subparsers(required=True, metavar="NAME")
+    for name, corpus in CORPORA.items():
+        one = subparsers.add_parser(
+            name,
+            prog=f"{PROGRAM} {name}",
+            help=corpus.prepare.__doc__.splitlines()[0],
+            description=corpus.prepare.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        one.set_defaults(corpus=corpus)
+        add_arguments(one, corpus)
+    return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser, corpus: Corpus) -> None:
+    """Those that all corpora have, and those of `corpus`."""
+    published = corpus.published_help or corpus.name
+    parser.add_argument("--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{published})")
+    parser.add_argument("--output", type=Path, help=f"where to write (default: $LOWRANK_WORK/data/{corpus.usage})")
+    parser.add_argument("--download", action="store_true", help="fetch what --data lacks from the publisher")
+    parser.add_argument(
+        "--sha256", action="append", default=[], metavar="HASH", help="a downloaded file to accept, beside known ones"
+    )
+    parser.add_argument("--workers", type=positive, default=1, help="processes (default: %(default)s)")
+    for argument in corpus.arguments:
+        parser.add_argument(argument.flag, **argument.options)
+
+
+def expand(argv: list[str]) -> list[str]:
+    """The command line with the name of a form in front replaced by its corpus and arguments."""
+    if not argv or argv[0].startswith("-") or argv[0] in CORPORA:
+        return argv
+    corpus, values = parse(argv[0])
+    return [corpus.name, *corpus.words(values), *argv[1:]]
+
+
+def locate(args: argparse.Namespace) -> None:
+    """Fill in the default folders of `args`, whose names tell apart the forms of a corpus."""
+    corpus: Corpus = args.corpus
+    data = published_folder()
+    args.data_given = args.data is not None
+    args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)
+    args.output = args.output or work_folder() / "data" / corpus.form(vars(args) | {JOIN.name: None})
+
+
+def folder(argv: list[str]) -> Path:
+    """Where a command line puts what it makes."""
+    args = build_parser().parse_args(expand(argv))
+    locate(args)
+    return args.output.with_name(args.output.name + JOIN.spell(getattr(args, JOIN.name, None)))
+
+
+def changes(argv: list[str]) -> list[str]:
+    """The flags of a command line that change what is made and show in no name: those with another value than the name's."""
+    args, plain = (build_parser().parse_args(expand(words)) for words in (argv, argv[:1]))
+    return [
+        argument.flag
+        for argument in args.corpus.arguments
+        if not argument.part and getattr(args, argument.name) != getattr(plain, argument.name)
+    ]
+
+
+def prepare(args: argparse.Namespace) -> Path:
+    """Make what `args` ask for, unless it is there; what is printed."""
+    with locked(args.output):
+        check_settings(args)
+        if PIECES_OF in args.corpus.arguments:
+            check_pieces(args)
+        if args.data_given and args.data.exists() and source_of(args.output) is not None:
+            check_source(args, str(args.data.resolve()))
+        done = args.output / "bin"
+        made = done if done.exists() else args.corpus.prepare(args)
+        if sentences := getattr(args, JOIN.name, None):
+            base, args.output = args.output, args.output.with_name(args.output.name + JOIN.spell(sentences))
+            made = join_sentences(args, base)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = build_parser()
+    try:
+        argv = expand(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        parser.error(str(error))
+    args = parser.parse_args(argv)
+    locate(args)
+    try:
+        print(prepare(args))
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        message = missing(error) if isinstance(error, ModuleNotFoundError) else error
+        print(f"{PROGRAM} {args.corpus.name}: error: {message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""German and English made up by a small grammar, for the quickstart; see README.md here."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from experiments.corpora.corpus import Argument, Corpus, positive
+from experiments.corpora.fetch import make
+from experiments.corpora.steps import binarise
+from fairseq_lowrank.files import say
+
+SOURCES = sorted(path for path in Path(__file__).parent.glob("*.py") if path.name != "__init__.py")
+# The grammar itself shows in the folder's name: other words or rules make another corpus.
+EDITION = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:8]
+
+
+def write(folder: Path, training: int | None) -> None:
+    """Write SPLIT.de and SPLIT.en, so that `folder` appears only when it is complete."""
+    from experiments.corpora.grammar import corpus
+
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    sizes = corpus.SPLITS | ({"train": training} if training else {})
+    constructions = corpus.write(part, sizes, seed=1)
+    total = constructions.total()
+    say(f"{total:,} sentence pairs: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items()))
+    say("constructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in constructions.most_common()))
+    for split, count in corpus.overlaps(part).items():
+        say(f"{split} sentences that occur in training: {count}")
+    os.replace(part, folder)
+
+
+def grammar(args: argparse.Namespace) -> Path:
+    """German and English made up by a small grammar, a word a token: nothing to download."""
+    folder = args.output / "tok"
+    make(folder, write, folder, args.head)
+    return binarise(args, folder, args.corpus.languages)
+
+
+CORPUS = Corpus(
+    name="grammar",
+    prepare=grammar,
+    arguments=(
+        Argument("--edition", part="-{}", kept=False, choices=(EDITION,), default=EDITION, help="which grammar"),
+        Argument("--head", part="-head{}", type=positive, metavar="N", help="N pairs for training, for a trial"),
+    ),
+    languages=("de", "en"),
+    trial={"head": 2000},
+)
+# What a recipe calls it.
+NAME = CORPUS.form({"edition": EDITION})

@@ -1,0 +1,110 @@
+"""The word pieces that a pre-trained model reads: those of a published BERT, or of a corpus prepared here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from experiments.corpora.corpus import Argument, work_folder
+from experiments.corpora.fetch import PIECES, has_begun, sha256
+from experiments.corpora.text import BytePieces
+from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.tools.wordpieces import WordPieces
+
+PIECES_OF = Argument(
+    "--pieces-of",
+    part="-by-{}",
+    value="[a-z0-9][a-z0-9.-]*",
+    metavar="FORM",
+    help="cut into the sub-words of a corpus that is prepared, such as brown-bpe8000 (default: the word pieces of --bert)",
+)
+BERT = Argument(
+    "--bert",
+    metavar="DIR",
+    help="where `fairseq-lowrank import-bert` put a published BERT, whose word pieces are taken where no --pieces-of is given "
+    "(default: $LOWRANK_WORK/bert-base)",
+)
+# A run of letters, digits and marks, or any other sign by itself. In sentences, as in the Brown corpus, one of ' ’ . & / , _ -
+# inside a run belongs to it (37.80, Atlanta's); an answer may begin and end at each sign.
+LETTERS, SIGN = r"[\w\p{M}\p{N}]+", r"[^\w\s\p{M}\p{N}]\p{M}*"
+IN_SENTENCES = rf"{LETTERS}(?:['’.&/,_-]{LETTERS})*|{SIGN}"
+IN_PARAGRAPHS = rf"{LETTERS}|{SIGN}"
+
+
+def words(text: str, pattern: str = IN_PARAGRAPHS) -> list[tuple[int, int]]:
+    """Where the words of a text begin and end."""
+    import regex
+
+    return [match.span() for match in regex.finditer(pattern, text)]
+
+
+class Cutter:
+    """Cuts lines, and single words, into pieces.
+
+    Args:
+        pieces: cuts a line into pieces separated by blanks, each word for itself.
+    """
+
+    def __init__(self, pieces: Callable[[str], str]):
+        self.pieces = pieces
+        self.known: dict[str, list[str]] = {}
+
+    def word(self, word: str) -> list[str]:
+        """The pieces of one word."""
+        if word not in self.known:
+            self.known[word] = self.pieces(word).split()
+        return self.known[word]
+
+    def __call__(self, line: str, pattern: str = IN_SENTENCES) -> str:
+        return " ".join(piece for start, end in words(line, pattern) for piece in self.word(line[start:end]))
+
+
+def model_and_dictionary(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Where the pieces stand that the arguments :data:`PIECES_OF` and :data:`BERT` name."""
+    if args.pieces_of:
+        folder = work_folder() / "data" / args.pieces_of
+        return folder / "bpe.model", folder / "bin" / "dict.txt"
+    folder = Path(args.bert or work_folder() / "bert-base")
+    return folder / "wordpieces.json", folder / "dict.txt"
+
+
+def cutter_and_dictionary(args: argparse.Namespace) -> tuple[Cutter, Path]:
+    """What cuts text as the arguments :data:`PIECES_OF` and :data:`BERT` say, and the dictionary of its pieces.
+
+    Raises:
+        ValueError: the corpus, or the published BERT, is not there.
+    """
+    model, dictionary = model_and_dictionary(args)
+    if not (model.is_file() and dictionary.is_file()):
+        folder = model.parent
+        if args.pieces_of:
+            raise ValueError(
+                f"--pieces-of {args.pieces_of}: {folder} is not prepared, or not cut into sub-words; expected the name of such a "
+                "corpus, such as brown-bpe8000, after scripts/prepare.sh brown-bpe8000"
+            )
+        raise ValueError(
+            f"{folder} holds no wordpieces.json and dict.txt: make them of a published BERT with fairseq-lowrank import-bert FOLDER "
+            f"--output {folder}, say with --bert where they are, or cut as a corpus is with --pieces-of, such as brown-bpe8000"
+        )
+    if not has_begun(args.output):
+        with whole_file(args.output / PIECES) as file:
+            file.write(f"{sha256(model)} {sha256(dictionary)}\n")
+    with open(model, "rb") as file:
+        kind = WordPieces if file.read(1) == b"{" else BytePieces
+    return Cutter(kind(model)), dictionary
+
+
+def check_pieces(args: argparse.Namespace) -> None:
+    """Refuse to go on with --output where other pieces have taken the place of those that it was begun with.
+
+    The arguments name a folder, and another published BERT may stand there since. Where none does, what is made still serves.
+    """
+    files, note = model_and_dictionary(args), args.output / PIECES
+    if not (note.is_file() and all(file.is_file() for file in files)):  # folders are older than these notes
+        return
+    if note.read_text(encoding="utf-8").split() != [sha256(file) for file in files]:
+        raise ValueError(
+            f"{args.output} was cut into other word pieces than those that are now in {files[0].parent}: put those back, or "
+            "remove that folder"
+        )

@@ -1,0 +1,136 @@
+"""Sentences, and pairs of them, with a label or a number: fairseq's layout for ``sentence_prediction``.
+
+input0/ input1/     dict.txt and the binarised sentences of each split
+label/              dict.txt and the binarised labels; where they are numbers, SPLIT.label
+task.json           :class:`SentenceTask`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiments.corpora.fetch import make
+from experiments.corpora.pieces import cutter_and_dictionary
+from experiments.corpora.steps import check_settings, preprocess
+from fairseq_lowrank.files import map_lines, whole_file, write_lines
+
+
+@dataclass(frozen=True)
+class SentenceTask:
+    """What is asked of sentences.
+
+    Args:
+        name: as tables call it.
+        labels: in the order of the model's classes; none where the target is a number.
+        measures: of :data:`fairseq_lowrank.tools.task_scores.MEASURES`; their mean is the task's score, as GLUE has it.
+        server: of each split without labels, the name of the file that the benchmark's server takes.
+        answers: how that file spells the labels, where otherwise.
+        names: what a split's score is called, where it is not `name`.
+    """
+
+    name: str
+    labels: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ("accuracy",)
+    server: Mapping[str, str] | None = None
+    answers: Mapping[str, str] | None = None
+    names: Mapping[str, str] | None = None
+
+    @property
+    def training(self) -> list[str]:
+        """fairseq-train's flags; the checkpoint of the best accuracy, or loss, counts."""
+        flags = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--init-token", "0"]
+        flags += ["--num-classes", str(len(self.labels) or 1), "--shorten-method", "truncate"]
+        if not self.labels:
+            return [*flags, "--regression-target", "--best-checkpoint-metric", "loss"]
+        return [*flags, "--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One or two sentences, and what is to be said of them where that is known."""
+
+    sentences: tuple[str, ...]
+    label: str | None = None
+
+
+def lay_out(args: argparse.Namespace, task: SentenceTask, splits: Mapping[str, Iterable[Example]]) -> Path:
+    """Write the splits as text, cut into pieces, and binarised in fairseq's layout; the folder of that.
+
+    Raises:
+        ValueError: a label that is none of the task's.
+    """
+    check_settings(args, keep=True)
+    cutter, dictionary = cutter_and_dictionary(args)
+    raw = args.output / "raw"
+    for split, examples in splits.items():
+        make(raw / f"{split}.written", write_examples, raw, split, task, examples)
+    files = {name: {split: raw / f"{split}.{name}" for split in splits} for name in ("input0", "input1", "label")}
+    files = {name: {split: path for split, path in paths.items() if path.exists()} for name, paths in files.items()}
+    for name in ("input0", "input1"):
+        for split, path in files[name].items():
+            files[name][split] = make(
+                args.output / "bpe" / path.name, map_lines, cutter, path, args.output / "bpe" / path.name, args.workers
+            )
+    labels = args.output / "labels.txt"
+    make(labels, write_lines, labels, [f"{label} 1" for label in task.labels])
+    dictionaries = {"input0": dictionary, "input1": dictionary, "label": labels}
+    return make(args.output / "bin", binarise_fields, args, files, dictionaries, task)
+
+
+def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable[Example]) -> None:
+    """Write raw/SPLIT.input0, .input1 and .label, a line an example; raw/SPLIT.written last."""
+    examples = list(examples)
+    if not examples:
+        raise ValueError(f"{raw.parent}: no examples for {split}")
+    for example in examples:
+        if example.label is not None:
+            check_label(task, example.label)
+    columns = {
+        f"input{index}": [one.sentences[index] for one in examples] for index in range(len(examples[0].sentences))
+    }
+    if examples[0].label is not None:
+        columns["label"] = [one.label for one in examples]
+    for name, column in columns.items():
+        write_lines(raw / f"{split}.{name}", (" ".join(text.split()) for text in column))
+    write_lines(raw / f"{split}.written", [str(len(examples))])
+
+
+def check_label(task: SentenceTask, label: str) -> None:
+    if task.labels and label not in task.labels:
+        raise ValueError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
+    if not task.labels:
+        float(label)
+
+
+def binarise_fields(
+    args: argparse.Namespace, files: Mapping[str, Mapping[str, Path]], dictionaries: Mapping[str, Path], task: object
+) -> None:
+    """Binarise each field's splits into bin/FIELD and write bin/task.json; bin appears when all of it is there."""
+    unfinished = args.output / "bin.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for name, paths in files.items():
+        if not paths:
+            continue
+        if name == "label" and not task.labels:
+            (unfinished / name).mkdir()
+            for split, path in paths.items():
+                shutil.copyfile(path, unfinished / name / f"{split}.label")
+            continue
+        binarise_splits(args, unfinished / name, paths, dictionaries[name])
+    with whole_file(unfinished / "task.json") as file:
+        json.dump(asdict(task), file, ensure_ascii=False, indent=1)
+    os.replace(unfinished, args.output / "bin")
+
+
+def binarise_splits(args: argparse.Namespace, folder: Path, splits: Mapping[str, Path], dictionary: Path) -> None:
+    """Binarise a file of text for each split; fairseq calls further ones valid1, test1."""
+    groups = {kind: [str(splits[s]) for s in splits if s.rstrip("1") == kind] for kind in ("train", "valid", "test")}
+    prefixes = [f"--{kind}pref={','.join(group)}" for kind, group in groups.items() if group]
+    preprocess(folder, "--only-source", f"--srcdict={dictionary}", f"--workers={args.workers}", *prefixes)

@@ -1,0 +1,135 @@
+"""SQuAD 1.1 and 2.0: questions on paragraphs, answered by a span of the paragraph, and what has that form.
+
+question/ paragraph/    dict.txt and the binarised questions and paragraphs of each split
+SPLIT.jsonl             a line a paragraph: its text, where its words stand in it, the pieces of each, and its questions
+task.json               :class:`QuestionTask`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiments.corpora.corpus import Argument, Corpus
+from experiments.corpora.fetch import gather, make
+from experiments.corpora.pieces import BERT, IN_PARAGRAPHS, PIECES_OF, Cutter, cutter_and_dictionary, words
+from experiments.corpora.sentences import binarise_splits
+from experiments.corpora.steps import check_settings
+from fairseq_lowrank.files import read_lines, whole_file
+
+URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
+
+
+@dataclass(frozen=True)
+class QuestionTask:
+    """Questions on paragraphs.
+
+    Args:
+        name: as tables call it.
+        unanswerable: whether some questions have no answer.
+    """
+
+    name: str
+    unanswerable: bool = False
+
+    @property
+    def training(self) -> list[str]:
+        """fairseq-train's flags."""
+        flags = ["--task", "question_answering", "--criterion", "question_answering"]
+        return [*flags, "--best-checkpoint-metric", "span_accuracy", "--maximize-best-checkpoint-metric"]
+
+
+def read_paragraphs(path: Path) -> Iterator[dict]:
+    """The paragraphs of a file in SQuAD's format, with `context` and `qas`.
+
+    Raises:
+        ValueError: another format, or an answer that does not stand where it is said to.
+    """
+    try:
+        articles = json.loads("\n".join(read_lines(path)))["data"]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        for paragraph in paragraphs:
+            for question in paragraph["qas"]:
+                for answer in question["answers"]:
+                    start, text = answer["answer_start"], answer["text"]
+                    if paragraph["context"][start : start + len(text)] != text:
+                        raise ValueError(f"{path}: the answer to {question['id']} does not stand at {start}")
+                question["id"], question["question"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not in SQuAD's format: {error!r}") from error
+    yield from paragraphs
+
+
+def lay_out_questions(args: argparse.Namespace, task: QuestionTask, splits: Mapping[str, Sequence[dict]]) -> Path:
+    """Cut the paragraphs of each split into pieces and binarise them; the folder of that."""
+    check_settings(args, keep=True)
+    cutter, dictionary = cutter_and_dictionary(args)
+    pieces = args.output / "bpe"
+    for split, paragraphs in splits.items():
+        make(pieces / f"{split}.jsonl", write_paragraphs, pieces, split, paragraphs, cutter)
+    return make(args.output / "bin", binarise_questions, args, task, list(splits), dictionary)
+
+
+def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutter: Cutter) -> None:
+    """Write SPLIT.question, SPLIT.paragraph and, last, SPLIT.jsonl."""
+    if not any(paragraph["qas"] for paragraph in paragraphs):
+        raise ValueError(f"{folder.parent}: no questions for {split}")
+    files = [folder / f"{split}.{name}" for name in ("question", "paragraph", "jsonl")]
+    with whole_file(files[2]) as index, whole_file(files[1]) as texts, whole_file(files[0]) as questions:
+        for paragraph in paragraphs:
+            text = paragraph["context"]
+            spans = words(text)
+            cut = [cutter.word(text[start:end]) for start, end in spans]
+            texts.write(" ".join(piece for word in cut for piece in word) + "\n")
+            asked = []
+            for question in paragraph["qas"]:
+                questions.write(cutter(question["question"], IN_PARAGRAPHS) + "\n")
+                # 2.0 gives plausible answers to what has none; they do not count
+                right = [] if question.get("is_impossible") else question["answers"]
+                asked.append({"id": question["id"], "answers": [[one["answer_start"], one["text"]] for one in right]})
+            line = {"text": text, "words": spans, "pieces": [len(word) for word in cut], "questions": asked}
+            index.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def binarise_questions(args: argparse.Namespace, task: QuestionTask, splits: Sequence[str], dictionary: Path) -> None:
+    """Make the folder bin, which appears when all of it is there."""
+    unfinished = args.output / "bin.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for name in ("question", "paragraph"):
+        files = {split: args.output / "bpe" / f"{split}.{name}" for split in splits}
+        binarise_splits(args, unfinished / name, files, dictionary)
+    for split in splits:
+        shutil.copyfile(args.output / "bpe" / f"{split}.jsonl", unfinished / f"{split}.jsonl")
+    with whole_file(unfinished / "task.json") as file:
+        json.dump(asdict(task), file, ensure_ascii=False, indent=1)
+    os.replace(unfinished, args.output / "bin")
+
+
+TASKS = {"1.1": QuestionTask("squad1.1"), "2.0": QuestionTask("squad2.0", unanswerable=True)}
+
+
+def squad(args: argparse.Namespace) -> Path:
+    """SQuAD 1.1 or 2.0 (Rajpurkar et al., 2016, 2018): the training part, and the development part to validate on."""
+    names = [f"{part}-v{args.version}.json" for part in ("train", "dev")]
+    files = gather(args, names, {URL + name: None for name in names})
+    splits = {split: list(read_paragraphs(path)) for split, path in zip(("train", "valid"), files, strict=True)}
+    return lay_out_questions(args, TASKS[args.version], splits)
+
+
+CORPUS = Corpus(
+    name="squad",
+    prepare=squad,
+    arguments=(
+        Argument("--version", part="-{}", choices=tuple(TASKS), default="1.1", help="which one (default: %(default)s)"),
+        PIECES_OF,
+        BERT,
+    ),
+    stand_in=lambda values: "xquad-unanswerable" if values["version"] == "2.0" else "xquad",
+    training=lambda values: TASKS[values["version"]].training,
+)

@@ -1,0 +1,195 @@
+"""Steps that preparations share."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import logging
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, zip_longest
+from pathlib import Path
+
+from experiments.corpora.corpus import Argument, positive
+from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
+from experiments.corpora.text import BytePieces, MosesTokenizer, join_lines
+from fairseq_lowrank.files import map_lines, read_lines, whole_file, write_lines
+
+HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="take N lines of each split, for a trial")
+BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V sub-words instead of words")
+JOIN = Argument(
+    "--join",
+    part="-x{}",
+    kept=False,
+    type=positive,
+    metavar="N",
+    help="also make the corpus of N sentences in a row as one",
+)
+
+
+SPLITS = ("train", "valid", "test")
+
+
+def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
+    """Refuse settings other than those that --output was made with; with `keep`, note them where nothing is made yet.
+
+    A folder without a note is older than these notes: made with the default sub-words, and the rest as its name says.
+    """
+    file = args.output / SETTINGS
+    arguments = [argument for argument in args.corpus.arguments if argument.kept]
+    given = {argument.name: getattr(args, argument.name) for argument in arguments}
+    kept = dict(given)
+    if file.exists():
+        kept |= json.loads(file.read_text())
+    elif any((args.output / name).exists() for name in ("bpe.model", "bin")):
+        kept |= {argument.name: argument.default for argument in arguments if argument.default and not argument.part}
+    elif keep:
+        make(file, write_lines, file, [json.dumps(given)])
+    for argument in arguments:
+        if (value := given[argument.name]) != (found := kept[argument.name]):
+            made, asked = (" ".join(argument.words(one)) or f"no {argument.flag}" for one in (found, value))
+            raise ValueError(
+                f"{args.output} was made with {made}, not with {asked}: give {made}, or remove that folder"
+            )
+
+
+def preprocess(folder: Path, *flags: str) -> None:
+    """fairseq-preprocess with `flags`, so that `folder` appears only when it is complete."""
+    from fairseq import options
+    from fairseq_cli import preprocess
+
+    import fairseq_lowrank.plugin  # noqa: F401  repairs that fairseq needs here
+
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.INFO)  # it would mix its progress into our standard output
+    try:
+        preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
+    finally:
+        logging.disable(disabled)
+    os.replace(part, folder)
+
+
+def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] | None, *flags: str) -> Path:
+    """fairseq-preprocess over `folder`/{train,valid,test}: parallel text of two languages, or language modelling."""
+    task = [f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if languages else ["--only-source"]
+    suffix = "" if languages else ".txt"
+    prefixes = [f"--{split}pref={folder / split}{suffix}" for split in SPLITS]
+    target = args.output / "bin"
+    if languages and not target.exists():
+        check_pairs(folder, languages)
+    return make(target, preprocess, target, *task, *prefixes, f"--workers={args.workers}", *flags)
+
+
+def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str]) -> Path:
+    """Learn sub-words of `kind` on tok/train.* and cut every tok/NAME into bpe/NAME."""
+    check_settings(args, keep=True)
+    names = list(names)
+    tokenised, pieces, model = args.output / "tok", args.output / "bpe", args.output / "bpe.model"
+    training = [tokenised / name for name in names if name.startswith("train.")]
+    make(model, kind.train, training, model, size)
+    for name in names:
+        if not (pieces / name).exists():
+            make(pieces / name, map_lines, kind(model), tokenised / name, pieces / name, args.workers)
+    return pieces
+
+
+def tokenise(args: argparse.Namespace, source: Path, name: str, language: str, **options) -> Path:
+    """Write tok/`name`: `source` tokenised as MosesTokenizer does with `options`."""
+    target = args.output / "tok" / name
+    if target.exists():
+        return target
+    return make(target, map_lines, MosesTokenizer(language, **options), source, target, args.workers)
+
+
+def read_pairs(first: Path, second: Path) -> Iterator[tuple[str, str]]:
+    """The lines of two files that belong together."""
+    for one, other in zip_longest(read_lines(first), read_lines(second)):
+        if one is None or other is None:
+            raise ValueError(f"{first} and {second} do not have equally many lines")
+        yield one, other
+
+
+def check_pairs(folder: Path, languages: tuple[str, str]) -> None:
+    """Refuse parallel text in which lines do not belong together, or of which a split has none."""
+    for split in SPLITS:
+        files = [folder / f"{split}.{language}" for language in languages]
+        first, second = (sum(1 for _ in read_lines(file)) for file in files)
+        if first != second or not first:
+            raise ValueError(
+                f"{files[0]} has {first} lines and {files[1]} {second}: expected equally many, and one at least; mend the corpus and "
+                f"remove {folder.parent}"
+            )
+
+
+def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> None:
+    """Write both sides of `pairs`; `first` appears last, so that its presence means that both are there."""
+    with whole_file(first) as one, whole_file(second) as other:
+        for pair in pairs:
+            one.write(f"{pair[0]}\n")
+            other.write(f"{pair[1]}\n")
+
+
+def join_sentences(args: argparse.Namespace, base: Path) -> Path:
+    """The corpus prepared in `base` with every --join consecutive sentences as one, and the same dictionaries."""
+    check_source(args, source_of(base))
+    check_settings(args, keep=True)
+    languages = args.corpus.languages
+    check_pairs(base / "bpe", languages)
+    names = [f"{split}.{language}" for split in SPLITS for language in languages]
+    for source in [base / stage / name for stage in ("tok", "bpe") for name in names] + sorted(
+        (base / "raw").glob("test.*")
+    ):
+        target = args.output / source.parent.name / source.name
+        make(target, write_lines, target, join_lines(read_lines(source), args.join))
+    dictionaries = [base / "bin" / f"dict.{language}.txt" for language in languages]
+    flags = [f"--srcdict={dictionaries[0]}", f"--tgtdict={dictionaries[1]}"]
+    return binarise(args, args.output / "bpe", languages, *flags)
+
+
+def campaign_segments(path: Path) -> Iterator[str]:
+    """The sentences of an evaluation campaign's XML file; ’ as ', as in fairseq's scripts."""
+    for line in read_lines(path):
+        if match := re.search(r'<seg id="\d+">\s*(.*?)\s*</seg>', line):
+            yield html.unescape(match[1]).replace("’", "'")
+
+
+def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *flags: str) -> Path:
+    """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
+    for split, parts in files.items():
+        if not any(line.strip() for part in parts for line in read_lines(part)):
+            raise ValueError(f"{', '.join(map(str, parts))}: no text for {split}")
+    check_settings(args, keep=True)
+    for split, parts in files.items():
+        target = args.output / "tok" / f"{split}.txt"
+        make(target, write_lines, target, islice(chain.from_iterable(map(read_lines, parts)), args.head))
+    if args.pieces is None:
+        return binarise(args, args.output / "tok", None, *flags)
+    pieces = segment(args, BytePieces, args.pieces, [f"{split}.txt" for split in files])
+    dictionary = make(
+        args.output / "dict.txt",
+        write_dictionary,
+        args.output / "dict.txt",
+        BytePieces(args.output / "bpe.model"),
+        pieces,
+    )
+    return binarise(args, pieces, None, f"--srcdict={dictionary}")
+
+
+def write_dictionary(target: Path, model: BytePieces, folder: Path) -> None:
+    """fairseq's dictionary of all pieces of a model, by how often `folder`/train.txt has them: fairseq-preprocess would leave out those
+    that training lacks, and what they stand for would be unknown."""
+    from fairseq.data import Dictionary
+
+    counts = Counter(piece for line in read_lines(folder / "train.txt") for piece in line.split())
+    dictionary = Dictionary()
+    for piece in model.pieces:
+        dictionary.add_symbol(piece, n=counts[piece])
+    dictionary.finalize()
+    with whole_file(target) as file:
+        dictionary.save(file)

@@ -1,0 +1,200 @@
+"""Fixed heads against standard ones as an experiment: what layer of h heads of size d/h comes near to one with larger heads?
+
+Bhojanapalli et al. 2020, Theorem 2: for h > d/d_p, let h heads of size d_p share one bilinear form U of rank d_p and let
+A = Σ_i V_i W_i, their values and outputs together, have full rank. The layer is then
+
+    g(X) = softmax(X U Xᵀ / √d_p) X A,
+
+and no standard layer f, of the same d and h and so of head size d/h < d_p, equals it for every X.
+
+The paper's proof stands in its appendix, which is not at hand. A shorter one: let B_i = V_i W_i and U_i be those of f's
+heads, in units of their scales, and X = t·Y for small t. Of first order in t, f = g says Σ_i B_i = A; that has rank d, the B_i
+have rank d/h at most, so their row spaces are independent and B_i = Π_i A with Π_i Π_i = Π_i, Π_i Π_j = 0. Of third order, for
+n = 2 and z the difference of the two inputs, Σ_i (x U_i zᵀ) z B_i = (x U zᵀ) z A for all x and z. Multiplied by A⁻¹ Π_i it
+says x U_i zᵀ = x U zᵀ wherever z Π_i ≠ 0, so U_i = U, of rank d_p > d/h, which U_i cannot have.
+
+Inputs are drawn from a space of dimension r here, all of ℝ^d or less, as an embedding of rank r makes them. Where
+r ≤ d/h, one standard head can do all that the larger ones do: on that space neither U nor A has a greater rank than r.
+
+What is left out: the paper's own construction, and any bound of its on how far f stays from g. What is shown is how near Adam
+comes, which is a bound from above alone; that a layer with heads of size d_p comes to nothing by the same steps is the control.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+BATCH, HELD_OUT = 32, 512
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of attention heads without biases: scores x U_i yᵀ/√size with U_i = query_i key_iᵀ, outputs through B_i =
+    value_i output_i.
+
+    Args:
+        query, key, value: [h, d, size].
+        output: [h, size, d].
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, n, d] → [B, n, d]."""
+        x = x.unsqueeze(1)
+        scores = (x @ self.query) @ (x @ self.key).mT / math.sqrt(self.query.size(-1))
+        return (scores.softmax(-1) @ (x @ self.value) @ self.output).sum(1)
+
+
+@dataclass
+class LayerFit:
+    """How far a layer of `heads` heads of size `head_dim` stays from the one of Theorem 2, on inputs of rank `input_rank`.
+
+    `error` is √(Σ‖f(X) − g(X)‖² / Σ‖g(X)‖²) over held-out X, `largest` the greatest ‖f(X) − g(X)‖ / ‖g(X)‖ of one of them.
+    """
+
+    head_dim: int
+    heads: int
+    input_rank: int
+    error: float
+    largest: float
+
+
+def theorem_layer(embed_dim: int, heads: int, head_dim: int, *, generator: torch.Generator) -> Layer:
+    """A layer with the theorem's conditions: one bilinear form of rank d_p for all heads, values and outputs of full rank."""
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+    query, key = (drawn(1, embed_dim, head_dim) / embed_dim**0.5 * 2 for _ in range(2))
+    value, output = drawn(heads, embed_dim, head_dim), drawn(heads, head_dim, embed_dim)
+    scale = (heads * head_dim * embed_dim) ** -0.25
+    return Layer(query.expand(heads, -1, -1), key.expand(heads, -1, -1), value * scale, output * scale)
+
+
+def inputs(count: int, n: int, basis: Tensor, *, generator: torch.Generator) -> Tensor:
+    """`count` normal inputs [count, n, d] from the space that the rows of `basis`, [r, d], span; entries of variance 1."""
+    rank, embed_dim = basis.shape
+    z = torch.randn(count, n, rank, dtype=torch.float64, generator=generator)
+    return z @ basis * math.sqrt(embed_dim / rank)
+
+
+def random_basis(rank: int, embed_dim: int, *, generator: torch.Generator) -> Tensor:
+    """Orthonormal rows [r, d]."""
+    return torch.linalg.qr(torch.randn(embed_dim, rank, dtype=torch.float64, generator=generator)).Q.mT
+
+
+def fit(target: Layer, head_dim: int, basis: Tensor, n: int, *, steps: int, generator: torch.Generator) -> Layer:
+    """A layer with as many heads, of size `head_dim`, fitted by Adam to `target` on inputs from the span of `basis`."""
+    heads, embed_dim, _ = target.value.shape
+    shapes = [(heads, embed_dim, head_dim)] * 3 + [(heads, head_dim, embed_dim)]
+    parameters = [torch.randn(shape, dtype=torch.float64, generator=generator) / embed_dim**0.5 for shape in shapes]
+    layer = Layer(*(parameter.requires_grad_() for parameter in parameters))
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        x = inputs(BATCH, n, basis, generator=generator)
+        wanted = target(x)
+        optimizer.zero_grad()
+        ((layer(x) - wanted).square().sum() / wanted.square().sum()).backward()
+        optimizer.step()
+        schedule.step()
+    return Layer(*(parameter.detach() for parameter in parameters))
+
+
+def errors(layer: Layer, target: Layer, x: Tensor) -> tuple[float, float]:
+    """The error over all inputs, and the largest of one."""
+    wanted, missed = target(x), layer(x) - target(x)
+    each = missed.flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+    return (missed.norm() / wanted.norm()).item(), each.max().item()
+
+
+def experiment(
+    n: int = 8,
+    embed_dim: int = 16,
+    heads: int = 8,
+    head_dim: int = 8,
+    input_ranks: Iterable[int] | None = None,
+    *,
+    steps: int = 500,
+    seed: int = 1,
+    progress: bool = True,
+) -> list[LayerFit]:
+    """Errors of layers with heads of size d/h to d_p, on inputs of each rank.
+
+    Args:
+        n: sequence length.
+        embed_dim: d.
+        heads: h, of the fixed and of the standard layer.
+        head_dim: d_p, the size of the fixed heads.
+        input_ranks: dimensions of the spaces that inputs come from, default d and its halves down to d/h.
+        steps: updates of each fit.
+
+    Raises:
+        ValueError: sizes with which the theorem says nothing.
+    """
+    if n < 2 or steps < 1 or embed_dim % heads or not embed_dim // heads < head_dim <= embed_dim:
+        raise ValueError(
+            f"length {n}, embedding size {embed_dim}, heads {heads}, head size {head_dim}, steps {steps}: expected a length of at "
+            "least 2, heads that divide the embedding size, d/h < head size <= d, and at least 1 step"
+        )
+    standard = embed_dim // heads
+    halves = {max(embed_dim >> power, standard) for power in range(embed_dim.bit_length())}
+    ranks = sorted(set(input_ranks or halves), reverse=True)
+    if not 1 <= ranks[-1] <= ranks[0] <= embed_dim:
+        raise ValueError(f"input ranks {ranks}: expected 1 to {embed_dim}, the embedding size")
+    sizes = sorted({standard, *(standard << power for power in range(8) if standard << power < head_dim), head_dim})
+    generator = torch.Generator().manual_seed(seed)
+    target = theorem_layer(embed_dim, heads, head_dim, generator=generator)
+    fits = []
+    with tqdm(total=len(ranks) * len(sizes), desc="fitting", disable=not progress) as bar:
+        for rank in ranks:
+            basis = random_basis(rank, embed_dim, generator=generator)
+            held_out = inputs(HELD_OUT, n, basis, generator=generator)
+            for size in sizes:
+                layer = fit(target, size, basis, n, steps=steps, generator=generator)
+                fits.append(LayerFit(size, heads, rank, *errors(layer, target, held_out)))
+                bar.update()
+    return fits
+
+
+def as_rows(fits: list[LayerFit]) -> list[dict]:
+    return [asdict(fit) for fit in fits]
+
+
+def draw(fits: list[LayerFit]):
+    """Error against the size of heads, a line for each rank of the inputs, as a matplotlib figure."""
+    from fairseq_lowrank.tools import pictures
+
+    figure, axes = pictures.new_figure()
+    for rank, colour in zip(dict.fromkeys(fit.input_rank for fit in fits), pictures.OTHER_COLOURS, strict=False):
+        chosen = [fit for fit in fits if fit.input_rank == rank]
+        axes.plot(
+            [fit.head_dim for fit in chosen],
+            [fit.error for fit in chosen],
+            color=colour,
+            marker="o",
+            markersize=3.5,
+            label=f"inputs of rank {rank}",
+        )
+    sizes = sorted({fit.head_dim for fit in fits})
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"head size, from d/h to the layer's own, of {fits[0].heads} heads each",
+        ylabel="error ‖f(X) − g(X)‖ / ‖g(X)‖",
+        title=f"Layers fitted to one with {fits[0].heads} heads of size {sizes[-1]}",
+    )
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
+    return figure

@@ -1,0 +1,66 @@
+"""`python -m experiments.recipes --kind KIND --root FOLDER rows|sizes|report|spectra|folder|data|results …`, called by
+`examples/common.sh`.
+
+Rows are declared on standard input (see :meth:`experiments.recipes.recipe.Recipe.read`), settings in the environment.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.recipes.commands import CommandFailed
+from experiments.recipes.engine import Busy, Engine
+from experiments.recipes.recipe import SMOKE, Recipe
+from experiments.recipes.settings import Settings
+
+
+def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ, declared=sys.stdin) -> int:
+    parser = argparse.ArgumentParser(prog="runs", description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=SMOKE, required=True)
+    parser.add_argument("--root", type=Path, required=True, help="the repository")
+    parser.add_argument("command", choices=("rows", "sizes", "report", "spectra", "folder", "data", "results"))
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, help="options of report; NAME ROW… of spectra; ROW of folder and data"
+    )
+    args = parser.parse_args(argv)
+    try:
+        recipe = Recipe.read(args.kind, args.root, declared)
+        settings = Settings.read(environ)
+        engine = Engine(recipe, settings)
+        if args.command == "rows":
+            engine.run_rows()
+        elif args.command == "sizes":
+            engine.sizes()
+        elif args.command == "report":
+            return engine.report(args.words)
+        elif args.command == "spectra":
+            return engine.spectra(args.words[0], args.words[1:])
+        elif args.command == "results":
+            print(engine.results)
+        else:
+            run = recipe.run(recipe.rows[args.words[0]], settings)
+            print(run.folder if args.command == "folder" else run.data)
+    except CommandFailed as error:
+        if str(error):
+            print(error, file=sys.stderr)
+        return 2 if error.code == 2 else 1
+    except Busy as error:
+        print(error, file=sys.stderr)
+        return 1
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    logging.getLogger("fairseq").setLevel(logging.WARNING)
+    # so that the command that runs now is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Running fairseq's commands: printed first, their output kept in a log, their epochs shown while they run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq_lowrank.files import say
+
+# What the log says of epochs, and in between of updates.
+EPOCH, UPDATES = re.compile(r"epoch \d+ \|"), re.compile(r"train_inner \| (epoch \d+: +\d+ / \d+ .*?wps=[^,]*)")
+
+
+class CommandFailed(Exception):
+    """A command ended with `code`; its own words are in the log, the last of them in the message."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code
+
+
+class Commands:
+    """Calls a command as `commands(words, log)`; with `dry_run` it is only printed.
+
+    Args:
+        dry_run: print, and run nothing.
+        threads: of each command.
+    """
+
+    def __init__(self, *, dry_run: bool = False, threads: int = 1):
+        self.dry_run = dry_run
+        self.environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+
+    def __call__(self, words: Sequence[str], log: Path, keep: int | None = None) -> None:
+        """Run a command to its end, appending all that it says to `log`.
+
+        It writes there itself and inherits the open file `keep`, so that it goes on, and a lock on that file with it,
+        where this process dies.
+
+        Raises:
+            CommandFailed: it ended with another status than 0.
+        """
+        self.show(words)
+        if self.dry_run:
+            return
+        with open(log, "ab") as output, open(log, "rb") as said:
+            output.write(f"+ {shlex.join(words)}\n".encode())
+            output.flush()
+            said.seek(0, os.SEEK_END)
+            process = subprocess.Popen(
+                program(words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                pass_fds=() if keep is None else (keep,),
+            )
+            try:
+                code = follow(process, said)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+        if code:
+            end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
+            raise CommandFailed(f"failed; the end of {log}:\n{end}", code)
+
+    def script(self, path: Path, flags: Sequence[str]) -> None:
+        """Run a script of the repository, which prints the folder that it made."""
+        self.show([f"{path.parent.name}/{path.name}", *flags])
+        if not self.dry_run:
+            code = subprocess.run([path, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
+            if code:
+                raise CommandFailed("", code)
+
+    @staticmethod
+    def show(words: Sequence[str]) -> None:
+        say(f"+ {shlex.join(words)}")
+
+
+def program(words: Sequence[str]) -> list[str]:
+    """A command as it is started: ours by its module, since the package need not be installed."""
+    name, *arguments = words
+    return [sys.executable, "-m", "fairseq_lowrank.cli", *arguments] if name == "fairseq-lowrank" else [*words]
+
+
+def follow(process: subprocess.Popen, said, every: float = 10.0) -> int:
+    """Show the epochs that a process writes to a log, and its updates each `every` seconds, until it ends; its status."""
+    rest, shown = b"", time.monotonic()
+
+    def show() -> None:
+        nonlocal rest, shown
+        *lines, rest = (rest + said.read()).split(b"\n")
+        for line in lines:
+            if EPOCH.search(text := line.decode(errors="replace")):
+                say(text)
+            elif (match := UPDATES.search(text)) and time.monotonic() - shown >= every:
+                say(f"  {match[1]}")
+                shown = time.monotonic()
+
+    while True:
+        try:
+            code = process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            show()
+        else:
+            show()
+            return code

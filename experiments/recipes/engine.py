@@ -1,0 +1,295 @@
+"""What recipes ask for: rows run one after another, the report of a paper, spectra of rows."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from experiments.corpora import __main__ as corpora
+from experiments.recipes import sizes
+from experiments.recipes.commands import Commands
+from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
+from experiments.recipes.results import ORIGIN, append_result, check, read_results
+from experiments.recipes.scoring import SMOKE_FIT, attention_parameters, losses, read_training_log, score, scoring_flags
+from experiments.recipes.settings import Settings
+from experiments.recipes.training import check_data, has_ended, is_locked, lock, read_note, train
+from fairseq_lowrank.files import read_lines, say, whole_file
+
+
+class Busy(Exception):
+    """Another process is at a row that is needed."""
+
+
+class Engine:
+    """Runs the rows of a recipe under its settings; `commands` are :class:`Commands`, or what stands for them."""
+
+    def __init__(self, recipe: Recipe, settings: Settings, commands: Commands | None = None):
+        self.recipe, self.settings, self.root = recipe, settings, recipe.root
+        self.commands = commands or Commands(dry_run=settings.dry_run, threads=settings.threads)
+        self.results = recipe.results(settings)
+        self.prepared: set[str] = set()
+        self.shown: list[Run] = []  # pre-trainings of a dry run
+
+    def run_rows(self) -> None:
+        """Run the rows asked for that have no line yet, and append one for each."""
+        rows = self.recipe.select(self.settings)
+        lines = self.finished()
+        for row in rows:
+            run = self.recipe.run(row, self.settings)
+            if row.name in lines:
+                self.say_done(run, lines[row.name])
+            else:
+                self.check_results()
+                self.run_row(run)
+
+    def check_results(self) -> None:
+        """Refuse, before anything is trained, a file of results that cannot be written."""
+        if self.settings.dry_run:
+            return
+        there = next(path for path in (self.results, *self.results.parents) if path.exists())
+        if (there != self.results and not there.is_dir()) or not os.access(there, os.W_OK):
+            raise ValueError(f"RESULTS={self.results}: {there} cannot be written to")
+
+    def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
+        """The line of each row that has one."""
+        if self.settings.dry_run:
+            return {}
+        ours = {"paper": self.recipe.paper, "table": self.recipe.table}
+        ours |= {"seed": self.settings.seed, "smoke": self.settings.smoke}
+        lines = read_results(self.results, complain)
+        lines = [line for line in lines if all(line[key] == value for key, value in ours.items())]
+        return {line["row"] + (f"@{line['task']}" if "task" in line else ""): line for line in lines}
+
+    def say_done(self, run: Run, line: dict) -> None:
+        flags = shlex.split(line["flags"]) if isinstance(line["flags"], str) else line["flags"]
+        others = []
+        if other := differences(run.flags, flags):
+            others.append(f" with other flags: {other}")
+        if (corpus := line.get("corpus", run.corpus)) != run.corpus:
+            others.append(f" on {corpus}, not on {run.corpus}")
+        wanted = list(scoring_flags(self.recipe.kind, self.settings))
+        if "scoring" in line and (found := shlex.split(line["scoring"])) != wanted:
+            others.append(f" scored with {shlex.join(found) or 'no flags'}, not with {shlex.join(wanted) or 'none'}")
+        if self.recipe.kind == "language-model" and line["metric"] != self.settings.metric:
+            others.append(f" scored by {line['metric']}, not by {self.settings.metric}")
+        say(f"{run}: done already{','.join(others)}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
+
+    def run_row(self, run: Run, *, scored: bool = True) -> None:
+        """Train a run, and first what it starts from, and, if `scored`, append its line; where another process is at it, say so
+        and do nothing."""
+        if run.base and not self.pretrain(run.base):
+            return
+        self.prepare(run)
+        if self.settings.dry_run:
+            self.train_and_score(run, scored)
+            return
+        with lock(run.folder) as handle:
+            if handle is None:
+                say(f"{run}: another process is at it")
+            elif scored and (line := self.finished(complain=lambda _: None).get(run.row)):
+                self.say_done(run, line)  # by another process, since this one looked
+            else:
+                self.train_and_score(run, scored, handle)
+
+    def pretrain(self, run: Run) -> bool:
+        """Train what others start from, unless a published checkpoint stands for it; whether it is there then."""
+        if run.published:
+            if not (self.settings.dry_run or run.published.is_file()):
+                raise ValueError(
+                    f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "
+                    f"{run.published.parent}"
+                )
+            return True
+        if self.settings.dry_run and run in self.shown:
+            return True
+        self.prepare(run)
+        if self.settings.dry_run:
+            self.shown.append(run)
+            train(run, self.settings, self.root, self.commands)
+            return True
+        check_data(run)
+        if has_ended(run):
+            return True
+        with lock(run.folder) as handle:
+            if handle is None:
+                say(f"pre-training {run}: another process is at it")
+                return False
+            train(run, self.settings, self.root, self.commands, handle)
+        return True
+
+    def train_and_score(self, run: Run, scored: bool, handle: int | None = None) -> None:
+        train(run, self.settings, self.root, self.commands, handle)
+        if scored:
+            found = score(self.recipe.kind, run, self.settings, self.commands)
+            if not self.settings.dry_run:
+                self.import_plugin()
+                self.record(run, found)
+
+    def import_plugin(self) -> None:
+        """Bring what this recipe's models are made of into this process."""
+        from fairseq.utils import import_user_module
+
+        import fairseq_lowrank.plugin  # noqa: F401
+
+        import_user_module(Namespace(user_dir=str(self.root / self.recipe.plugin)))
+
+    def prepare(self, run: Run) -> None:
+        """Prepare what a run is trained on.
+
+        Raises:
+            ValueError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, but for a trial, make
+                other data under the same name.
+        """
+        if self.settings.dry_run or run.corpus not in self.prepared:
+            words = [run.corpus, *self.settings.prepare]
+            if (made := corpora.folder(words)) != corpora.folder(words[:1]):
+                raise ValueError(
+                    f"PREPARE='{shlex.join(self.settings.prepare)}' makes {made.name}, and {run.row} is trained on {run.corpus}: "
+                    "leave out what makes another form of a corpus, or puts it elsewhere"
+                )
+            if (changed := corpora.changes(words)) and not self.settings.smoke:
+                raise ValueError(
+                    f"PREPARE='{shlex.join(self.settings.prepare)}': {', '.join(changed)} would make other data under the name "
+                    f"{run.corpus}, which a line of results could not tell from {run.corpus}'s: leave it out"
+                )
+            self.commands.script(self.root / "scripts" / "prepare.sh", words)
+            self.prepared.add(run.corpus)
+
+    def record(self, run: Run, found: dict) -> None:
+        """Keep the logs of a run and of what it starts from, and append its line."""
+        trained = read_training_log(run.log)
+        curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
+        if found["metric"] in ("perplexity", "loss"):
+            found["valid_perplexity"] = valid_perplexity
+        *earlier, last = starts = read_note(run.folder)["starts"]
+        earlier = [{key: start[key] for key in ORIGIN} for start in earlier]
+        earlier = [start for start in earlier if start != {key: last[key] for key in ORIGIN}]
+        line = {
+            "paper": self.recipe.paper,
+            "table": self.recipe.table,
+            "row": self.recipe.rows[run.row].label,
+            **({"task": run.row.partition("@")[2], "pretraining": pretraining(run.base)} if run.base else {}),
+            "position": list(self.recipe.rows).index(run.row),  # among the recipe's rows, for reports
+            "architecture": last_value(run.flags, "--arch", ""),
+            "corpus": run.corpus,
+            "flags": shlex.join(run.flags),
+            "seed": run.seed,
+            **trained,
+            "attention_parameters": attention_parameters(run.best, run.data / "bin"),
+            **self.losses_of(run),
+            "split": self.recipe.split,
+            "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
+            **found,
+            **{key: last[key] for key in ORIGIN},
+            **({"earlier_starts": earlier} if earlier else {}),
+            "alone": all(start["alone"] for start in starts),
+            "smoke": self.settings.smoke,
+            "date": datetime.date.today().isoformat(),
+            "log": "",
+            "curve": curve,
+        }
+        try:
+            check(line)
+        except ValueError as error:
+            raise ValueError(f"{run}: {error}; nothing is recorded") from error
+        if run.base and not run.base.published:
+            line["pretraining"]["log"] = self.keep_log(run.base)
+        line["log"] = self.keep_log(run)
+        append_result(self.results, line)
+        about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
+        print(f"{run.row}: {line['metric']} {line['value']} ({about}), in {self.results}", flush=True)
+
+    def losses_of(self, run: Run) -> dict:
+        """The field of a line for losses a sentence, where the recipe asks for it."""
+        if not self.recipe.fit:
+            return {}
+        return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
+
+    def keep_log(self, run: Run) -> str:
+        """Pack a run's log beside the results, without this machine's paths; its path from the results' folder.
+
+        A log of that name that another run left stays: this one's name then carries the run's fingerprint.
+        """
+        folder = Path("logs") / run.where.name
+        places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"}
+        places |= {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
+        text = "".join(f"{line}\n" for line in read_lines(run.log))
+        for place in sorted(places, key=len, reverse=True):
+            text = text.replace(place, places[place])
+        data = gzip.compress(text.encode(), mtime=0)
+        kept = folder / f"{run.row}-seed{run.seed}.log.gz"
+        file = self.results.parent / kept
+        if file.exists() and file.read_bytes() != data:
+            kept = folder / f"{run.row}-seed{run.seed}-{run.fingerprint}.log.gz"
+        with whole_file(self.results.parent / kept, "wb") as file:
+            file.write(data)
+        return kept.as_posix()
+
+    def report(self, options: Sequence[str]) -> int:
+        """The results of this paper beside the published values."""
+        self.refuse_busy(self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings))
+        return self.tool("python -m experiments", "report", str(self.results), "--paper", self.recipe.paper, *options)
+
+    def sizes(self) -> None:
+        """Print how large the models of the rows asked for are."""
+        runs = [self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings)]
+        for line in sizes.lines(runs):
+            print(line, flush=True)
+
+    def spectra(self, name: str, rows: Sequence[str]) -> int:
+        """Spectra of the attention of rows on the test set, in the folder `name` (with another seed than 1 `name`-seedN) beside the
+        lines of results.
+
+        Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
+        in a clone of the repository, is trained for it.
+        """
+        given = [word for word in rows if word.startswith("--")]
+        rows = [word for word in rows if not word.startswith("--")]
+        for row in rows:
+            if row not in self.recipe.rows:
+                raise ValueError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
+        runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
+        for run in runs if not self.settings.dry_run else ():
+            if not (run.best.exists() and has_ended(run)):
+                self.run_row(run, scored=False)
+        self.refuse_busy(runs)
+        output = self.settings.output or self.results.parent
+        name += "" if self.settings.seed == 1 else f"-seed{self.settings.seed}"
+        options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
+        return self.tool(
+            "fairseq-lowrank", "spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}"
+        )
+
+    def refuse_busy(self, runs: Iterable[Run]) -> None:
+        """Raise Busy if another process is at one of these runs."""
+        for run in runs if not self.settings.dry_run else ():
+            if is_locked(run.folder):
+                again = "call this again when that has ended"
+                raise Busy(f"{self.recipe.paper} {self.recipe.table}: another process is at {run}; {again}")
+
+    def tool(self, program: str, *words: str) -> int:
+        """Print a command of `fairseq-lowrank` or `python -m experiments` and run it, unless this is a dry run."""
+        Commands.show([*program.split(), *words])
+        if self.settings.dry_run:
+            return 0
+        from experiments import __main__ as experiments
+        from fairseq_lowrank import cli
+
+        self.import_plugin()
+        return (cli if program == "fairseq-lowrank" else experiments).main(words)
+
+
+def pretraining(run: Run) -> dict:
+    """What a line says of the pre-training that its run starts from."""
+    if run.published:
+        return {"row": run.row, "published": run.published.parent.name, "sha256": checksum(run.published)}
+    trained = read_training_log(run.log)
+    loss = trained["epochs"][-1]["valid_loss"]
+    flags = {"corpus": run.corpus, "flags": shlex.join(run.flags)}
+    return {"row": run.row, **flags, "updates": trained["updates"], "valid_loss": loss}

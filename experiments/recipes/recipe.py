@@ -1,0 +1,327 @@
+"""A recipe: the rows of one table, and the run that each becomes under the settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+
+from experiments.corpora.catalogue import parse
+from experiments.corpora.fetch import sha256
+from experiments.recipes.settings import Settings
+
+LOGGING = ("--no-progress-bar", "--log-format", "simple", "--log-interval", "50")
+# Flags of fairseq-train that change no number: what is said and where, what is kept, who reads the data.
+HARMLESS = {
+    *("--no-progress-bar", "--log-format", "--log-interval", "--log-file", "--tensorboard-logdir", "--wandb-project"),
+    *("--save-dir", "--user-dir", "--num-workers", "--no-epoch-checkpoints", "--keep-interval-updates"),
+    *("--keep-last-epochs", "--keep-best-checkpoints"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as declared: its corpus's name and its own flags of fairseq-train.
+
+    Of a row that is fine-tuned, `base` names the pre-training that it starts from; LABEL@TASK is its name, so that a table's row
+    LABEL has a training for each task. Of a pre-training, `checkpoint` is a published one that takes its place, if any.
+    """
+
+    name: str
+    corpus: str
+    flags: tuple[str, ...]
+    base: str = ""
+    checkpoint: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name.partition("@")[0]
+
+
+def _pairs(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"FIT={text}: expected how many training pairs")
+    return int(text)
+
+
+# How the fields of a recipe that are no plain text are read.
+READ = {"common": lambda text: tuple(text.split()), "fit": _pairs}
+
+
+@dataclass
+class Recipe:
+    """The rows of `table` of `paper`; `common` are flags that all rows share, `split` says what the test set is.
+
+    `plugin` is the folder of the repository that fairseq gets as its user directory, ours or one that imports it. With `fit`
+    rows also get their losses a sentence, on that many training pairs and on the validation and test sets.
+    """
+
+    kind: str
+    root: Path
+    paper: str = ""
+    table: str = ""
+    split: str = "test"
+    plugin: str = "fairseq_lowrank"
+    fit: int = 0
+    common: tuple[str, ...] = ()
+    rows: dict[str, Row] = field(default_factory=dict)
+    bases: dict[str, Row] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, kind: str, root: Path, lines: Iterable[str]) -> Recipe:
+        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `plugin`, `fit`, `common FLAGS`, for each row
+        `row NAME CORPUS FLAGS [BASE]`, and before those that start from it `pretraining NAME CORPUS FLAGS [CHECKPOINT]`.
+
+        Raises:
+            ValueError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
+        """
+        recipe = cls(kind, root)
+        for line in lines:
+            key, *values = line.rstrip("\n").split("\t")
+            if key in ("row", "pretraining"):
+                recipe.declare(key, *values)
+            else:
+                setattr(recipe, key, READ.get(key, str)(values[0]))
+        if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
+            raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
+        return recipe
+
+    def declare(self, key: str, name: str, corpus: str, flags: str, start: str = "") -> None:
+        """Add a row, which may start from a pre-training, or a pre-training, for which a checkpoint may stand."""
+        rows, what = (self.rows, "base") if key == "row" else (self.bases, "checkpoint")
+        if name in rows:
+            raise ValueError(f"{key} '{name}' is declared twice")
+        try:
+            parse(corpus)
+        except ValueError as error:
+            raise ValueError(f"{key} '{name}': {error}") from error
+        if key == "row" and start and start not in self.bases:
+            raise ValueError(f"row '{name}': no pre-training '{start}' is declared")
+        rows[name] = Row(name, corpus, tuple(flags.split()), **{what: start})
+
+    def select(self, settings: Settings) -> list[Row]:
+        """The rows asked for, by their names or labels: ROWS, else the outermost for a smoke run, else all."""
+        labels = {
+            row.label: [other for other, one in self.rows.items() if one.label == row.label]
+            for row in self.rows.values()
+        }
+        asked = [name for word in settings.rows for name in ([word] if word in self.rows else labels.get(word, [word]))]
+        names = tuple(asked) or tuple(self.rows)
+        if settings.smoke and not settings.rows:
+            names = (names[0], names[-1])
+        for name in names:
+            if name not in self.rows:
+                raise ValueError(f"no row '{name}' here; rows: {' '.join(self.rows)}")
+        return [self.rows[name] for name in dict.fromkeys(names)]
+
+    def run(self, row: Row, settings: Settings) -> Run:
+        """What a row comes to: corpus, flags and folders, and the run that it starts from."""
+        seed = ("--seed", str(settings.seed))
+        base = self.pretraining(self.bases[row.base], settings) if row.base else None
+        corpus, work = row.corpus, settings.work
+        if settings.smoke:
+            corpus, work = smoke_corpus(self.kind, corpus, base and base.corpus), work / "smoke"
+        flags = [
+            *row.flags,
+            *self.common,
+            *training_flags(corpus),
+            *settings.precision,
+            *seed,
+            *LOGGING,
+            *settings.extra,
+        ]
+        if settings.smoke:
+            flags += SMOKE[self.kind](flags)
+        where = work / "runs" / f"{self.paper}-{self.table}"
+        data, plugin = settings.work / "data" / corpus, self.root / self.plugin
+        return Run(row.name, settings.seed, corpus, tuple(flags), data, where, plugin, base)
+
+    def pretraining(self, row: Row, settings: Settings) -> Run:
+        """A pre-training, which all tables of the paper share; its seed is 1, whatever the seeds of what starts from it."""
+        flags = [*row.flags, *settings.precision, "--seed", "1", *LOGGING]
+        corpus, work, published = row.corpus, settings.work, Path(row.checkpoint) if row.checkpoint else None
+        if settings.smoke:
+            corpus, work, published = smoke_corpus("language-model", corpus), work / "smoke", None
+            flags += smoke_masked_language_model(flags)
+        where = work / "runs" / f"{self.paper}-pretraining"
+        data, plugin = settings.work / "data" / corpus, self.root / self.plugin
+        return Run(row.name, 1, corpus, tuple(flags), data, where, plugin, published=published)
+
+    def results(self, settings: Settings) -> Path:
+        """The file that lines are appended to."""
+        trial = settings.work / "smoke" if settings.smoke else self.root
+        return settings.results or trial / "results" / f"{self.paper}.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: the folder carries a fingerprint of what its numbers depend on, so other flags have another one.
+
+    `base` is the run that it starts from; `published` a checkpoint that stands for this run.
+    """
+
+    row: str
+    seed: int
+    corpus: str
+    flags: tuple[str, ...]
+    data: Path
+    where: Path
+    plugin: Path
+    base: Run | None = None
+    published: Path | None = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        what = [self.corpus, sorted(last_values(self.flags).items())]
+        if self.base and self.base.published:  # a dry run has none yet
+            what.append(checksum(self.base.published) if self.base.published.is_file() else self.base.published.name)
+        elif self.base:
+            what.append(self.base.fingerprint)
+        what = json.dumps(what)
+        return hashlib.sha256(what.encode()).hexdigest()[:8]
+
+    @property
+    def folder(self) -> Path:
+        return self.where / f"{self.row}-seed{self.seed}-{self.fingerprint}"
+
+    @property
+    def others(self) -> list[Path]:
+        """Folders of the same row and seed under other flags, or of a version that had no fingerprints."""
+        names = re.compile(rf"{re.escape(self.row)}-seed{self.seed}(-[0-9a-f]{{8}})?")
+        folders = self.where.iterdir() if self.where.is_dir() else ()
+        return sorted(path for path in folders if names.fullmatch(path.name) and path != self.folder)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "train.log"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "checkpoints" / "checkpoint_best.pt"
+
+    @property
+    def last(self) -> Path:
+        if self.published:
+            return self.published
+        return self.folder / "checkpoints" / "checkpoint_last.pt"
+
+    def __str__(self) -> str:
+        return f"{self.row} (seed {self.seed})"
+
+
+def last_values(flags: Sequence[str]) -> dict[str, str]:
+    """Flags that numbers depend on, with their values in one string; of a flag given several times the last."""
+    found, name = {}, ""
+    for word in flags:
+        if re.match("--?[a-zA-Z]", word):
+            name, equals, value = word.partition("=")
+            found[name] = value if equals else ""
+        else:
+            found[name] = f"{found.get(name, '')} {word}".strip()
+    return {name: value for name, value in found.items() if name not in HARMLESS}
+
+
+def differences(flags: Sequence[str], others: Sequence[str]) -> str:
+    """In which flags that numbers depend on two trainings differ, the second's values in brackets."""
+    ours, theirs = last_values(flags), last_values(others)
+
+    def spell(values: dict[str, str], name: str) -> str:
+        return f"{name} {values[name]}".strip() if name in values else f"no {name}"
+
+    return ", ".join(
+        f"{spell(ours, name)} ({spell(theirs, name).removeprefix(name).strip() or 'given'})"
+        for name in dict.fromkeys([*ours, *theirs])
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+# --- what a smoke run changes: the corpus (Multi30k, a part of Brown), sizes and lengths; it is changed nowhere else ---
+
+
+def smoke_translation(flags: Sequence[str]) -> list[str]:
+    width = 8 * int(last_value(flags, "--encoder-attention-heads", "4"))
+    sizes = {"layers": 1, "embed-dim": width, "ffn-embed-dim": 64}
+    stacks = [f"--{stack}-{size} {value}" for size, value in sizes.items() for stack in ("encoder", "decoder")]
+    return f"{' '.join(stacks)} --max-tokens 1024 --update-freq 1 --max-update 20 --warmup-updates 5".split()
+
+
+def smoke_language_model(flags: Sequence[str]) -> list[str]:
+    # with a free head size, heads need not divide the width
+    width = 64 if "--head-dim" in flags else 8 * int(last_value(flags, "--decoder-attention-heads", "8"))
+    small = [*["--decoder-layers", "1"]]
+    small += [word for size in ("embed", "input", "output") for word in (f"--decoder-{size}-dim", str(width))]
+    small += ["--decoder-ffn-embed-dim", "64", "--tokens-per-sample", "32", "--max-tokens", "512"]
+    small += ["--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
+    if {"adaptive_loss", "--adaptive-input"} & set(flags):
+        small += ["--adaptive-input-cutoff", "200,1000", "--adaptive-softmax-cutoff", "200,1000"]
+    return small + (["--embed-rank", "4"] if "--embed-rank" in flags else [])
+
+
+def smoke_encoder(flags: Sequence[str]) -> list[str]:
+    # with a free head size, heads need not divide the width
+    width = 32 if "--head-dim" in flags else 4 * int(last_value(flags, "--encoder-attention-heads", "24"))
+    small = ["--encoder-layers", "1", "--encoder-embed-dim", str(width), "--encoder-ffn-embed-dim", "64"]
+    small += ["--max-positions", "128", "--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
+    small += ["--head-dim", "8"] if "--head-dim" in flags else []
+    return small + (["--total-num-update", "10"] if "--total-num-update" in flags else [])
+
+
+def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
+    return [*smoke_encoder(flags), "--tokens-per-sample", "64", "--max-tokens", "1024"]
+
+
+def smoke_fine_tuning(flags: Sequence[str]) -> list[str]:
+    batch = ["--batch-size", "8"]
+    return smoke_encoder(flags) + batch + (["--window", "128"] if "question_answering" in flags else [])
+
+
+SMOKE = {
+    "translation": smoke_translation,
+    "language-model": smoke_language_model,
+    "masked-language-model": smoke_masked_language_model,
+    "fine-tuning": smoke_fine_tuning,
+}
+SMOKE_CORPUS = {
+    "translation": "multi30k",
+    "language-model": "brown",
+    "masked-language-model": "brown",
+    "fine-tuning": "rte",
+}
+
+
+def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
+    """The small form of a corpus, or of a small one in its place, joined or cut into pieces as that one is.
+
+    What is fine-tuned is cut into the pieces of the small corpus, `pieces_of`, that it was pre-trained on.
+    """
+    corpus, values = parse(name)
+    if corpus.trial is None:
+        other = corpus.stand_in(values) if corpus.stand_in else SMOKE_CORPUS[kind]
+        corpus, fixed = parse(other)
+        values |= {name: value for name, value in fixed.items() if value}
+    if pieces := values.get("pieces"):
+        values["pieces"] = min(pieces, 2000)
+    if pieces_of:
+        values["pieces_of"] = pieces_of
+    return corpus.form(values | corpus.trial)
+
+
+@cache
+def checksum(path: Path) -> str:
+    """The SHA-256 of a published checkpoint, which does not change while rows are trained from it."""
+    return sha256(path)
+
+
+def training_flags(name: str) -> Sequence[str]:
+    """The flags of fairseq-train that a corpus's task asks for."""
+    corpus, values = parse(name)
+    return corpus.training(values) if corpus.training else ()
+
+
+def last_value(flags: Sequence[str], name: str, default: str) -> str:
+    """The value of a flag; where it is given several times, the last."""
+    return last_values(flags).get(name, default)

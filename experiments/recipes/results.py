@@ -1,0 +1,171 @@
+"""Lines of results: one JSON object for each finished run, read tolerantly and appended whole."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fairseq_lowrank.files import read_lines, say
+
+Number, Text = (int, float), (str,)
+# Every line has these, of these types.
+FIELDS: dict[str, tuple[type, ...]] = {
+    **{"paper": Text, "table": (str, int), "row": Text, "architecture": Text, "flags": (str, list), "seed": (int,)},
+    **{"updates": Number, "parameters": Number, "metric": Text, "value": Number, "split": Text},
+    **{"tokens_per_second": (*Number, type(None)), "versions": (dict,), "smoke": (bool,), "date": Text},
+}
+# Some lines have these, trainings of recipes all of them; what is written now has a commit, older lines lack it.
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
+    **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
+    **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity", "next_sentence_accuracy"), (*Number, type(None))),
+    **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
+    **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,)},
+}
+# A measurement that is no training has these, and no architecture.
+MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
+MEASURED["commit"] = OPTIONAL["commit"]
+POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
+ORIGIN = {"commit": OPTIONAL["commit"], "machine": OPTIONAL["machine"], "versions": FIELDS["versions"]}
+LOSS = {"bits": Number, "sentence_values": (list,)}
+TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
+
+
+def results_files(paths: Iterable[Path]) -> list[Path]:
+    """Every ``.jsonl`` file given or lying in a folder given.
+
+    Raises:
+        ValueError: a path that is not there, or a folder that holds no such file.
+    """
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist")
+        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{path} holds no .jsonl file")
+        found += files
+    return found
+
+
+def origins(line: dict) -> list[dict]:
+    """Where a line comes from: its own `commit`, `machine` and `versions`, and those of earlier starts that it went on from."""
+    return [line, *line.get("earlier_starts", [])]
+
+
+def read_results(path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False) -> list[dict]:
+    """The trainings in a results file; none if it is not there.
+
+    A line that is broken is left out, after `complain` was told its number and what is wrong with it; a measurement that
+    is no training (it has no architecture) is left out without a word unless `measurements` are asked for as well.
+    """
+    lines = []
+    for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
+        try:
+            line = json.loads(text)
+            measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
+            if measured and not measurements:
+                continue
+            check_measurement(line) if measured else check(line, text)
+        except (ValueError, RecursionError) as error:
+            wrong = f"not JSON ({error})" if isinstance(error, (json.JSONDecodeError, RecursionError)) else error
+            complain(f"{path}, line {number}: {wrong}")
+        else:
+            lines.append(line)
+    return lines
+
+
+def check(line: object, text: str = "") -> None:
+    """Raise ValueError, saying what is wrong, unless `line` is a result."""
+    if not isinstance(line, dict):
+        raise ValueError(f"{text[:40]} is no result, which is a JSON object")
+    if missing := [field for field in FIELDS if field not in line]:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    for field, kinds in (FIELDS | OPTIONAL).items():
+        if field in line:
+            check_type(field, line[field], kinds)
+    for point in line.get("curve") or []:
+        check_fields("curve", point, POINT)
+    for start in line.get("earlier_starts", []):
+        check_fields("earlier_starts", start, ORIGIN)
+    for split, loss in line.get("losses", {}).items():
+        check_fields(f"losses of {split}", loss, LOSS)
+        for value in loss["sentence_values"]:
+            check_type(f"a sentence's loss of {split}", value, Number)
+    for metric, value in line.get("scores", {}).items():
+        check_type(f"score {metric}", value, Number)
+
+
+def check_measurement(line: dict) -> None:
+    """Raise ValueError, saying what is wrong, unless `line` is a measurement."""
+    if missing := [field for field in MEASURED if field not in line]:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    for field, kinds in MEASURED.items():
+        check_type(field, line[field], kinds)
+    check_type("sentence_values", line.get("sentence_values", []), (list,))
+    for value in line.get("sentence_values", []):
+        check_type("a sentence's value", value, Number)
+
+
+def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:
+    """Raise ValueError unless `value` is an object that has all of the fields, of these types."""
+    if not isinstance(value, dict) or not fields.keys() <= value.keys():
+        raise ValueError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
+    for field, kinds in fields.items():
+        check_type(f"{name}'s {field}", value[field], kinds)
+
+
+def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
+        raise ValueError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{field} is {value}, expected a finite number")
+
+
+def append_result(path: Path, line: dict) -> None:
+    """Append one line, whole or not at all; several processes may do so at once.
+
+    A last line that lacks its end, as a process that died leaves it, is ended first.
+
+    Raises:
+        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+    """
+    if missing := [field for field in (*FIELDS, "commit") if field not in line]:
+        raise ValueError(f"a result needs {', '.join(missing)}")
+    check(line)
+    _append(path, line)
+
+
+def append_measurement(path: Path, line: dict) -> None:
+    """Append the line of what is no training, as :func:`append_result` does.
+
+    Raises:
+        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+    """
+    check_measurement(line)
+    _append(path, line)
+
+
+def _append(path: Path, line: dict) -> None:
+    data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        size = os.fstat(handle).st_size
+        if size and os.pread(handle, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        try:
+            if os.write(handle, data) < len(data):
+                raise OSError(f"{path}: the disk is full")
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
+    finally:
+        os.close(handle)

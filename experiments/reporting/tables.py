@@ -1,0 +1,171 @@
+"""A report as Markdown and HTML tables."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from importlib import resources
+
+from experiments.reporting.comparison import family, plot_name, short_count
+
+NAMES = {
+    "loss": "loss (nats a token)",
+    "bits": "loss (bits a token)",
+    "bleu": "BLEU",
+    "sacrebleu": "BLEU (sacrebleu)",
+    "tokenised_bleu": "BLEU (tokenised)",
+}
+RATIOS = {"prr": "PRR", "peop": "PEoP"}
+DECIMALS = {"bits": 3}
+
+
+def columns(table: dict) -> tuple[list[str], list[list[str]]]:
+    """Header and text cells of one table."""
+    rows = table["rows"]
+    ours = [score for row in rows if row["ours"] for score in row["ours"]["scores"]]
+    measured = list(dict.fromkeys((score["split"], score["metric"]) for score in ours))
+    printed = list(
+        dict.fromkeys(
+            (split, metric)
+            for row in rows
+            for metric, splits in (row["published"] or {}).get("values", {}).items()
+            for split in splits
+        )
+    )
+    order = list(dict.fromkeys([*((split, family(metric)) for split, metric in measured), *printed]))
+    metrics = list(dict.fromkeys(metric for _, metric in order))
+    order.sort(
+        key=lambda where: metrics.index(where[1])
+    )  # what is measured on other splits than the paper's stands beside it
+    made = [("", lambda row: row["label"])]
+    made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
+    if any("attention_parameters" in (row["published"] or {}) for row in rows):
+        made.append(("attention parameters", attention_cell))
+        made.append(
+            ("attention parameters, paper", lambda row: (row["published"] or {}).get("attention_parameters", ""))
+        )
+    elif any("parameters" in (row["published"] or {}) for row in rows):
+        made.append(("parameters, paper", lambda row: printed_parameters(row["published"] or {})))
+    for split, group in order:
+        for metric in [metric for where, metric in measured if (where, family(metric)) == (split, group)]:
+            made.append((f"{split} {NAMES.get(metric, metric)}", cell(split, metric, "mean")))
+            for ratio, title in RATIOS.items():
+                if any(ratio in score for score in ours if (score["split"], score["metric"]) == (split, metric)):
+                    made.append((f"{title} {NAMES.get(metric, metric)}", cell(split, metric, ratio)))
+        if (split, group) in printed:
+            made.append((f"{split} {NAMES.get(group, group)}, paper", published_cell(split, group)))
+            for ratio, title in RATIOS.items():
+                made.append((f"{title} {NAMES.get(group, group)}, paper", published_ratio(ratio, group)))
+    if ours:
+        made.append(("updates", updates_cell))
+        made.append(("seeds", lambda row: str(len(row["ours"]["seeds"])) if row["ours"] else ""))
+        made.append(("tokens/s", lambda row: str((row["ours"] or {}).get("tokens_per_second") or "")))
+    if any(row["ours"] and row["ours"]["other_scale"] for row in rows):
+        made.append(("other scale", lambda row: "; ".join(row["ours"]["other_scale"]) if row["ours"] else ""))
+    if any(row["ours"] and row["ours"]["left_out"] for row in rows):
+        made.append(("left out", lambda row: "; ".join(row["ours"]["left_out"]) if row["ours"] else ""))
+    header = [title for title, _ in made]
+    cells = [[text(row) for _, text in made] for row in rows]
+    filled = [index for index in range(len(header)) if index == 0 or any(row[index] for row in cells)]
+    return [header[index] for index in filled], [[row[index] for index in filled] for row in cells]
+
+
+def attention_cell(row: dict) -> str:
+    count = (row["ours"] or {}).get("attention_parameters")
+    return "" if count is None else short_count(count)
+
+
+def updates_cell(row: dict) -> str:
+    """The updates of a row's runs, from the fewest to the most."""
+    updates = row["ours"]["updates"] if row["ours"] else []
+    return " to ".join(f"{number:,}" for number in dict.fromkeys([*updates[:1], *updates[-1:]]))
+
+
+def plots(table: dict) -> list[str]:
+    """The names of a table's plots."""
+    tasks = [curve["task"] for row in table["rows"] if row["ours"] for curve in row["ours"]["curves"]]
+    return [plot_name(table, task) for task in dict.fromkeys(tasks)]
+
+
+def printed_parameters(published: dict) -> str:
+    extra = published.get("extra_parameters")
+    return published.get("parameters", "") + (f" + {extra:,}" if extra else "")
+
+
+def cell(split: str, metric: str, key: str):
+    """A column of our scores (`mean`, with the spread over seeds) or of a ratio."""
+
+    decimals = DECIMALS.get(metric, 2) if key == "mean" else 2
+
+    def text(row: dict) -> str:
+        for score in row["ours"]["scores"] if row["ours"] else []:
+            if (score["split"], score["metric"]) == (split, metric) and score.get(key) is not None:
+                known = key == "mean" and score["spread"] is not None
+                spread = f" ± {score['spread']:.{decimals}f}" if known else ""
+                return f"{score[key]:z.{decimals}f}{spread}" if math.isfinite(score[key]) else str(score[key])
+        return ""
+
+    return text
+
+
+def published_cell(split: str, metric: str):
+    def text(row: dict) -> str:
+        published = row["published"] or {}
+        value = published.get("values", {}).get(metric, {}).get(split)
+        spread = published.get("spread", {}).get(metric, {}).get(split)
+        return "" if value is None else f"{value}" + (f" ± {spread}" if spread is not None else "")
+
+    return text
+
+
+def published_ratio(ratio: str, metric: str):
+    def text(row: dict) -> str:
+        value = (row["published"] or {}).get(ratio, {}).get(metric)
+        return "" if value is None else str(value)
+
+    return text
+
+
+def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
+    """The report as Markdown; `pictures` gives the picture file of a plot."""
+    parts = []
+    for table in tables:
+        header, rows = columns(table)
+        parts += [f"## {escape(table['title'])}", ""]
+        if table["paper_title"]:
+            parts += [f"{table['paper']} {table['table']}: *{table['paper_title']}*. {table['source']}", ""]
+        parts += [f"> {escape(note)}\n" for note in table["notes"]]
+        parts += ["| " + " | ".join(map(escape, header)) + " |", "|" + " --- |" * len(header)]
+        parts += ["| " + " | ".join(map(escape, row)) + " |" for row in rows]
+        parts.append("")
+        for name in filter(pictures.get, plots(table)):
+            parts += [f"![Learning curves]({pictures[name]})", ""]
+    if "logs" in pictures:
+        parts += ["## Learning curves", "", f"![Learning curves]({pictures['logs']})", ""]
+    return "\n".join(parts)
+
+
+def escape(text: str) -> str:
+    """Text that stays text in a Markdown table: no HTML, link, image, formatting or control character of its own."""
+    text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text)
+    text = re.sub(r"[\\`*\[\]|~$]", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    # addresses become links by themselves
+    return re.sub(r"(?i)\bwww\.", "www&#46;", text.replace("://", "&#58;//"))
+
+
+def as_html(tables: list[dict], figures: dict) -> str:
+    """The report as one HTML page, its pictures inside it."""
+    import jinja2
+
+    template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    images = {}
+    for name, figure in figures.items():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=130)
+        images[name] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        tables=[{**table, "cells": columns(table), "plots": plots(table)} for table in tables], images=images
+    )

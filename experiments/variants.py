@@ -1,0 +1,551 @@
+"""A page for each variant, from one source: what is declared here, and what is counted, decoded and looked up.
+
+A new preset gets an entry in :data:`VARIANTS`; its formulas are held to built layers by ``tests/experiments/test_variants.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, geometric_mean
+
+import torch
+
+import fairseq_lowrank
+from experiments.recipes.results import read_results
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention, build_attention
+from fairseq_lowrank.ops.activation import ACTIVATIONS
+
+PACKAGE = Path(fairseq_lowrank.__file__).parent
+RESULTS = PACKAGE.parent / "results"
+EMBED_DIM, HEADS, POSITIONS = 512, 8, 512
+VOCABULARY, EMBED_RANK = 10_000, 64
+
+PAPERS = {
+    "synthesizer": (
+        "Synthesizer: rethinking self-attention for Transformer models",
+        "Tay et al. 2020",
+        "https://arxiv.org/abs/2005.00743",
+    ),
+    "transformer-xl": (
+        "Transformer-XL: attentive language models beyond a fixed-length context",
+        "Dai et al. 2019",
+        "https://arxiv.org/abs/1901.02860",
+    ),
+    "talking-heads": ("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436"),
+    "transformer": ("Attention is all you need", "Vaswani et al. 2017", "https://arxiv.org/abs/1706.03762"),
+    "gqa": (
+        "GQA: training generalized multi-query Transformer models from multi-head checkpoints",
+        "Ainslie et al. 2023",
+        "https://arxiv.org/abs/2305.13245",
+    ),
+    "mqa": (
+        "Fast Transformer decoding: one write-head is all you need",
+        "Shazeer 2019",
+        "https://arxiv.org/abs/1911.02150",
+    ),
+    "el": (
+        "EL-Attention: memory efficient lossless attention for generation",
+        "Yan et al. 2021",
+        "https://arxiv.org/abs/2105.04779",
+    ),
+    "sigsoftmax": (
+        "Sigsoftmax: reanalysis of the softmax bottleneck",
+        "Kanai et al. 2018",
+        "https://arxiv.org/abs/1805.10829",
+    ),
+}
+"""Title, authors and address of papers that no table of ours is about; the others stand in ``report/papers.json``."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is said of a variant; everything else on its page is found out.
+
+    Args:
+        title: its name in words.
+        formula: what it computes, head i of h, with queries Q_i, keys K_i, values V_i and P_i = softmax(Q_i K_iᵀ/√d_k).
+        parameters: of one layer, biases left out, as :func:`evaluate` reads them.
+        cached: numbers that a decoding layer keeps of a token, likewise; ``None`` where it keeps what ``mha`` does.
+        papers: keys of :data:`PAPERS` or of ``report/papers.json``; none where it is of this project.
+        notes: what is exactly so, and what to know before choosing it.
+        preset: of ``--attention``; ``None`` where it is no attention.
+        axes: what is set over the preset, to sizes that stand for any.
+    """
+
+    title: str
+    formula: str
+    parameters: str
+    cached: str | None
+    papers: tuple[str, ...]
+    notes: str
+    preset: str | None
+    axes: dict[str, int | str] = field(default_factory=dict)
+
+
+_PARAMETERS = "4·d·h·d_k"
+_CACHED = "2·h·d_k"
+_OUTPUT = "output = Σ_i O_i W_O,i"
+_OWN = "Q_i = x W_Q,i   K_i = y W_K,i   V_i = y W_V,i"
+
+VARIANTS: dict[str, Variant] = {
+    "mha": Variant(
+        "Standard multi-head attention",
+        f"{_OWN}\nP_i = softmax(Q_i K_iᵀ / √d_k)   O_i = P_i V_i   {_OUTPUT}",
+        _PARAMETERS,
+        _CACHED,
+        ("transformer", "fixedhead"),
+        "The scores of a head have rank d_k at most: that is the low-rank bottleneck. With positions of full rank, a head size of "
+        "n − 1 already makes any positive pattern over n positions (softmax ignores a constant a row), and (n − 1)/2 any causal one, "
+        "whose other half is free. Fairseq's own module, number for number, and its checkpoints load.",
+        "mha",
+    ),
+    "fixedhead": Variant(
+        "FixedHead: the head size chosen freely",
+        f"as `mha`, with d_k free of d/h (W_Q,i, W_K,i, W_V,i: d × d_k; W_O,i: d_k × d)\n{_OUTPUT}",
+        _PARAMETERS,
+        _CACHED,
+        ("fixedhead",),
+        "Theorem 1 of the paper: with d_k ≥ n a head can make any positive row-stochastic n × n matrix of positions of full rank, and not "
+        "with every smaller d_k. Beyond the paper: n − 1 suffices, for softmax ignores a constant a row, and (n − 1)/2 for causal ones. The "
+        "cache grows with the head size too. Counted with heads of 128.",
+        "fixedhead",
+        {"head_dim": 128},
+    ),
+    "gqa": Variant(
+        "Grouped-query attention",
+        "Q_i = x W_Q,i   K_j = y W_K,j   V_j = y W_V,j   for g heads j of keys and values\n"
+        "O_i = softmax(Q_i K_jᵀ / √d_k) V_j,   j = ⌊i·g/h⌋",
+        "2·d·h·d_k + 2·d·g·d_k",
+        "2·g·d_k",
+        ("gqa",),
+        "g = h is `mha`, g = 1 is `mqa`. It saves cache, and parameters of keys and values; the rank of a head's scores stays "
+        "d_k. Counted with two heads of keys and values.",
+        "gqa",
+        {"key_value_heads": 2},
+    ),
+    "mixhead-a": Variant(
+        "Mixhead A: static mixing of probabilities",
+        "P̄_i = Σ_j M[j, i] P_j   O_i = P̄_i V_i,   M learned, from I",
+        f"{_PARAMETERS} + h²",
+        _CACHED,
+        ("mixhead",),
+        "Mixing after the softmax widens what is done with patterns: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i), "
+        "so each P_j stays as it was, and the map from values to outputs gets rank min(d, h·d_k). With one value for all heads "
+        "(`mqa`, `sha`, `mhe-mul`) the output projection absorbs M.",
+        "mixhead-a",
+    ),
+    "mixhead-b": Variant(
+        "Mixhead B: each query mixes for itself",
+        "M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i]   P̄_i[t] = Σ_j M_t[j, i] P_j[t],   W^M from 0, B from I",
+        f"{_PARAMETERS} + h² + d_k·h",
+        _CACHED,
+        ("mixhead",),
+        "q_{t,j} is head j's query after any head embedding and before the scale 1/√d_k. At W^M = 0 it is Mixhead A. No fixed "
+        "output projection absorbs it.",
+        "mixhead-b",
+    ),
+    "mixhead-random": Variant(
+        "Mixing by a fixed random matrix",
+        "P̄_i = Σ_j M[j, i] P_j,   M normal, columns of length 1, never trained",
+        _PARAMETERS,
+        _CACHED,
+        ("mixhead",),
+        "An ablation: mixing without learning it. The paper names no variance; length 1 is ours. M is saved with the model (h² numbers that are no parameters).",
+        "mixhead-random",
+    ),
+    "avghead": Variant(
+        "Mixing by the mean",
+        "P̄_i = 1/h Σ_j P_j,   the same for every head",
+        _PARAMETERS,
+        _CACHED,
+        ("mixhead",),
+        'An ablation: all heads attend alike, and only their values differ. 1/h, never trained, is our reading of the paper\'s "uniform". M is saved with the model (h² numbers that are no parameters).',
+        "avghead",
+    ),
+    "gain": Variant(
+        "A number for each head",
+        "P̄_i = w_i P_i,   w learned, from 1",
+        f"{_PARAMETERS} + h",
+        _CACHED,
+        (),
+        "The control of every claim on mixing: the diagonal of M alone. Exactly absorbed by the output projection "
+        "(w_i P_i V_i W_O,i = P_i V_i (w_i W_O,i)), so it can express no more than `mha`; it only trains otherwise. "
+        "Fairseq's `--scale-heads` scales slices of the projected output instead, in decoders only.",
+        "gain",
+    ),
+    "talking-heads": Variant(
+        "Talking heads: mixing before and after the softmax",
+        "S_i = Q_i K_iᵀ / √d_k   S'_i = Σ_j L[j, i] S_j   P_i = softmax(S'_i)   P̄_i = Σ_j M[j, i] P_j   O_i = P̄_i V_i,   L and M learned, from I",
+        f"{_PARAMETERS} + 2·h²",
+        _CACHED,
+        ("talking-heads",),
+        "Mixing before the softmax widens what makes patterns: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k), and that is the bilinear form "
+        "whose rank is the bottleneck. Mixing after it widens what is done with them, as in Mixhead A. Masks and biases belong to "
+        "the mixed scores: a −∞ is never mixed.",
+        "talking-heads",
+    ),
+    "mhe-add": Variant(
+        "Multiple head embeddings, added",
+        "Q_i = x W_Q + e^q_i   K_i = y W_K + e^k_i   V_i = y W_V + e^v_i   O_i = P_i V_i",
+        "3·d·d_k + 3·h·d_k + h·d_k·d",
+        "2·d_k",
+        ("mhe",),
+        "Exactly multi-query attention: e^k_i adds (q + e^q_i)·e^k_i/√d_k to a whole row, which softmax cancels (sigsoftmax does not, nor "
+        "does softmax beside an appended key of zeros), and e^v_i adds e^v_i times the sum of the row. So one key and one value are "
+        "projected, cached and read. All heads share a value of size d_k: what it lets through has that rank.",
+        "mhe-add",
+    ),
+    "mhe-mul": Variant(
+        "Multiple head embeddings, multiplied",
+        "Q_i = x W_Q ⊙ (1 + e^q_i)   K_i = y W_K ⊙ (1 + e^k_i)   V_i = y W_V ⊙ (1 + e^v_i)   O_i = P_i V_i",
+        "3·d·d_k + 3·h·d_k + h·d_k·d",
+        "2·d_k",
+        ("mhe",),
+        "Exactly multi-query attention: fold (1 + e^q_i)(1 + e^k_i) into the query, attend over the one key and value, multiply head "
+        "i's output by (1 + e^v_i). All heads share a value of size d_k: what it lets through has that rank.",
+        "mhe-mul",
+    ),
+    "sha": Variant(
+        "One head, copied",
+        "Q = x W_Q   K = y W_K   V = y W_V   O_i = softmax(Q Kᵀ / √d_k) V   for every i",
+        "3·d·d_k + h·d_k·d",
+        "2·d_k",
+        ("mhe",),
+        "The ground that MHE stands on, and the unit of PEoP. All heads are equal, so any mixing of them is degenerate.",
+        "sha",
+    ),
+    "mqa": Variant(
+        "Multi-query attention",
+        "Q_i = x W_Q,i   K = y W_K   V = y W_V   O_i = softmax(Q_i Kᵀ / √d_k) V",
+        "2·d·h·d_k + 2·d·d_k",
+        "2·d_k",
+        ("mqa",),
+        "`gqa` with one head of keys and values. With one shared value mixing is a product of head outputs, "
+        "P̄_i V = Σ_j M[j, i] (P_j V), and a static M is absorbed by the output projection.",
+        "mqa",
+    ),
+    "skv": Variant(
+        "Shared keys and values",
+        "Q_i = x W_Q,i   K_i = V_i = y W_K,i   O_i = softmax(Q_i K_iᵀ / √d_k) K_i",
+        "3·d·h·d_k",
+        "h·d_k",
+        ("mhe",),
+        "Half the cache of `mha`, since keys alone are kept. The value given must be the key.",
+        "skv",
+    ),
+    "el": Variant(
+        "EL-attention",
+        "Q_i = x W_Q,i   K_i = V_i = y[:, i·d_k : (i + 1)·d_k]   O_i = softmax(Q_i K_iᵀ / √d_k) K_i",
+        "2·d·h·d_k",
+        "h·d_k",
+        ("el", "mhe"),
+        "Keys and values are the hidden states, cut into heads (as the MHE poster takes it), so d_k = d/h, and h·d_k = d numbers are cached.",
+        "el",
+    ),
+    "sigsoftmax": Variant(
+        "Sigsoftmax in place of softmax",
+        "P_i[t, s] ∝ exp(a) σ(a)   with the score a = (Q_i K_iᵀ / √d_k)[t, s],   computed as softmax(a + log σ(a))",
+        _PARAMETERS,
+        _CACHED,
+        ("sigsoftmax", "mixhead"),
+        "Log-probabilities are no longer the scores less a constant a row, so their rank can exceed that of the scores. It is not invariant under a "
+        "shift of the row: what is the same in a whole row counts. An activation, so it goes with every preset.",
+        "mha",
+        {"activation": "sigsoftmax"},
+    ),
+    "relative": Variant(
+        "Transformer-XL's scores: content and relative position",
+        "S_i[t, s] = ((q_t + u_i)·k_s + (q_t + v_i)·r_{t−s}) / √d_k,   r_δ = W_R,i R_δ with R_δ sinusoidal, u_i and v_i learned",
+        f"{_PARAMETERS} + d·h·d_k + 2·h·d_k",
+        _CACHED,
+        ("transformer-xl",),
+        "Positions are distances, so memory of earlier segments goes before the keys; nothing of size n × n is made. W_R has as many "
+        "heads as keys have; a key embedding (MHE) acts on k_s alone, and Mixhead B reads q_t. The term of positions is not bound by the rank "
+        "of the keys: the scores of a head can exceed rank d_k. Not for cross attention, EL or appended keys.",
+        "mha",
+        {"score": "relative"},
+    ),
+    "synthesizer-dense": Variant(
+        "The dense Synthesizer: scores of the query's own input",
+        "S_i[t] = ReLU(x_t W_1,i + b_1,i) W_2,i + b_2,i,   W_2,i: d_k × n for a greatest length n",
+        "3·d·h·d_k + h·d_k·n",
+        "h·d_k",
+        ("synthesizer", "mixhead"),
+        "W_1 is q_proj, and there are no keys: column s of W_2 is to the features ReLU(x_t W_1) what a key is to a query, but the same in every "
+        "sentence. So it is dot-product attention to a learned key for each position, without 1/√d_k: any backend computes it, and scores "
+        "have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has one W_2 for all heads; "
+        "`lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, does, and keeps a projection of keys that feeds nothing "
+        "(`--unused-key-projection`; without it 231.2M). A sentence of more than n positions is refused, padding is not counted, decoding "
+        "keeps values alone. Not for cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
+        "`--max-target-positions`, `--max-source-positions`.",
+        "mha",
+        {"score": "synthesizer-dense"},
+    ),
+    "synthesizer-random": Variant(
+        "The random Synthesizer: a learned matrix for each head",
+        "S_i[t, s] = R_i[t, s],   R_i: n × n for a greatest length n, learned, from a normal distribution of variance 1/n",
+        "2·d·h·d_k + h·n²",
+        "h·d_k",
+        ("synthesizer",),
+        "Neither queries nor keys: what a position sees is the same in every sentence, and of any rank. Mixhead B, which reads queries, is "
+        "refused. Memory is that of R where no sentence has padding on its left. Else as `synthesizer-dense`.",
+        "mha",
+        {"score": "synthesizer-random"},
+    ),
+    "low-rank-embeddings": Variant(
+        "Low-rank input embeddings",
+        "E = A C,   A: V × r, C: r × d (rank r at most; the output matrix stays full and untied)",
+        "V·r + r·d",
+        None,
+        ("vocabulary_bottleneck",),
+        "The vocabulary bottleneck: where r < d, width beyond r is worth little and depth is worth more. For language models, "
+        "beside any attention. A full embedding has V·d. With --embed-kernel K a position reads the last K tokens by a "
+        "convolution (K·r·d parameters in place of r·d), whose rank is K·r at most: the paper's equations 2 and 4, with a stride "
+        "of one token.",
+        None,
+    ),
+}
+"""The variants by the names of their pages, an entry for each preset at least."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of this repository that a variant may have a row in.
+
+    Args:
+        title: what was run.
+        file: of results.
+        table: in it.
+        row: name of the row, of the variant's ``{name}``.
+        mean: of the seeds' values.
+        style: how a value is printed.
+        task: of which alone, where lines have one.
+    """
+
+    title: str
+    file: str
+    table: str
+    row: str
+    mean: Callable[[Sequence[float]], float] = fmean
+    style: str = ".2f"
+    task: str | None = None
+
+
+SETTINGS = (
+    Setting("Multi30k de-en, 4 heads: BLEU", "multi30k.jsonl", "compare", "{name}"),
+    Setting("Multi30k de-en, 32 heads: BLEU", "multi30k.jsonl", "compare", "{name}-h32"),
+    Setting("Brown, 4 heads: test perplexity", "brown.jsonl", "compare", "{name}"),
+    Setting("Brown, 32 heads: test perplexity", "brown.jsonl", "compare", "{name}-h32"),
+    Setting(
+        "small BERT, sentence polarity: accuracy", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
+    ),
+    Setting(
+        "one known matrix, 16 heads: error (geometric mean)",
+        "evidence-matrices.jsonl",
+        "matrices",
+        "n16-shared-h16-{name}",
+        geometric_mean,
+        ".2g",
+    ),
+    Setting(
+        "eight known matrices, 16 heads: error (geometric mean)",
+        "evidence-matrices.jsonl",
+        "matrices",
+        "n16-own-h16-{name}",
+        geometric_mean,
+        ".2g",
+    ),
+)
+
+
+def evaluate(formula: str, sizes: dict[str, int]) -> int:
+    """The value of a sum of products of numbers and sizes, such as ``4·d·h·d_k + h²``.
+
+    Args:
+        sizes: by name.
+
+    Raises:
+        KeyError: a name without a size.
+    """
+
+    def value(factor: str) -> int:
+        base = factor.removesuffix("²")
+        return (int(base) if base.isdecimal() else sizes[base]) ** (2 if factor.endswith("²") else 1)
+
+    return sum(math.prod(value(factor) for factor in term.split("·")) for term in formula.split(" + "))
+
+
+def build(variant: Variant, embed_dim: int = EMBED_DIM, heads: int = HEADS) -> MultiheadAttention:
+    """A layer of the variant, without biases and without memory."""
+    sizes = {"embed_dim": embed_dim, "num_heads": heads, "max_positions": POSITIONS}
+    layer = build_attention(variant.preset, **sizes, self_attention=True, bias=False, device="meta", **variant.axes)
+    return layer.eval()
+
+
+def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
+    """The sizes of a layer by the letters of the formulas."""
+    sizes = layer.projection.sizes
+    return {
+        "d": sizes.embed_dim,
+        "h": sizes.num_heads,
+        "d_k": sizes.head_dim,
+        "g": sizes.key_value_heads or sizes.num_heads,
+        "n": POSITIONS,
+    }
+
+
+def count(layer: MultiheadAttention) -> int:
+    """The parameters of a layer."""
+    return sum(parameter.numel() for parameter in layer.parameters())
+
+
+@torch.no_grad()
+def cached(layer: MultiheadAttention) -> int:
+    """The numbers that a layer keeps of one token, after it has decoded one."""
+    state = {}
+    token = torch.empty(1, 1, layer.embed_dim, device="meta")
+    layer(token, token, token, incremental_state=state, need_weights=False)
+    return sum(tensor.numel() for saved in state.values() for tensor in saved.tensors.values())
+
+
+def flags(variant: Variant) -> str:
+    """What chooses the variant, and the axes that its preset sets."""
+    if variant.preset is None:
+        return "`--embed-rank R`; `--embed-kernel K` beside it, or alone"
+    own, of_preset = (
+        "".join(
+            f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type is int else value}"
+            for axis, value in axes.items()
+        )
+        for axes in (variant.axes, PRESETS[variant.preset])
+    )
+    if variant.preset == "mha" and own:
+        return f"`{own.strip()}`, beside any `--attention`"
+    text = f"`--attention {variant.preset}{own}`"
+    return f"{text}, which is `--attention mha{of_preset}{own}`" if of_preset else text
+
+
+def code(variant: Variant) -> list[Path]:
+    """The files of the parts that make the variant what it is, from the folder of the package."""
+    if variant.preset is None:
+        return [Path("plugin/attention.py")]
+    layer = build(variant)
+    spec, plain = layer.spec, AttentionSpec()
+    parts = []
+    if layer.mixing is not None:
+        queries = torch.empty(1, layer.num_heads, 1, layer.head_dim, device="meta")
+        parts += [layer.mixing, layer.mixing.operation(queries)]
+    if spec.score != plain.score:
+        parts.append(layer.score)
+    if spec.activation != plain.activation:
+        parts.append(ACTIVATIONS[spec.activation])
+    if spec.projection != plain.projection or not parts:
+        parts.insert(0, layer.projection)
+    return list(dict.fromkeys(Path(inspect.getfile(type(part))).relative_to(PACKAGE) for part in parts))
+
+
+def measured(name: str, results: Path = RESULTS) -> list[dict]:
+    """The rows of a variant among our results, beside those of ``mha``: ``setting``, ``value``, ``mha``, ``seeds``."""
+    rows = []
+    for setting in SETTINGS:
+        lines = read_results(results / setting.file, measurements=True)
+        lines = [line for line in lines if line["table"] == setting.table and line.get("task") == setting.task]
+        values = {
+            preset: {line["seed"]: line["value"] for line in lines if line["row"] == row and not line["smoke"]}
+            for preset, row in ((preset, setting.row.format(name=preset)) for preset in (name, "mha"))
+        }
+        if values[name]:
+            means = {
+                preset: format(setting.mean(list(of.values())), setting.style) if of else ""
+                for preset, of in values.items()
+            }
+            rows.append(
+                {"setting": setting.title, "value": means[name], "mha": means["mha"], "seeds": len(values[name])}
+            )
+    return rows
+
+
+def citations(variant: Variant) -> str:
+    """The papers of a variant, or whose it is."""
+    ours = json.loads((PACKAGE / "tools/papers.json").read_text(encoding="utf-8"))
+    papers = PAPERS | {key: (of["title"], f"{of['authors']}, {of['published']}", of["url"]) for key, of in ours.items()}
+    cited = (papers[key] for key in variant.papers)
+    return "; ".join(f"[{title}]({url}) ({authors})" for title, authors, url in cited) or "this project"
+
+
+def costs(variant: Variant) -> dict[str, str]:
+    """Parameters and cache, as formulas with the numbers of a built layer."""
+    if variant.preset is None:
+        sizes = {"V": VOCABULARY, "r": EMBED_RANK, "d": EMBED_DIM}
+        number = evaluate(variant.parameters, sizes)
+        full = evaluate("V·d", sizes)
+        return {
+            "parameters": variant.parameters,
+            "counted": f"{number:,} with V {VOCABULARY:,}, r {EMBED_RANK}, d {EMBED_DIM} (full: {full:,})",
+            "cached": "nothing: no attention",
+        }
+    layer, plain = build(variant), build(VARIANTS["mha"])
+    more = count(layer) - count(plain)
+    return {
+        "parameters": variant.parameters,
+        "counted": f"{count(layer):,}" + (f" ({more:+,} to `mha`)".replace("-", "−") if more else ""),
+        "cached": f"{variant.cached} = {cached(layer):,}",
+    }
+
+
+def page(name: str, results: Path = RESULTS) -> str:
+    """The page of a variant, in Markdown."""
+    variant = VARIANTS[name]
+    cost = costs(variant)
+    files = ", ".join(f"[{file}](../../fairseq_lowrank/{file})" for file in code(variant))
+    counted = "Counted" if variant.preset is None else f"Counted on a layer of d {EMBED_DIM}, h {HEADS}, without biases"
+    rows = "".join(
+        f"| {row['setting']} | {row['value']} | {row['mha']} | {row['seeds']} |\n" for row in measured(name, results)
+    )
+    table = (
+        f"| mean of the seeds | `{name}` | `mha` | seeds |\n| --- | --- | --- | --- |\n{rows}"
+        if rows
+        else "None yet.\n"
+        if Path(results).exists()
+        else f"No results here: {results} is not there.\n"
+    )
+    formula = "".join(f"    {line}\n" for line in variant.formula.splitlines())
+    return (
+        f"# {variant.title} (`{name}`)\n\n{formula}\n"
+        "| | |\n| --- | --- |\n"
+        f"| Parameters | {cost['parameters']} |\n"
+        f"| {counted} | {cost['counted']} |\n"
+        f"| Numbers cached a token | {cost['cached']} |\n"
+        f"| Flags | {flags(variant)} |\n"
+        f"| Code | {files} |\n"
+        f"| Paper | {citations(variant)} |\n\n"
+        f"{variant.notes}\n\n## Measured here\n\n{table}"
+    )
+
+
+def index() -> str:
+    """The table of all variants, in Markdown."""
+    rows = "".join(
+        f"| [{name}]({name}.md) | {variant.title} | {cost['parameters']} | {cost['counted']} | {cost['cached']} |\n"
+        for name, variant in VARIANTS.items()
+        for cost in (costs(variant),)
+    )
+    return (
+        "# Variants\n\n"
+        "A page each: formula, costs, flags, code, paper, what was measured. Written by `python -m experiments variants --output docs/variants`;\n"
+        f"the numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, which has also decoded a token.\n"
+        "d = embedding size, h = heads, d_k = head size, g = heads of keys and values, n = greatest length, counted\n"
+        f"with {POSITIONS}. What was measured is put in context in [results.md](../results.md) and [evidence.md](../evidence.md).\n\n"
+        "| variant | | parameters | counted | cached a token |\n| --- | --- | --- | --- | --- |\n"
+        f"{rows}"
+    )
+
+
+def pages(results: Path = RESULTS) -> dict[str, str]:
+    """Every page and the index, by file name."""
+    return {"README.md": index()} | {f"{name}.md": page(name, results) for name in VARIANTS}

@@ -1,1 +1,0 @@
-"""Instruments that show the bottleneck: spectra, parameter counts, the representation theorem, advice, reports."""

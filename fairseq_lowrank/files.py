@@ -1,0 +1,72 @@
+"""Small tools for text files: read plain or gzip, write a whole file or nothing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing import Pool
+from pathlib import Path
+
+
+def say(message: str) -> None:
+    """Print one line of progress to standard error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def whole_file(path: Path, mode: str = "w") -> Iterator:
+    """Open `path` + ".part" for writing and rename it to `path` only when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
+    """A file opened for reading, gzip or plain by its name.
+
+    Raises:
+        ValueError: a damaged or truncated gzip file.
+    """
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, mode, **options) as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged, cut short or no gzip file: {error}") from error
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like).
+
+    Raises:
+        ValueError: a damaged or truncated gzip file, or other bytes than UTF-8.
+    """
+    try:
+        with unpacked(path, "rt", encoding="utf-8", newline="\n") as file:
+            for line in file:
+                yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    with whole_file(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
+    """Write `function(line)` for each line of `source`, with several processes where `workers` > 1."""
+    if workers == 1:
+        write_lines(target, map(function, read_lines(source)))
+    else:
+        with Pool(workers) as pool:
+            write_lines(target, pool.imap(function, read_lines(source), chunksize=2000))

@@ -1,0 +1,180 @@
+"""What can be changed about an architecture, as flags, and the parameters that it costs, counted on built models."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from copy import copy
+from dataclasses import replace
+
+from torch import nn
+
+from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.plugin.flags import AttentionOptions
+from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, our_arguments, spec_of
+from fairseq_lowrank.tools.parameters import count
+
+# A scale for each head mixes none with another.
+LIFTS_NOTHING = ("none", "diagonal")
+
+
+class Variants:
+    """Counts parameters of an architecture with some arguments changed, and attention of this package."""
+
+    def __init__(self, args: Namespace, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        ours = our_arguments(args)
+        self.possible = ours is not None
+        self.args = ours or args
+        self.total = count(build(self.args, vocab_size))["total"]
+
+    def changed(self, *, vocab_size: int | None = None, **changes: object) -> nn.Module | None:
+        """The model with these changes; None where it refuses them."""
+        if changes and not self.possible:
+            return None
+        args = copy(self.args)
+        for name, value in changes.items():
+            setattr(args, name, value)
+        try:
+            return build(args, vocab_size or self.vocab_size)
+        except ValueError:
+            return None
+
+    def cost(self, **changes: object) -> int | None:
+        """Parameters that the changes add, see :meth:`changed`."""
+        model = self.changed(**changes)
+        return None if model is None else count(model)["total"] - self.total
+
+    def fewer_keys(self, sites: dict[str, nn.Module]) -> list[dict[str, object]]:
+        """Changes that let heads of queries share heads of keys and values: about √h of these for h heads, and one."""
+        if not self.possible:
+            return []
+        options = AttentionOptions.from_args(self.args)
+        chosen = [module.num_heads for site, module in sites.items() if site in options.sites]
+        if options.spec.projection != "independent" or not chosen:
+            return []
+        heads = math.gcd(*chosen)
+        now = options.spec.key_value_heads or heads
+        plain = (getattr(self.args, "attention", None) or "mha") == "mha"
+        between = [number for number in range(2, now) if heads % number == 0]
+        grouped = [min(between, key=lambda number: abs(number - math.sqrt(heads)))] if between else []
+        changes = [{"key_value_heads": number} for number in (*grouped, *([1] if now > 1 else []))]
+        if plain:
+            changes = [
+                {"attention": "mqa"} if 1 in change.values() else {"attention": "gqa"} | change for change in changes
+            ]
+        return changes
+
+    def attention_remedies(
+        self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
+    ) -> list[tuple[str, int]]:
+        """Flags that lift the rank at a site, with their cost: mixed heads or scores, larger heads, or what other sites have.
+
+        A model has one composition, and plain mha at the sites that are not chosen. So a remedy is for all sites of the
+        same composition that want one; where that would leave a third kind of attention, for all of that composition.
+
+        Args:
+            sites: an attention layer for each of the model's sites.
+            wanted: the head size wanted at each site that wants a remedy.
+        """
+        if not self.possible:
+            return []
+        options = AttentionOptions.from_args(self.args)
+        now = {each: options.spec_at(each) for each in sites}
+        same = [each for each in sites if now[each] == now[site]]
+        needy = [each for each in same if each in wanted]
+        goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
+        if now[site].mixing in LIFTS_NOTHING and now[site].projection != "single":
+            goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
+        mixed_scores = replace(now[site], score_mixing="static")
+        if score_heads(sites[site], mixed_scores) > score_heads(sites[site]):
+            goals.insert(-1, mixed_scores)
+        mixes = options.spec.mixing not in LIFTS_NOTHING and options.spec.projection != "single"
+        mixes = mixes or options.spec.score_mixing != "none"
+        if options.spec not in (now[site], *goals) and (mixes or (options.spec.head_dim or 0) > sites[site].head_dim):
+            goals.append(options.spec)
+        found = []
+        for goal in goals:
+            for changed in (needy, same):
+                if changed is same and goal.head_dim != now[site].head_dim and goal != options.spec:
+                    # sites that want no larger heads keep theirs no smaller
+                    goal = replace(goal, head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
+                after = {each: goal if each in changed else now[each] for each in sites}
+                if {goal, AttentionSpec()} >= set(after.values()):
+                    break
+            else:
+                continue
+            changes = self._flags(options, goal, [each for each in after if after[each] == goal], list(sites))
+            if (cost := self.cost(**changes)) is not None:
+                found.append((as_flags(changes), cost))
+        return found
+
+    def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
+        """The flags that, beside those given, put a composition at the chosen sites."""
+        preset = getattr(self.args, "attention", None) or "mha"
+        changes = {}
+        if goal.mixing != options.spec.mixing:
+            if preset == "mha" and getattr(self.args, "head_mixing", None) is None:
+                changes["attention"] = {"static": "mixhead-a", "positionwise": "mixhead-b"}[goal.mixing]
+            else:
+                changes["head_mixing"] = goal.mixing
+        if goal.score_mixing != options.spec.score_mixing:
+            changes["score_mixing"] = goal.score_mixing
+        if goal.head_dim != options.spec.head_dim:
+            if preset == "mha":
+                changes["attention"] = "fixedhead"
+            changes["head_dim"] = goal.head_dim
+        if set(chosen) != {site for site in present if site in options.sites}:
+            changes["attention_sites"] = ",".join(chosen)
+        return changes
+
+
+def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+    """Of how many heads' keys each head's scores are made: one's, or where scores are mixed all that there are.
+
+    Args:
+        spec: another composition for the layer.
+    """
+    axes = axes_of(module, spec)
+    if axes["score_mixing"] == "none":
+        return 1
+    if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
+        return axes["synthesizer_heads"] or module.num_heads
+    return axes["key_value_heads"]
+
+
+def score_rank(module: nn.Module) -> int:
+    """The greatest rank of a head's scores, r = d_k; where scores are mixed min(d, h·d_k), as the sum of h products has it."""
+    heads = score_heads(module)
+    return module.head_dim if heads == 1 else min(module.embed_dim, heads * module.head_dim)
+
+
+def as_flags(changes: dict[str, object]) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+
+
+def cached(model: nn.Module) -> int:
+    """The numbers that a model keeps of each token while it decodes."""
+    layers = [layer.module for layer in attention_layers(model) if layer.site == "decoder"]
+    return sum(layer.projection.memory_heads * sum(layer.score.memory_sizes.values()) for layer in layers)
+
+
+def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
+    """Fewer heads of at least the wanted size, or the next to it, in the same width; none where scores are mixed already."""
+    if score_heads(module) > 1:
+        return []
+    fewer = _fewer_heads(module.embed_dim, wanted)
+    larger = module.embed_dim // fewer
+    if fewer >= module.num_heads or larger <= module.head_dim:
+        return []
+    stack = "encoder" if site == "encoder" else "decoder"
+    # a head size that was given does not grow by itself
+    given = spec_of(module).head_dim is not None
+    size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
+    cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
+    return [] if cost is None else [(f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost)]
+
+
+def _fewer_heads(width: int, head_dim: int) -> int:
+    """The most heads that divide the width into heads of at least this size; 1 if there is no such number."""
+    return max((heads for heads in range(1, width // head_dim + 1) if width % heads == 0), default=1)

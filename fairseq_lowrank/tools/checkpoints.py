@@ -1,0 +1,173 @@
+"""Checkpoints, and what their attention layers do on real data."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from copy import copy
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+from torch import Tensor, nn
+
+import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
+from fairseq_lowrank.plugin.flags import as_namespace
+from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers
+
+
+def load_state(path: Path, overrides: dict | None = None) -> dict:
+    """A checkpoint as it was saved, read safely; `overrides` replace arguments in it."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a checkpoint file")
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
+    if "model" not in state or not (state.get("cfg") or state.get("args")):
+        raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
+    return state
+
+
+def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int | None = None):
+    """A checkpoint's model in evaluation mode, and its task.
+
+    Args:
+        path: the checkpoint.
+        data: folder of fairseq-preprocess's output, by default the one that the model was trained on.
+        tokens_per_sample: block length of a language model's data, by default the model's own.
+    """
+    # a sequence alone then has no padding, which a training may have asked for
+    overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
+    if tokens_per_sample is not None:
+        overrides["tokens_per_sample"] = tokens_per_sample
+    state = load_state(path, overrides)
+    folder = Path(str(configuration(state, "task", "data")).split(":")[0])
+    if not folder.is_dir():
+        raise ValueError(f"the data folder {folder} of {path} is not there: give one with --data")
+    try:
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+    except AssertionError as error:
+        raise ValueError(f"{path} does not fit the data in {folder} ({error}): give its own with --data") from error
+    return models[0].eval(), task
+
+
+def configuration(state: dict, part: str, name: str, default=None):
+    """A value from a checkpoint's configuration: `part` is task, model, …."""
+    if state.get("cfg"):
+        section = state["cfg"].get(part) or {}
+        return section.get(name, default) if hasattr(section, "get") else getattr(section, name, default)
+    return getattr(state["args"], name, default)
+
+
+def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> list[dict]:
+    """`count` samples of one sequence each, drawn without replacement, with all lengths (source and target) in range.
+
+    One sequence a sample: then no padding has to be cut out of the attention matrices.
+
+    Raises:
+        ValueError: the subset is missing or holds no such sequence.
+    """
+    try:
+        task.load_dataset(subset)
+    except FileNotFoundError as error:
+        raise ValueError(f"no subset {subset!r} in the data: {error}") from error
+    except (AssertionError, ValueError) as error:
+        raise ValueError(f"subset {subset!r} of {task.cfg.data} cannot be read: damaged or cut short") from error
+    dataset = task.dataset(subset)
+    samples = []
+    for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
+        size = dataset.size(index)
+        lengths = size if isinstance(size, (tuple, list)) else (size,)
+        if min(lengths) >= min_length and (max_length is None or max(lengths) <= max_length):
+            samples.append(dataset.collater([dataset[index]]))
+        if len(samples) == count:
+            break
+    if not samples:
+        raise ValueError(f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens")
+    return samples
+
+
+@contextlib.contextmanager
+def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tensor], None]) -> Iterator[None]:
+    """While open, `receive(layer, weights)` gets what every attention layer used, `[H, B, T, S]`, mixed, before dropout."""
+    handles, restored = [], []
+    for layer in attention_layers(model):
+
+        def ask(module, args, kwargs):
+            return args, {**kwargs, "need_weights": True, "need_head_weights": True}
+
+        def give(module, args, kwargs, output, layer=layer):
+            receive(layer, output[1])
+            return output[0], None
+
+        handles.append(layer.module.register_forward_pre_hook(ask, with_kwargs=True))
+        handles.append(layer.module.register_forward_hook(give, with_kwargs=True))
+        if getattr(layer.module, "skip_embed_dim_check", None) is False:
+            # fairseq's own module gives the weights of single heads only on its slower path
+            layer.module.skip_embed_dim_check = True
+            restored.append(layer.module)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in restored:
+            module.skip_embed_dim_check = False
+
+
+def static_mixing(module: nn.Module) -> Tensor | None:
+    """M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
+    mixing = getattr(module, "mixing", None)
+    return None if mixing is None or mixing.query_weight is not None else mixing.operation(None).matrices()
+
+
+@contextlib.contextmanager
+def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """While open, gathers the mean of position-wise M_t over all queries; filled on closing, by layer name.
+
+    M_t is linear in the queries, M_t[j, i] = q_{t,j}·W^M[:, i] + B[j, i], so their mean is enough.
+    """
+    totals: dict[str, list] = {}
+    handles = []
+    for layer in attention_layers(model):
+        mixing = getattr(layer.module, "mixing", None)
+        if mixing is None or mixing.query_weight is None:
+            continue
+
+        def gather(module, args, kwargs, layer=layer):
+            query = kwargs["query"] if "query" in kwargs else args[0]
+            heads = module.score.project_query(module, query).expand(-1, module.num_heads, -1, -1)
+            entry = totals.setdefault(layer.name, [layer.module, 0, 0])
+            entry[1] = entry[1] + heads.sum(dim=(0, 2)).double()
+            entry[2] += heads.size(0) * heads.size(2)
+
+        handles.append(layer.module.register_forward_pre_hook(gather, with_kwargs=True))
+    means: dict[str, Tensor] = {}
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, (module, total, positions) in totals.items():
+        query_weight, base = module.mixing.query_weight.double(), module.mixing.weight.double()
+        means[name] = (total / positions) @ query_weight + base
+
+
+def vocab_size(state: dict) -> int | None:
+    """Rows of a checkpoint's input embedding (the source's where there are two), None where it has none of words."""
+    rows: dict[str, int] = {}
+    for name, tensor in state["model"].items():
+        if match := re.fullmatch(
+            r"(encoder|decoder)\.(?:.+\.)?embed_tokens\.(weight|embeddings\.\d+\.0\.weight)", name
+        ):
+            rows[match[1]] = rows.get(match[1], 0) + len(tensor)
+    return rows.get("encoder") or rows.get("decoder")
+
+
+def model_arguments(state: dict) -> Namespace:
+    """The arguments that a checkpoint's model was built with, its `arch` among them."""
+    found = state["cfg"]["model"] if state.get("cfg") else state["args"]
+    args = copy(as_namespace(found))
+    if not hasattr(args, "arch"):
+        args.arch = args._name
+    return args

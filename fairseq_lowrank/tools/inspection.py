@@ -1,0 +1,178 @@
+"""What a trained layer is made of, and what it learned beside its projections: mixing, head embeddings, what else there is."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.plugin.attention import site_of
+
+
+def mixing_measures(matrix: Tensor) -> dict[str, float]:
+    """Distances of M `[H, H]`: ‖M − I‖_F, and ‖MᵀM − I‖_F (the root of the Mixhead paper's equation 16).
+
+    `off_diagonal` is the share of M's squared norm that lies off the diagonal, that is, comes from other heads.
+    """
+    matrix = matrix.double()
+    identity = torch.eye(matrix.size(0), dtype=matrix.dtype)
+    square = matrix.square()
+    return {
+        "from_identity": (matrix - identity).norm().item(),
+        "from_orthogonal": (matrix.T @ matrix - identity).norm().item(),
+        "off_diagonal": (1 - square.diagonal().sum() / square.sum().clamp_min(1e-30)).clamp_min(0).item(),
+    }
+
+
+# Layers of fairseq's models, and what a layer has of fairseq's own: what else it learned belongs to a part.
+_LAYER = re.compile(r"(.+\.(?:self|encoder)_attn)\.(.+)")
+_OF_ANY_LAYER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
+
+
+def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = None) -> list[dict]:
+    """A dict for each attention layer that says what it is made of or learned something of its own, in the model's order.
+
+    Args:
+        parameters: a model's state dict.
+        means: mean M_t of layers with position-wise mixing, by module name; without it their base B stands for M.
+
+    Returns:
+        `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing;
+        for mixing `kind` (M, mean M_t, B, or W: the weight of a plugin's rule that is not known here, which may make
+        another M of it), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention is
+        damped), the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; the
+        same for mixing of scores (kind L) under `score_mixing`; for head embeddings `query`, `key`, `value`: each head's
+        ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
+    """
+    means = means or {}
+    saved = getattr(parameters, "_metadata", {})
+    meanings = {name: about["attention"] for name, about in saved.items() if "attention" in about}
+    learned: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in parameters.items():
+        if match := _LAYER.fullmatch(key):
+            of_layer = learned.setdefault(match[1], {})
+            if not _OF_ANY_LAYER.fullmatch(match[2]):
+                of_layer[match[2]] = tensor.double()
+    layers = []
+    for name, of_layer in learned.items():
+        if of_layer or name in meanings:
+            site, layer = place(name)
+            entry = {"name": name, "site": site, "layer": layer, "axes": meanings.get(name, {})}
+            output = parameters.get(f"{name}.out_proj.weight")
+            layers.append(
+                entry | _learned(of_layer, entry["axes"], means.get(name), 0 if output is None else output.size(1))
+            )
+    return layers
+
+
+def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
+    """What is said of a layer's tensors beside its projections; `output` numbers enter its output projection."""
+    found, tensors = {}, dict(tensors)
+    if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
+        found["query_weight_norm"] = query_weight.norm().item()
+    if (matrix := tensors.pop("mixing.weight", None)) is not None:
+        if mean is not None:
+            matrix, kind = mean, "mean M_t"
+        elif query_weight is not None:
+            kind = "B"
+        else:
+            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"))
+        found |= _matrix(matrix, kind, axes, output)
+    if (matrix := tensors.pop("score_mixing.weight", None)) is not None:
+        found["score_mixing"] = _matrix(matrix, "L", axes, output)
+    for part in ("query", "key", "value"):
+        if (embedding := tensors.pop(f"head_embeddings.{part}", None)) is not None:
+            found[part] = embedding.norm(dim=-1).tolist()
+            found.setdefault("head_dim", embedding.size(-1))
+    if tensors:
+        found["norms"] = {name: tensor.norm().item() for name, tensor in tensors.items()}
+    return found
+
+
+def _mixing_matrix(weight: Tensor, rule: str | None) -> tuple[Tensor, str]:
+    """M as the saved rule makes it of its weight, `"M"`; the weight and `"W"` where no such rule is registered."""
+    if rule is None:
+        return weight, "M"
+    if rule not in MIXINGS:
+        return weight, "W"
+    mixing = MIXINGS[rule](len(weight), 1).to(weight)
+    mixing.weight.data.copy_(weight)
+    with torch.no_grad():
+        return mixing.operation(None).matrices(), "M"
+
+
+def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
+    """What is said of a matrix; a state that does not say how large its heads are had values of their size."""
+    matrix = torch.diag(matrix) if matrix.dim() == 1 else matrix
+    head_dim = axes.get("head_dim") or output // len(matrix)
+    size = {"head_dim": head_dim} if head_dim else {}
+    sums = matrix.sum(0).tolist()
+    return {"kind": kind, "matrix": matrix.tolist(), "column_sums": sums, **mixing_measures(matrix), **size}
+
+
+def place(name: str) -> tuple[str, int]:
+    """(site, layer) of an attention layer of a state dict, by its name in fairseq's models."""
+    layer = int(re.search(r"\.(\d+)\.", name)[1])
+    return site_of(name), layer
+
+
+def draw_mixing(layers: list[dict]):
+    """A heat map of M, or of L, for each layer, as a matplotlib figure: row j is how much of head j enters each mixed head i."""
+    from matplotlib.ticker import MaxNLocator
+
+    from fairseq_lowrank.tools import pictures
+
+    layers = [layer for layer in layers if "matrix" in layer]
+    of_scores = layers[0]["kind"] == "L"
+    letter = "L" if of_scores else "M"
+    figure, plots = pictures.grid(len(layers), width=2.5, height=2.6)
+    limit = max(abs(value) for layer in layers for row in layer["matrix"] for value in row)
+    for layer, axes in zip(layers, plots, strict=True):
+        image = axes.imshow(layer["matrix"], cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.grid(False)
+        axes.set_title(
+            f"{layer['site']} {layer['layer']}: {layer['kind']}\n‖{letter} − I‖ = {layer['from_identity']:.2f}",
+            fontsize=8,
+        )
+        axes.tick_params(labelsize=7)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
+        if len(layer["matrix"]) <= 8:
+            for j, row in enumerate(layer["matrix"]):
+                for i, value in enumerate(row):
+                    shade = "white" if abs(value) > 0.6 * limit else "black"
+                    axes.text(i, j, pictures.number(value), ha="center", va="center", fontsize=5.5, color=shade)
+    sizes = dict.fromkeys(
+        f"{len(layer['matrix'])} heads" + (f" of size d_k = {layer['head_dim']}" if "head_dim" in layer else "")
+        for layer in layers
+    )
+    figure.suptitle(f"Mixing of {'scores of ' if of_scores else ''}{' or '.join(sizes)}", fontsize=10)
+    figure.supxlabel("mixed head i", fontsize=9)
+    figure.supylabel("head j", fontsize=9)
+    figure.colorbar(image, ax=plots, shrink=0.6).set_label(f"{letter}[j, i]", fontsize=8)
+    return figure
+
+
+def draw_embeddings(layers: list[dict]):
+    """Norms of the head embeddings, a plot for queries, keys and values, as a matplotlib figure."""
+    from matplotlib.ticker import MaxNLocator
+
+    from fairseq_lowrank.tools import pictures
+
+    layers = [layer for layer in layers if "query" in layer]
+    figure, plots = pictures.grid(3, width=3.4, height=1.5 + 0.22 * len(layers))
+    figure.suptitle(
+        f"Norms of head embeddings: {len(layers[0]['query'])} heads of size d_k = {layers[0]['head_dim']}", fontsize=10
+    )
+    limit = max(value for layer in layers for part in ("query", "key", "value") for value in layer[part])
+    for part, axes in zip(("query", "key", "value"), plots, strict=True):
+        image = axes.imshow([layer[part] for layer in layers], cmap="viridis", vmin=0, vmax=limit, aspect="auto")
+        axes.grid(False)
+        axes.set_title(f"{part} embeddings", fontsize=9)
+        axes.set_xlabel("head", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_yticks(range(len(layers)), [f"{layer['site']} {layer['layer']}" for layer in layers], fontsize=7)
+    figure.colorbar(image, ax=plots, shrink=0.8).set_label("ℓ2 norm", fontsize=8)
+    return figure

@@ -1,0 +1,254 @@
+"""What each kind of attention costs in parameters, counted on built models."""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from copy import copy
+
+import torch
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from torch import nn
+from tqdm import tqdm
+
+from fairseq_lowrank.attention import AXES, PRESETS, build_attention
+from fairseq_lowrank.attention.spec import NEEDED
+from fairseq_lowrank.plugin.architectures import default_arguments
+from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
+from fairseq_lowrank.tools.papers import load_papers
+
+SWEEPS = {
+    "heads": (2, 4, 8, 12, 16, 24, 32),
+    "layers": (2, 4, 6, 8, 12, 16, 24),
+    "head-dim": (16, 32, 64, 128, 256, 512),
+}
+
+# The MHE poster's complexity table: growth with the number of heads n, and parameters of the projections of one
+# attention sublayer for n heads of size d and width n·d, the output projection left out.
+COMPLEXITY: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
+    "sha": ("O(n)", "3d²n", lambda n, d: 3 * d**2 * n),
+    "mha": ("O(n²)", "3d²n²", lambda n, d: 3 * d**2 * n**2),
+    "el": ("O(n²)", "d²n²", lambda n, d: d**2 * n**2),
+    "mqa": ("O(n²)", "d²n² + 2d²n", lambda n, d: d**2 * n**2 + 2 * d**2 * n),
+    "skv": ("O(n²)", "2d²n²", lambda n, d: 2 * d**2 * n**2),
+    "mhe-add": ("O(n)", "3d²n + 3dn", lambda n, d: 3 * d**2 * n + 3 * d * n),
+    "mhe-mul": ("O(n)", "3d²n + 3dn", lambda n, d: 3 * d**2 * n + 3 * d * n),
+}
+
+
+def count(model: nn.Module) -> dict:
+    """Parameters of a model by what they are for; shared ones count once.
+
+    Returns:
+        `total`; its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` (words,
+        positions, what takes words to the model's width and back, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
+        at each site; `attention_without_biases`, which is what the MHE poster counts and PEoP is made of; and `unused`, what
+        feeds nothing (``--unused-key-projection``).
+    """
+    kinds, sites, biases, unused = {}, {}, 0, 0
+    for layer in attention_layers(model):
+        for name, parameter in layer.module.named_parameters():
+            kinds.setdefault(parameter, "attention")
+            sites[layer.site] = sites.get(layer.site, 0) + parameter.numel()
+            # u and v of relative positions are no biases of projections
+            of_projection = name.endswith(("proj.bias", "synthesizer.bias")) or name in ("bias_k", "bias_v")
+            biases += parameter.numel() * of_projection
+        if getattr(getattr(layer.module, "score", None), "unused_key_projection", False):
+            unused += sum(parameter.numel() for parameter in layer.module.k_proj.parameters())
+    for name, module in model.named_modules():
+        kind = None
+        if isinstance(module, (nn.Embedding, AdaptiveInput, AdaptiveSoftmax)) or name.endswith("output_projection"):
+            kind = "embeddings"
+        elif name.rpartition(".")[2] in ("fc1", "fc2"):
+            kind = "feed_forward"
+        for parameter in module.parameters() if kind else ():
+            kinds.setdefault(parameter, kind)
+    for name, parameter in model.named_parameters():
+        if OF_EMBEDDINGS.search(name):
+            kinds.setdefault(parameter, "embeddings")
+    parts = dict.fromkeys(("attention", "feed_forward", "embeddings", "other"), 0)
+    for parameter in model.parameters():
+        parts[kinds.get(parameter, "other")] += parameter.numel()
+    return {
+        "total": sum(parts.values()),
+        **parts,
+        "attention_without_biases": parts["attention"] - biases,
+        "unused": unused,
+        "sites": sites,
+    }
+
+
+OF_EMBEDDINGS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
+"""Parameters, beside those of modules known by their kind, of word embeddings and of the output matrix."""
+OF_ARCHITECTURES = ("score", "synthesizer_heads")
+"""Axes that an architecture sets because it is named for them: plain attention of a Synthesizer is a Synthesizer's."""
+
+
+def plain(args: Namespace) -> Namespace:
+    """The same arguments with `--attention mha`: all axes but the head size, and that one too for `fixedhead`."""
+    fixed = getattr(args, "attention", None) == "fixedhead"
+    return with_preset(args, "mha", keep=() if fixed else ("head_dim",))
+
+
+def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
+    """The same arguments with a preset, of the flags for axes those of `keep` alone, and what makes an architecture what it is."""
+    args, own = copy(args), default_arguments(args.arch)
+    args.attention = preset
+    args.unused_key_projection = getattr(own, "unused_key_projection", None)
+    for name, axis in AXES.items():
+        if name not in keep:
+            setattr(args, axis.flag, getattr(own, axis.flag, None) if name in OF_ARCHITECTURES else None)
+    return args
+
+
+def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
+    """The counts of an architecture, and `axes`, what the first attention layer of each site is made of.
+
+    `extra` is the difference of its total to the same model with plain attention: 0 for fairseq's own attention, and None where
+    plain attention does not fit the sizes.
+    """
+    args = parse(architecture, flags, task=task)
+    model = build(args, vocab_size)
+    counts = count(model)
+    notes = []
+    axes: dict[str, dict] = {}
+    for layer in attention_layers(model):
+        if not axes and (note := primer_differs(architecture, layer.module)):
+            notes.append(note)
+        axes.setdefault(layer.site, axes_of(layer.module))
+    extra = 0
+    if chooses_attention(args):
+        try:
+            extra = counts["total"] - count(build(plain(args), vocab_size))["total"]
+        except ValueError:
+            extra = None
+    return {
+        "architecture": architecture,
+        "vocab_size": vocab_size,
+        "flags": list(flags),
+        "attention_kind": getattr(args, "attention", None) or "mha",
+        **counts,
+        "axes": axes,
+        "extra": extra,
+        "notes": notes,
+    }
+
+
+def primer_differs(architecture: str, attention: nn.Module) -> str | None:
+    """What the primer prints of an architecture's heads where it has others; None where it has these, or another width."""
+    rows = load_papers()["primer"]["tables"]["variations"]["rows"]
+    printed = next((row["settings"] for row in rows if row["architecture"] == architecture), None)
+    if printed is None or printed["embed-dim"] != attention.embed_dim:
+        return None
+    width, heads, head_dim = (printed[name] for name in ("embed-dim", "attention-heads", "head-dim"))
+    if (heads, head_dim) == (attention.num_heads, attention.head_dim):
+        return None
+    return (
+        f"the primer prints {heads} heads of size {head_dim} for width {width}, but by its own rule, width / heads, they have "
+        f"{width // heads}; {architecture} has {attention.num_heads} heads of size {attention.head_dim}"
+    )
+
+
+def head_sizes(args: Namespace) -> tuple[int, int]:
+    """Heads and head size of the last stack (the decoder where there is one)."""
+    found = list(stacks(args))
+    if not found:
+        raise ValueError(f"{args.arch} has no encoder or decoder sizes to read")
+    _, _, width, heads = found[-1]
+    return heads, getattr(args, "head_dim", None) or width // heads
+
+
+def complexity(heads: int, head_dim: int) -> list[dict]:
+    """The poster's complexity table for one attention sublayer, with counts of built layers beside its formulas."""
+    rows = []
+    for preset, (growth, formula, evaluate) in COMPLEXITY.items():
+        with torch.device("meta"):
+            layer = build_attention(preset, heads * head_dim, heads, self_attention=True, bias=False)
+        built = sum(parameter.numel() for parameter in layer.parameters()) - layer.out_proj.weight.numel()
+        rows.append(
+            {
+                "attention": preset,
+                "growth": growth,
+                "formula": formula,
+                "parameters": evaluate(heads, head_dim),
+                "built": built,
+                "over_sha": evaluate(heads, head_dim) - COMPLEXITY["sha"][2](heads, head_dim),
+            }
+        )
+    return rows
+
+
+def sweep(
+    architecture: str,
+    vocab_size: int,
+    quantity: str,
+    flags: Sequence[str] = (),
+    *,
+    task: str | None = None,
+    progress: bool = True,
+) -> list[dict]:
+    """Counts of every preset, whatever kind of attention `flags` choose, over a range of sizes.
+
+    With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures); with
+    `layers` every stack gets that many; with `head-dim` heads and width stay (FixedHead).
+
+    Returns:
+        A row for each preset and size; a size that a preset refuses has no row.
+    """
+    base = parse(architecture, flags, task=task)
+    _, head_dim = head_sizes(base)
+    names = [stack for stack, *_ in stacks(base)]
+
+    def sizes(value: int) -> list[str]:
+        if quantity == "heads":
+            pairs = [("attention-heads", value), ("embed-dim", value * head_dim)]
+        else:
+            pairs = [("layers", value)] if quantity == "layers" else []
+        return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
+
+    rows = []
+    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=not progress) as bar:
+        for value in SWEEPS[quantity]:
+            for preset in PRESETS:
+                bar.update()
+                try:
+                    args = parse(architecture, [*flags, *sizes(value)], task=task)
+                    args = with_preset(args, preset, keep=("head_dim", *NEEDED.get(preset, ())[:1]))
+                    if quantity != "layers":
+                        args.head_dim = value if quantity == "head-dim" else head_dim
+                    elif preset == "fixedhead" and getattr(args, "head_dim", None) is None:
+                        args.head_dim = head_dim
+                    counts = count(build(args, vocab_size))
+                except ValueError:
+                    continue
+                keep = ("total", "attention", "attention_without_biases")
+                rows.append({"attention_kind": preset, quantity: value, **{key: counts[key] for key in keep}})
+    return rows
+
+
+def draw(rows: list[dict], quantity: str, architecture: str, heads: int, head_dim: int):
+    """Attention parameters against a size, as a matplotlib figure; presets within 2 % of each other share a line."""
+    from fairseq_lowrank.tools import pictures
+
+    lines: list[tuple[dict[int, int], list[str]]] = []
+    for preset in dict.fromkeys(row["attention_kind"] for row in rows):
+        points = {row[quantity]: row["attention"] for row in rows if row["attention_kind"] == preset}
+        for known, presets in lines:
+            if known.keys() == points.keys() and all(abs(points[x] / known[x] - 1) < 0.02 for x in points):
+                presets.append(preset)
+                break
+        else:
+            lines.append((points, [preset]))
+    figure, axes = pictures.new_figure()
+    lines = sorted(lines, key=lambda line: -max(line[0].values()))
+    for (points, presets), style in zip(lines, pictures.styles(presets[0] for _, presets in lines), strict=True):
+        parameters = [number / 1e6 for number in points.values()]
+        axes.plot(list(points), parameters, **style, marker="o", markersize=3.5, label=", ".join(presets))
+    fixed = {"heads": f"d_k = {head_dim}", "layers": f"h = {heads}, d_k = {head_dim}", "head-dim": f"h = {heads}"}
+    label = {"heads": "heads (head size fixed)", "layers": "layers", "head-dim": "head size (width fixed)"}[quantity]
+    axes.set(xlabel=label, ylabel="attention parameters, millions", title=f"{architecture}, {fixed[quantity]}")
+    axes.set_xticks([value for value in SWEEPS[quantity] if value >= max(SWEEPS[quantity]) / 16])
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=8)
+    return figure

@@ -1,0 +1,180 @@
+"""What a fine-tuned model says of a prepared part of a task: labels or numbers of sentences, answers to questions, scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
+from fairseq_lowrank.tasks.spans import Pieces, best_span, with_most_context
+from fairseq_lowrank.tools.checkpoints import configuration, load_model, load_state
+from fairseq_lowrank.tools.squad import evaluate
+from fairseq_lowrank.tools.task_scores import measure
+
+
+@dataclass
+class Predictions:
+    """Predictions of one split.
+
+    Args:
+        name: what the score is called in tables.
+        files: text of each file that holds them, by its name.
+        measures: in percent; none where the targets are not known.
+        score: the mean of the task's measures, or F1 of answers.
+    """
+
+    name: str
+    files: dict[str, str]
+    measures: dict[str, float]
+    score: float | None = None
+
+
+def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) -> dict[str, Predictions]:
+    """The predictions of a checkpoint's model for splits of a prepared corpus.
+
+    Args:
+        checkpoint: of a fine-tuned model.
+        data: the folder `bin` of the corpus.
+        splits: valid, test, … .
+        max_tokens: of a batch.
+
+    Raises:
+        ValueError: a checkpoint of another kind of task, or a split that is not there.
+    """
+    about = read_task(data)
+    asks = "question_answering" if "unanswerable" in about else "sentence_prediction"
+    check_task(load_state(checkpoint), checkpoint, asks, about, data)
+    model, task = load_model(checkpoint, data=data)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    found = {}
+    for split in splits:
+        try:
+            task.load_dataset(split)
+        except (FileNotFoundError, AssertionError) as error:
+            raise ValueError(f"no subset {split!r} in {data}: {error}") from error
+        answer = predict_answers if asks == "question_answering" else predict_sentences
+        with torch.inference_mode():
+            found[split] = answer(model, task, split, about, max_tokens)
+    return found
+
+
+def read_task(folder: Path) -> dict:
+    """bin/task.json of a prepared corpus.
+
+    Raises:
+        ValueError: the folder has none.
+    """
+    file = folder / "task.json"
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} holds no task.json: expected the folder `bin` of a corpus of sentences or questions"
+        )
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path) -> None:
+    """Refuse a model that was trained for another kind of task, or for other labels than data have.
+
+    Raises:
+        ValueError: see above.
+    """
+    if (trained := configuration(state, "task", "_name") or configuration(state, "task", "task")) != asks:
+        raise ValueError(f"{checkpoint} was trained with --task {trained}; {data} needs --task {asks}")
+    if asks == "question_answering":
+        return
+
+    def said(numbers: bool, classes: int) -> str:
+        return "numbers" if numbers else f"{classes} labels"
+
+    theirs = said(configuration(state, "task", "regression_target", False), configuration(state, "task", "num_classes"))
+    if theirs != (wanted := said(not about["labels"], len(about["labels"] or ()))):
+        raise ValueError(f"{checkpoint} was trained to say {theirs}; {data} has {wanted}")
+
+
+def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
+    """The samples of a split, on the model's device."""
+    from fairseq.utils import move_to_cuda
+
+    iterator = task.get_batch_iterator(task.dataset(split), max_tokens=max_tokens, max_positions=task.max_positions())
+    on_gpu = next(model.parameters()).is_cuda
+    for sample in iterator.next_epoch_itr(shuffle=False):
+        yield move_to_cuda(sample) if on_gpu else sample
+
+
+def predict_sentences(model, task, split: str, about: dict, max_tokens: int) -> Predictions:
+    """Each sentence's most probable label, or its number."""
+    labels, head = about["labels"], task.cfg.classification_head_name
+    said, targets = {}, {}
+    for sample in batches(model, task, split, max_tokens):
+        scores, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+        values = scores.argmax(dim=-1) if labels else scores.view(-1).float()
+        known = sample["target"].view(-1).tolist() if "target" in sample else []
+        numbers = sample["id"].tolist()
+        said |= zip(numbers, values.tolist(), strict=True)
+        targets |= zip(numbers, known, strict=False)
+    spell: Callable = labels.__getitem__ if labels else float
+    predictions = [spell(said[number]) for number in sorted(said)]
+    right = [spell(targets[number]) for number in sorted(targets)]
+    name = (about["names"] or {}).get(split, about["name"])
+    files = {f"{split}.txt": "".join(f"{one}\n" for one in predictions)}
+    if file := (about["server"] or {}).get(split):
+        files[file] = server_file(file, predictions, about["answers"] or {})
+    measures = measure(about["measures"], predictions, right) if right else {}
+    return Predictions(name, files, measures, fmean(measures.values()) if measures else None)
+
+
+def server_file(name: str, predictions: list, spelt: dict[str, str]) -> str:
+    """The file that a benchmark's server takes: GLUE's tab-separated columns, or SuperGLUE's JSON lines, by its ending.
+
+    Numbers lie between 0 and 5, as STS-B's.
+    """
+    answers = [
+        f"{min(max(one, 0.0), 5.0):.3f}" if isinstance(one, float) else spelt.get(one, one) for one in predictions
+    ]
+    if name.endswith(".jsonl"):
+        return "".join(json.dumps({"idx": index, "label": answer}) + "\n" for index, answer in enumerate(answers))
+    return "index\tprediction\n" + "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
+
+
+def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Predictions:
+    """The span of the highest score in each question's windows, in the words of the paragraph; none where `<s>`, over all
+    windows, scores higher and the task has questions without an answer."""
+    dataset: QuestionDataset = task.dataset(split)
+    places: dict[int, list[int]] = {}
+    for index, window in enumerate(dataset.windows):
+        places.setdefault(window.question, []).append(index)
+    begins = {}
+    for indices in places.values():
+        spans = [(dataset.windows[index].begin, dataset.windows[index].end) for index in indices]
+        begins |= zip(indices, with_most_context(spans), strict=True)
+    none: dict[int, float] = {}
+    best: dict[int, tuple[float, int, int]] = {}
+    for sample in batches(model, task, split, max_tokens):
+        scores = span_scores(model, sample, task.dictionary.pad()).cpu()
+        for index, row in zip(sample["id"].tolist(), scores, strict=True):
+            window = dataset.windows[index]
+            none[window.question] = min(float(row[0].sum()), none.get(window.question, float("inf")))
+            first = dataset.first(window)
+            start, end = row[first : first + window.end - window.begin].unbind(dim=-1)
+            span = best_span(start, end, torch.tensor(begins[index], dtype=torch.bool), task.cfg.max_answer_length)
+            if span and span[0] > best.get(window.question, (float("-inf"),))[0]:
+                best[window.question] = span[0], window.begin + span[1], window.begin + span[2]
+    predictions, answers = {}, {}
+    for number, (place, question) in enumerate(dataset.asked):
+        score, first, last = best.get(number, (float("-inf"), 0, 0))
+        answered = score > none[number] if about["unanswerable"] else number in best
+        text = ""
+        if answered:
+            line = dataset.lines[place]
+            start, end = Pieces(line["words"], line["pieces"]).characters(first, last)
+            text = line["text"][start:end]
+        predictions[question["id"]] = text
+        answers[question["id"]] = [text for _, text in question["answers"]]
+    measures = evaluate(predictions, answers)
+    files = {f"{split}.json": json.dumps(predictions, ensure_ascii=False, indent=1) + "\n"}
+    return Predictions(about["name"], files, measures, measures["f1"])

@@ -1,0 +1,45 @@
+"""BERT's word pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fairseq_lowrank.files import whole_file
+
+
+class WordPieces:
+    """BERT's word pieces: punctuation apart, then the longest piece of the vocabulary again and again; `##` goes on a word.
+
+    Devlin et al. (2019), by the package tokenizers. Names such as `[MASK]` in a text are text; what is unknown is `<unk>`.
+    """
+
+    unknown = "[UNK]"
+
+    @classmethod
+    def save(cls, words: Iterable[str], model: Path, **normalisation) -> None:
+        """Write the file that cuts by a vocabulary as published, a word for each line of vocab.txt.
+
+        Args:
+            lowercase, strip_accents, handle_chinese_chars: as transformers' tokenizer has them.
+        """
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordPiece
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.pre_tokenizers import BertPreTokenizer
+
+        vocabulary = {word: index for index, word in enumerate(words)}
+        pieces = Tokenizer(WordPiece(vocabulary, unk_token=cls.unknown, max_input_chars_per_word=100))
+        pieces.normalizer = BertNormalizer(clean_text=True, **normalisation)
+        pieces.pre_tokenizer = BertPreTokenizer()
+        with whole_file(model) as file:
+            file.write(pieces.to_str())
+
+    def __init__(self, model: Path):
+        from tokenizers import Tokenizer
+
+        self.pieces = Tokenizer.from_file(str(model))
+
+    def __call__(self, line: str) -> str:
+        tokens = self.pieces.encode(line, add_special_tokens=False).tokens
+        return " ".join("<unk>" if token == self.unknown else token for token in tokens)

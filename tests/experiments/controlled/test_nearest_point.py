@@ -1,0 +1,92 @@
+"""The nearest point on the sphere: the answers, the layer that has them, and what training sees."""
+
+import pytest
+import torch
+
+from experiments import __main__ as experiments
+from experiments.controlled import nearest_point
+from experiments.controlled.runs import Method
+from experiments.recipes.results import read_results
+
+MHA = Method("mha", "mha")
+
+
+def test_answers_are_the_points_of_least_inner_product():
+    x = nearest_point.points(3, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(x.norm(dim=-1), torch.ones(nearest_point.POINTS, 3))
+    y = nearest_point.answers(x)
+    for sentence in range(3):
+        for i in range(nearest_point.POINTS):
+            products = [float(x[i, sentence] @ x[j, sentence]) for j in range(nearest_point.POINTS)]
+            assert torch.equal(y[i, sentence], x[products.index(min(products)), sentence])
+
+
+def test_one_full_rank_head_has_the_answer():
+    """W_Q W_Kᵀ = −β I, values of the points themselves, written over them: the construction of the paper."""
+    layer = nearest_point.Layer(MHA, heads=1)
+    identity = torch.eye(nearest_point.EMBED_DIM)
+    with torch.no_grad():
+        for parameter in layer.attention.parameters():
+            parameter.zero_()
+        layer.attention.q_proj.weight.copy_(-1e5 * identity)
+        layer.attention.k_proj.weight.copy_(identity)
+        layer.attention.v_proj.weight.copy_(identity)
+        layer.attention.out_proj.weight.copy_(1e4 * identity)
+        layer.fc2.weight.zero_()
+        layer.fc2.bias.zero_()
+        x = nearest_point.points(16, torch.Generator().manual_seed(2))
+        assert nearest_point.squared_error(layer, x) < 0.01
+        layer.attention.q_proj.weight.zero_()
+        assert nearest_point.squared_error(layer, x) > 0.5
+
+
+def test_the_rate_warms_up_and_ends_at_zero():
+    rates = [nearest_point.learning_rate(step, 1000) for step in range(1001)]
+    assert (rates[0], rates[25], rates[50], rates[1000]) == (0, 0.5, 1, pytest.approx(0, abs=1e-12))
+    assert rates.index(max(rates)) == 50
+
+
+def test_training_lowers_the_error_and_is_the_same_each_time(monkeypatch):
+    monkeypatch.setattr(nearest_point, "BATCH", 16)
+    monkeypatch.setattr(nearest_point, "TEST_BATCHES", 2)
+    log = []
+    first, second = (nearest_point.train(MHA, 1, 1, 60, log.append) for _ in range(2))
+    assert first == second
+    assert first["value"] < float(log[0].split()[1]) / 1.5
+
+
+def test_rows_that_need_axes_which_are_not_there_are_left_out(monkeypatch):
+    names = {method.name for method, _ in nearest_point.rows() if method.exists()}
+    assert {"mha", "mixhead-a", "fixedhead-32", "gain", "sigsoftmax"} <= names
+    assert not Method("later", "mha", {"no_such_axis": 1}).exists()
+    assert not Method("later", "no-such-preset").exists()
+    rows = [(run.row, run.seed) for run in nearest_point.runs()]
+    assert len(rows) == len(set(rows))
+    assert {row for row, _ in ((run.row, run.seed) for run in nearest_point.runs(quick=True))} == {
+        "h8-mha",
+        "h1-mha",
+        "h8-mixhead-a",
+    }
+
+
+def test_the_command_sets_ours_beside_the_published_curve(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(nearest_point, "BATCH", 8)
+    monkeypatch.setattr(nearest_point, "TEST_BATCHES", 1)
+    path = tmp_path / "lines.jsonl"
+    flags = ["--quick", "--steps", "2", "--results", str(path), "--output", str(tmp_path)]
+    assert experiments.main(["controlled", "nearest-point", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "published" in out and "0.015" in out
+    assert len(read_results(path, measurements=True)) == 3
+    assert (tmp_path / "nearest-point.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_says_how_far_seeds_are_apart_and_which_cells_have_fewer():
+    def line(heads, seed, value):
+        return {"method": "mha", "heads": heads, "seed": seed, "value": value}
+
+    table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3), line(8, 1, 0.8)])
+    assert "over seeds 1, 2 ([1]: over one of them)" in table.title
+    assert table.rows == [["mha", "0.200 ± 0.141", "0.800 [1]"]]
+    table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3)])
+    assert "over seeds 1, 2;" in table.title

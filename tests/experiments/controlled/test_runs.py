@@ -1,0 +1,119 @@
+"""The engine of controlled tasks: what is finished is kept, what is not goes on, and the command over both."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from experiments import __main__ as experiments
+from experiments.controlled import matrices, runs
+from experiments.controlled.runs import Journal
+from experiments.recipes.results import read_results
+
+ROWS = "n16-shared-h(16|32)-mha"
+
+
+def command(folder, *flags):
+    files = ["--results", str(folder / "lines.jsonl"), "--log", str(folder / "log.gz")]
+    return experiments.main(["controlled", "matrices", "--rows", ROWS, "--seeds", "1", "--steps", "2", *files, *flags])
+
+
+def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
+    assert command(tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "16 × 4" in out and "32 × 2" in out
+    lines = read_results(tmp_path / "lines.jsonl", measurements=True)
+    assert [line["row"] for line in lines] == ["n16-shared-h16-mha-2-updates", "n16-shared-h32-mha-2-updates"]
+    assert all(line["paper"] == "evidence" and line["table"] == "matrices" and line["smoke"] for line in lines)
+    assert {line["commit"] for line in lines} == {runs.checked_out_commit()}
+    with gzip.open(tmp_path / "log.gz", "rt") as file:
+        log = file.read()
+    assert all(f"# {line['row']} seed 1" in log and f"{line['value']:.6g}" in log for line in lines)
+
+
+def test_what_is_finished_is_not_run_again_and_what_is_not_goes_on(tmp_path, capsys):
+    command(tmp_path)
+    path = tmp_path / "lines.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    kept = json.dumps(json.loads(first) | {"value": 0.123}) + "\n"
+    path.write_text(kept)
+    capsys.readouterr()
+    assert command(tmp_path) == 0
+    again = path.read_text().splitlines(keepends=True)
+    assert again[0] == kept
+    assert json.loads(again[1])["value"] == json.loads(second)["value"]
+    assert "h16" not in capsys.readouterr().err
+
+
+def test_of_lines_of_one_row_and_seed_the_last_one_counts(tmp_path):
+    command(tmp_path)
+    path = tmp_path / "lines.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second + json.dumps(json.loads(first) | {"value": 0.123}) + "\n")
+    values = {line["row"]: line["value"] for line in runs.lines_of(matrices, path, steps=2)}
+    assert list(values.values()) == [0.123, json.loads(second)["value"]]
+    [table] = matrices.tables(runs.lines_of(matrices, path, steps=2))
+    assert "1.2e-01" in table.rows[0] and "[" not in table.title
+
+
+def test_a_trial_does_not_stand_for_a_run(tmp_path):
+    command(tmp_path)
+    assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
+    assert experiments.main(["controlled", "matrices", "--no-runs", "--results", str(tmp_path / "lines.jsonl")]) == 2
+
+
+def test_more_updates_than_the_tasks_make_a_row_of_their_own_and_no_trial(tmp_path, capsys, monkeypatch):
+    command(tmp_path)
+    monkeypatch.setattr(matrices, "STEPS", 1)
+    assert command(tmp_path) == 0
+    lines = read_results(tmp_path / "lines.jsonl", measurements=True)
+    assert [(line["row"], line["smoke"]) for line in lines[2:]] == [
+        ("n16-shared-h16-mha-2-updates", False),
+        ("n16-shared-h32-mha-2-updates", False),
+    ]
+    assert not runs.lines_of(matrices, tmp_path / "lines.jsonl")
+
+
+def test_the_picture_and_the_lines_are_written(tmp_path):
+    assert command(tmp_path, "--output", str(tmp_path / "pictures")) == 0
+    assert (tmp_path / "pictures/matrices.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "pictures/matrices.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rows", "("], "--rows '('"),
+        (["--rows", "nothing"], "--rows 'nothing'"),
+        (["--steps", "0"], "--steps 0"),
+        (["--no-runs"], "holds no finished run"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message):
+    assert experiments.main(["controlled", "matrices", "--results", str(tmp_path / "none.jsonl"), *flags]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_state_is_gone_on_from_only_by_its_own_run(tmp_path):
+    file = tmp_path / "below" / "state.pt"
+    first = Journal("# run commit 1", file)
+    first("half")
+    first.keep({"done": 3, "weights": torch.ones(2)})
+    again = Journal("# run commit 1", file)
+    assert again.kept()["done"] == 3 and again.lines == ["# run commit 1", "half"]
+    assert again.seconds > 0
+    with pytest.warns(UserWarning, match="this run is '# run commit 2', and starts anew"):
+        assert Journal("# run commit 2", file).kept() is None
+    assert Journal("# run commit 1").kept() is None
+    again.forget()
+    assert Journal("# run commit 1", file).kept() is None
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", pytest.param(None, id="a state of something else")])
+def test_a_file_that_is_no_state_is_named(tmp_path, content):
+    file = tmp_path / "state.pt"
+    torch.save([1], file) if content is None else file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"state\.pt holds no state of an interrupted run"):
+        Journal("# run", file).kept()

@@ -1,0 +1,61 @@
+"""Losses a sentence in the lines of recipes that ask for them, and what compares them; recipes with a plugin of their own."""
+
+import json
+
+import pytest
+
+from experiments import __main__ as experiments
+from experiments.recipes.recipe import Recipe
+from experiments.recipes.results import read_results
+
+SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
+
+
+def test_a_recipe_with_fit_records_losses_that_are_compared_by_sentence(recipe, settings, engine, capsys):
+    own, settings = recipe(mha="--attention mha", gain="--attention gain --lr 0.05"), settings(**SHORT)
+    own.fit = 50
+    engine(own, settings).run_rows()
+    lines = {line["row"]: line for line in read_results(settings.results)}
+    sizes = {split: len(found["sentence_values"]) for split, found in lines["mha"]["losses"].items()}
+    assert sizes == {"fit": 50, "valid": 20, "test": 12}
+    for found in lines["mha"]["losses"].values():
+        assert found["bits"] == pytest.approx(sum(found["sentence_values"]) / len(found["sentence_values"]), abs=1e-3)
+    # the log says the loss of all of the validation set, in bits a token, with label smoothing or without
+    assert lines["mha"]["losses"]["valid"]["bits"] == pytest.approx(lines["mha"]["curve"][-1]["valid_loss"], abs=2e-3)
+    capsys.readouterr()
+    asked = ["--pair", "mha", "gain", "--metric", "bits", "--split", "fit", "--json"]
+    assert experiments.main(["compare", str(settings.results), *asked]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    losses = [lines[name]["losses"]["fit"]["bits"] for name in ("mha", "gain")]
+    assert (row["sentences"], row["notes"][0]) == (50, "one seed: nothing is known of others")
+    assert row["mean"] == pytest.approx(losses[0] - losses[1], abs=1e-3) and row["mean"] != 0
+
+
+def test_a_trial_of_a_recipe_with_fit_takes_few_pairs(recipe, settings, engine, monkeypatch):
+    from experiments.recipes import engine as engines
+
+    asked = []
+    monkeypatch.setattr(engines, "losses", lambda run, fit: asked.append(fit) or {})
+    own = recipe(mha="--attention mha")
+    own.fit = 2000
+    runs = [engine(own, settings(smoke=smoke)) for smoke in (True, False)]
+    for one in runs:
+        one.losses_of(None)
+    assert asked == [100, 2000]
+
+
+def test_fairseq_gets_the_plugin_of_the_recipe_and_what_it_registers_is_there(
+    recipe, settings, engine, commands, plugins_leave
+):
+    own, settings = recipe(row="--attention mha --head-mixing column-sums"), settings(**SHORT)
+    own.plugin = "examples/evidence/controls"
+    engine(own, settings).run_rows()
+    [line] = read_results(settings.results)
+    # 3 layers of 2 heads
+    assert line["attention_parameters"] == 3 * (4 * 16 * 16 + 4) and "controls" not in line["flags"]
+
+
+def test_how_many_pairs_must_be_a_number(request):
+    lines = ["paper\town", "table\ttiny", "fit\tmany", "row\tmha\tiwslt14\t--attention mha"]
+    with pytest.raises(ValueError, match=r"^FIT=many: expected how many training pairs$"):
+        Recipe.read("translation", request.config.rootpath, lines)

@@ -1,0 +1,194 @@
+"""Training a run: under the flags it was started with, gone on with after an interruption, and not past its end."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments.recipes import training
+from experiments.recipes.commands import CommandFailed, Commands, follow
+
+
+def updates(run) -> int:
+    from fairseq_lowrank.tools.checkpoints import load_state
+
+    return load_state(run.last)["optimizer_history"][-1]["num_updates"]
+
+
+@pytest.fixture
+def train(commands, request):
+    """``train(run, settings)``: the commands that it took."""
+
+    def call(run, settings) -> list[str]:
+        commands.calls.clear()
+        run.folder.mkdir(parents=True, exist_ok=True)
+        training.train(run, settings, request.config.rootpath, commands)
+        return list(commands.calls)
+
+    return call
+
+
+def forget_the_end(run) -> None:
+    """As if everything had been killed between the last checkpoint and fairseq-train's last words."""
+    run.log.write_text("".join(line for line in run.log.open() if "done training" not in line))
+
+
+@pytest.mark.parametrize("end, count", [("--max-update 3", 3), ("--max-update 0 --max-epoch 1", None)])
+def test_a_training_at_its_end_is_not_started_again(recipe, settings, train, end, count):
+    settings = settings(extra=tuple(end.split()))
+    own = recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings)
+    assert train(run, settings) == ["fairseq-train"]
+    done = updates(run)
+    assert done == (count or done)
+    assert train(run, settings) == []
+    forget_the_end(run)
+    assert train(run, settings) == [] and updates(run) == done
+
+
+def test_a_training_that_stopped_before_its_end_goes_on(recipe, settings, train, commands):
+    settings = settings()
+    own = recipe(mha="--attention mha --save-interval-updates 2")
+    run = own.run(own.rows["mha"], settings)
+
+    def interrupted(words, log, keep=None):
+        short = words[:]
+        short[short.index("--max-update") + 1] = "2"
+        commands(short, log)
+        forget_the_end(run)
+
+    run.folder.mkdir(parents=True)
+    training.train(run, settings, own.root, interrupted)
+    assert updates(run) == 2
+    assert train(run, settings) == ["fairseq-train"] and updates(run) == 3
+    assert len(training.read_note(run.folder)["starts"]) == 2
+
+
+def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, train):
+    settings, own = settings(), recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings)
+    assert train(run, settings) == ["fairseq-train"]
+    data = run.data / "bin"
+    published = data.resolve()
+    data.unlink()
+    shutil.copytree(published, data)  # the same text, prepared anew
+    assert train(run, settings) == []
+    first, *_ = data.glob("dict*.txt")
+    first.write_text(first.read_text() + "another 1\n")
+    with pytest.raises(ValueError, match=r"holds a training on another text than .* has now"):
+        train(run, settings)
+
+
+def test_our_own_commands_are_found_where_the_package_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    Commands()(["fairseq-lowrank", "params", "--help"], tmp_path / "log")
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("+ fairseq-lowrank params --help\n") and "usage: fairseq-lowrank params" in said
+
+
+def test_flags_are_noted_before_a_training_starts_and_other_flags_have_a_folder_of_their_own(recipe, settings, capsys):
+    own = recipe(mha="--attention mha")
+    first, second = (own.run(own.rows["mha"], settings(extra=extra)) for extra in ((), ("--lr", "1e-7", "--fp16")))
+    noted = []
+
+    def execute(words, log, keep=None):
+        noted.append(training.read_note(log.parent)["flags"])
+
+    for run in (first, second):
+        run.folder.mkdir(parents=True)
+        training.train(run, settings(), own.root, execute)
+    assert noted == [list(first.flags), list(second.flags)]
+    said = capsys.readouterr().err
+    assert f"{first.folder} holds this row with other flags: --lr 1e-7 (0.01), --fp16 (no --fp16)" in said
+
+
+def test_a_folder_with_a_training_of_other_flags_is_refused_and_the_flags_are_named(recipe, settings, train):
+    own = recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings())
+    run.folder.mkdir(parents=True)
+    note = {"corpus": run.corpus, "flags": [*run.flags, "--dropout", "0.9"], "starts": []}
+    (run.folder / "run.json").write_text(json.dumps(note))
+    with pytest.raises(ValueError, match=r"other flags: no --dropout \(0.9\)"):
+        train(run, settings())
+    (run.folder / "run.json").unlink()
+    run.last.parent.mkdir()
+    run.last.touch()
+    with pytest.raises(ValueError, match="flags are not known: move"):
+        train(run, settings())
+
+
+def test_a_damaged_note_or_a_training_without_a_best_checkpoint_is_refused_in_one_line(recipe, settings, train):
+    own = recipe(mha="--attention mha")
+    run = own.run(own.rows["mha"], settings())
+    run.folder.mkdir(parents=True)
+    (run.folder / "run.json").write_text('{"flags": 3}')
+    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+        train(run, settings())
+    (run.folder / "run.json").unlink()
+    run.last.parent.mkdir()
+    run.last.touch()
+    run.log.write_text("+ fairseq-train\n2026 | INFO | fairseq_cli.train | done training in 3.0 seconds\n")
+    with pytest.raises(ValueError, match=r"lacks checkpoint_best\.pt"):
+        train(run, settings())
+
+
+def test_a_damaged_checkpoint_is_left_to_fairseq_train(tmp_path):
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"half")
+    assert training.reached(tmp_path / "checkpoint_last.pt", update=1) is False
+
+
+def hold(folder, program, log) -> None:
+    with training.lock(folder) as handle:
+        Commands()([sys.executable, "-c", program, str(log)], log, handle)
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_command_outlives_a_killed_engine_and_keeps_the_lock_until_it_ends(tmp_path):
+    log, go = tmp_path / "log", tmp_path / "go"
+    program = (
+        "import os, time; print('begun', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
+        "print('ended', flush=True)"
+    )
+    process = multiprocessing.get_context("fork").Process(target=hold, args=(tmp_path, program, log))
+    process.start()
+    wait_for(lambda: log.exists() and "begun\n" in log.read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert training.is_locked(tmp_path)
+    go.touch()
+    wait_for(lambda: not training.is_locked(tmp_path))
+    assert log.read_text().endswith("ended\n")
+
+
+@pytest.mark.parametrize(("every", "shown"), [(0.0, 3), (60.0, 0)])
+def test_updates_are_shown_now_and_then(tmp_path, capsys, every, shown):
+    line = "epoch 001:     {} / 300 loss=8.1, ppl=270.1, wps=900"
+    log, lines = tmp_path / "log", [line.format(number) for number in (50, 100, 150)]
+    log.write_text("".join(f"date | INFO | train_inner | {said}, ups=7.1, wpb=120\n" for said in lines))
+    with open(log, "rb") as file:
+        assert follow(subprocess.Popen(["true"]), file, every) == 0
+    assert capsys.readouterr().err == "".join(f"  {said}\n" for said in lines[:shown])
+
+
+def test_a_command_that_fails_shows_the_end_of_its_log_and_its_epochs_are_shown(tmp_path, capsys):
+    program = "print('train | epoch 001 | loss 2'); [print('line', n) for n in range(9)]; raise SystemExit(3)"
+    with pytest.raises(CommandFailed, match=r"(?s)the end of .*/log:\nline 4\n.*line 8$") as failed:
+        Commands()([sys.executable, "-c", program], tmp_path / "log")
+    assert failed.value.code == 3
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("+ ") and said[1:] == ["train | epoch 001 | loss 2"]
+    Commands(dry_run=True)(["no-such-command", "a b"], tmp_path / "none")
+    assert capsys.readouterr().err == "+ no-such-command 'a b'\n" and not (tmp_path / "none").exists()

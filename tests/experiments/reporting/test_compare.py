@@ -1,0 +1,313 @@
+"""The command that compares rows of a user's results."""
+
+import json
+
+import pytest
+
+from experiments import __main__ as experiments
+from experiments.commands import compare
+
+SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
+
+
+REST = {
+    "architecture": "own",
+    "flags": "",
+    "updates": 1,
+    "parameters": 1,
+    "tokens_per_second": 1,
+    "versions": {},
+    "date": "",
+}
+
+
+def write(path, scores=SCORES, **fields):
+    with open(path, "a") as file:
+        for row, by_seed in scores.items():
+            for seed, value in by_seed.items():
+                line = REST | {"paper": "own", "table": "t", "row": row, "seed": seed, "metric": "loss", "value": value}
+                file.write(json.dumps(line | {"split": "test", "smoke": False} | fields) + "\n")
+    return str(path)
+
+
+def compared(capsys, *arguments):
+    assert experiments.main(["compare", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_pair_is_compared_by_seed(tmp_path, capsys):
+    (row,) = compared(capsys, write(tmp_path / "a.jsonl"), "--pair", "mixhead-a", "mha")
+    assert (row["contrast"], row["mean"], row["seed_means"]) == ("mixhead-a − mha", 2, [1, 2, 3])
+    assert row["t"] == pytest.approx(3.4641, abs=1e-4)
+    assert row["signs_p"] == 0.25
+    assert row["t_holm"] == row["t_p"]
+
+
+def test_several_contrasts_are_corrected_together_and_seeds_left_out_are_named(tmp_path, capsys):
+    arguments = [write(tmp_path / "a.jsonl"), "--pair", "mixhead-a", "mha", "--pair", "mha", "gain"]
+    first, second = compared(capsys, *arguments)
+    # of the second contrast one seed is left: it has no p, and was named all the same
+    assert first["bootstrap_holm"] == 2 * first["bootstrap_p"]
+    assert (second["seeds"], second["mean"], second["t"], second["low"], second["bootstrap_holm"]) == (
+        1,
+        0,
+        None,
+        None,
+        None,
+    )
+    third = write(tmp_path / "b.jsonl", {"sha": {1: 1.0, 2: 0.0, 3: 3.0}})
+    first, _, last = compared(capsys, third, *arguments, "--pair", "mha", "sha")
+    assert last["t_p"] < first["t_p"]
+    assert (last["t_holm"], first["t_holm"]) == (3 * last["t_p"], 2 * first["t_p"])
+    assert any("left out: 1, 3, 4" in note for note in second["notes"])
+    assert any("one seed" in note for note in second["notes"])
+
+
+def test_sentences_are_paired_where_lines_have_them(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 0.0}}, sentence_values=[1, 2, 3, 4])
+    write(path, {"b": {1: 0.0}}, sentence_values=[0, 0, 0, 0])
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert (row["sentences"], row["mean"]) == (4, 2.5)
+    assert 1 < row["low"] < 2.5 < row["high"] < 4
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"table": "t"}, {"table": "u"}, "a and b: their sentences differ in table (t, u)"),
+        ({"table": "t", "corpus": "x"}, {"table": "t", "corpus": "y"}, "sentences differ in corpus (x, y)"),
+        ({"corpus": "x"}, {"corpus": "x", "split": "valid"}, "sentences differ in split (test, valid)"),
+        ({"table": "t", "corpus": "x"}, {"table": "u", "corpus": "x"}, None),
+    ],
+)
+def test_sentences_of_one_corpus_alone_are_paired(first, second, message, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 0.0}}, sentence_values=[1, 2], **first)
+    write(path, {"b": {1: 0.0}}, sentence_values=[0, 0], **second)
+    if message is None:
+        assert compared(capsys, str(path), "--pair", "a", "b")[0]["mean"] == 1.5
+    else:
+        assert experiments.main(["compare", str(path), "--pair", "a", "b"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_an_interaction_and_logarithms(tmp_path, capsys):
+    path = write(
+        tmp_path / "a.jsonl",
+        {"a": {1: 8.0, 2: 8.0}, "b": {1: 2.0, 2: 4.0}, "c": {1: 3.0, 2: 3.0}, "d": {1: 1.0, 2: 2.0}},
+    )
+    (row,) = compared(capsys, path, "--interaction", "a", "b", "c", "d")
+    assert row["seed_means"] == [4, 3]
+    (row,) = compared(capsys, path, "--pair", "a", "b", "--logarithm")
+    assert row["seed_means"] == pytest.approx([1.3863, 0.6931], abs=1e-4)
+
+
+def test_trials_are_left_out_and_the_last_line_of_a_seed_counts(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 5.0, 2: 5.0}, "b": {1: 0.0, 2: 0.0}})
+    write(path, {"a": {1: 7.0}})
+    write(path, {"a": {2: 100.0}}, smoke=True)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert row["seed_means"] == [7, 5]
+    assert row["notes"] == ["of lines of one row and seed the last counts: 1 left out"]
+
+
+def test_lines_of_several_commits_are_said_to_be(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 5.0}}, commit="1" * 40)
+    write(path, {"b": {1: 4.0}}, commit="2" * 40)
+    assert experiments.main(["compare", str(path), "--pair", "a", "b"]) == 0
+    assert "lines of several commits: 1111111111, 2222222222" in capsys.readouterr().out
+
+
+def test_rows_of_one_seed_from_several_processors_are_said_to_be(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    one, other = ({"cpu": cpu, "cores": 2, "threads": 1} for cpu in ("One", "Other"))
+    write(path, {"a": {1: 5.0, 2: 4.0}, "b": {1: 4.0}}, machine=one)
+    write(path, {"b": {2: 4.0}}, machine=other)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    [note] = [note for note in row["notes"] if "processors" in note]
+    assert note.endswith("seed 2 (One, Other)")
+    write(path, {"a": {1: 3.0}}, machine=one | {"gpus": ["Third", "Third"]})
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    [note] = [note for note in row["notes"] if "processors" in note]
+    assert note.endswith("seed 1, 2 (One, Other, Third)")
+    alone = tmp_path / "b.jsonl"
+    write(alone, {"a": {1: 5.0}, "b": {1: 4.0}}, machine=one)
+    write(alone, {"a": {2: 5.0}, "b": {2: 4.0}}, machine=other)
+    (row,) = compared(capsys, str(alone), "--pair", "a", "b")
+    assert not any("processors" in note for note in row["notes"])
+
+
+def test_a_training_that_went_on_at_another_commit_and_processor_is_of_both(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    first = {"commit": "1" * 40, "machine": {"cpu": "One"}, "versions": {}}
+    write(path, {"a": {1: 5.0}}, commit="2" * 40, machine={"cpu": "Other"})
+    write(path, {"b": {1: 4.0}}, commit="2" * 40, machine={"cpu": "Other"}, earlier_starts=[first])
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert "lines of several commits: 1111111111, 2222222222" in row["notes"]
+    assert any(note.endswith("seed 1 (One, Other)") for note in row["notes"])
+
+
+def test_files_are_written(tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    assert experiments.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out/compare.json").read_text())[0]["mean"] == -2
+    assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,unit,mean")
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        f"compare.{end}" for end in ("json", "csv", "png", "pdf")
+    }
+
+
+def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl")
+    write(tmp_path / "a.jsonl", {"x": {1: 3.0, 2: 5.0}, "y": {1: 1.0, 2: 2.0}}, metric="bleu")
+    asked = [path, "--pair", "mixhead-a", "mha", "--pair", "x", "y", "--pair", "mha", "gain"]
+    data = compared(capsys, *asked)
+    assert [row["unit"] for row in data] == ["loss", "bleu", "loss"]
+    figures = compare.figures(data)
+    assert list(figures) == ["compare-loss", "compare-bleu"]
+    [axes] = figures["compare-loss"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["mixhead-a − mha", "mha − gain"]
+    # of each contrast its interval, where it has one, its seeds and its mean; and the line of no difference
+    drawn = [list(line.get_xdata()) for line in axes.get_lines()]
+    assert drawn == [[data[0]["low"], data[0]["high"]], [1, 2, 3], [2], [0], [0], [0, 0]]
+    (logarithms,) = compared(capsys, path, "--pair", "mixhead-a", "mha", "--logarithm")
+    assert logarithms["unit"] == "logarithm of loss"
+
+
+def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
+    asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
+    [axes] = compare.figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test (> 0): no result yet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--pair A B"),
+        (["--pair", "mha", "nothing"], "row 'nothing': no line has it; rows there are: gain, mha, mixhead-a"),
+        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has it"),
+        (["--pair", "zero", "mha", "--logarithm"], "--logarithm needs values above 0"),
+        (["--pair", "two", "mha"], "lines of several metrics: choose one with --metric bleu|loss"),
+        (["--pair", "mha", "late"], "mha − late: no common seed: [1, 2, 3] and [7]"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, arguments, message):
+    path = tmp_path / "a.jsonl"
+    write(path)
+    if "two" in arguments:
+        write(path, {"two": {1: 1.0}})
+        write(path, {"two": {1: 1.0}}, metric="bleu")
+    write(path, {"late": {7: 1.0}} if "late" in arguments else {})
+    if "zero" in arguments:
+        write(path, {"zero": {1: 0.0}})
+    assert experiments.main(["compare", str(path), *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_broken_line_is_named_and_left_out(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: "high"}})
+    write(path, {"a": {2: 1.0}})
+    assert experiments.main(["compare", str(path), "--pair", "a", "a"]) == 0
+    assert f'{path}, line 1: value is "high", expected a number' in capsys.readouterr().err
+
+
+def test_rows_that_were_scored_in_different_ways_are_said_to_be(tmp_path, capsys):
+    path, losses = tmp_path / "a.jsonl", {"fit": {"bits": 2, "sentence_values": [1, 3]}}
+    write(path, {"a": {1: 30.0, 2: 31.0}}, metric="sacrebleu", scoring="--beam 5", losses=losses)
+    write(path, {"b": {1: 29.0}}, metric="sacrebleu", losses=losses)  # of before lines said so
+    write(path, {"b": {2: 29.5}}, metric="sacrebleu", scoring="--beam 5", losses=losses)
+
+    def said(metric):
+        (row,) = compared(capsys, str(path), "--metric", metric, "--pair", "a", "b")
+        return [note for note in row["notes"] if "scored" in note]
+
+    assert said("sacrebleu") == []
+    write(path, {"b": {2: 29.5}}, metric="sacrebleu", scoring="", losses=losses)
+    assert said("sacrebleu") == ["lines were scored in different ways: --beam 5; no flags"]
+    assert said("bits") == []
+
+
+def named(path, *contrasts):
+    entries = [{"metric": "loss", "split": "test", "prediction": "> 0"} | entry for entry in contrasts]
+    path.write_text(json.dumps({"t": entries}))
+    return ["--table", "t", "--contrasts", str(path)]
+
+
+def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path, capsys):
+    lines = write(tmp_path / "a.jsonl", SCORES | {"sha": {1: 1.0, 2: 0.0, 3: 3.0}})
+    write(tmp_path / "a.jsonl", {"mha": {1: 99.0}}, metric="bleu")
+    pair, interaction = ["mixhead-a", "mha"], ["mixhead-a", "mha", "sha", "mha"]
+    asked = named(
+        tmp_path / "named.json",
+        {"name": "mixing helps", "rows": pair},
+        {"name": "not run", "rows": ["mha", "mhe-mul"]},
+        {"name": "more than sha", "rows": interaction},
+    )
+    first, absent, last = compared(capsys, lines, *asked)
+    expected = compared(capsys, lines, "--metric", "loss", "--pair", *pair, "--interaction", *interaction)
+    assert (first["contrast"], last["contrast"]) == ("mixing helps, test (> 0)", "more than sha, test (> 0)")
+    corrected = {"bootstrap_holm", "t_holm"}
+    for ours, theirs in zip((first, last), expected, strict=True):
+        apart = {"contrast", *corrected}
+        assert {key: value for key, value in ours.items() if key not in apart} == {
+            key: value for key, value in theirs.items() if key not in apart
+        }
+        # corrected for the one that was not run too
+        assert all(ours[key] is None or ours[key] >= theirs[key] for key in corrected)
+    assert (expected[0]["bootstrap_holm"], first["bootstrap_holm"]) == (
+        2 * first["bootstrap_p"],
+        3 * first["bootstrap_p"],
+    )
+    assert (absent["mean"], absent["t_holm"], absent["notes"]) == (None, None, ["not run yet: mhe-mul"])
+    assert experiments.main(["compare", lines, *asked]) == 0
+    assert "not run, test (> 0): not run yet: mhe-mul" in capsys.readouterr().out
+
+
+def test_a_named_contrast_that_cannot_be_made_yet_says_why_and_leaves_the_others_theirs(tmp_path, capsys):
+    lines = write(tmp_path / "a.jsonl", {"a": {1: 1.0}, "b": {2: 1.0}, "c": {1: 0.5}})
+    other_metric = {"name": "other metric", "rows": ["a", "c"], "metric": "bits"}
+    pairs = [{"name": "apart", "rows": ["a", "b"]}, other_metric, {"name": "complete", "rows": ["a", "c"]}]
+    apart, other, complete = compared(capsys, lines, *named(tmp_path / "named.json", *pairs))
+    assert (apart["mean"], apart["notes"]) == (None, ["no seed that every row has (a: 1; b: 2)"])
+    assert (other["mean"], other["notes"]) == (None, ["run, without bits of test: a, c"])
+    assert complete["mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        ('{"t": []}', ["--table", "other"], "no contrasts for table 'other'; expected one of t"),
+        ('{"t": [{"name": "x"}]}', ["--table", "t"], '{"name": "x"} is no contrast'),
+        ('{"t": [', ["--table", "t"], "expected a JSON file"),
+        ('{"t": []}', [], "expected --table beside it"),
+        ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "no --pair"),
+        ('{"t": []}', ["--table", "t", "--split", "fit"], "no --pair, --interaction, --logarithm, --metric or --split"),
+        (
+            '{"t": []}',
+            ["--table", "t", "--metric", "bits"],
+            "no --pair, --interaction, --logarithm, --metric or --split",
+        ),
+    ],
+)
+def test_a_file_that_names_no_contrasts_is_refused_in_one_line(tmp_path, capsys, content, arguments, message):
+    (tmp_path / "named.json").write_text(content)
+    asked = [write(tmp_path / "a.jsonl"), "--contrasts", str(tmp_path / "named.json"), *arguments]
+    assert experiments.main(["compare", *asked]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    for row, values in {"a": [1, 2, 3], "b": [1, 1, 1]}.items():
+        losses = {"fit": {"bits": sum(values) / 3, "sentence_values": values}}
+        write(path, {row: {1: 30.0}}, metric="sacrebleu", losses=losses)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "bits", "--split", "fit")
+    assert (row["mean"], row["sentences"]) == (1, 3)
+    (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "sacrebleu")
+    assert (row["mean"], row["sentences"]) == (0, 1)

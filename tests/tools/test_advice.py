@@ -1,0 +1,465 @@
+import json
+
+import numpy
+import pytest
+import torch
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.tools.advice import checks
+from fairseq_lowrank.tools.advice.lengths import read_vocab_size
+from fairseq_lowrank.tools.advice.remedies import cached
+from fairseq_lowrank.tools.architecture import build, parse
+from fairseq_lowrank.tools.parameters import count
+
+TRANSLATION = "lowrank_transformer_iwslt_de_en"
+LM = "lowrank_transformer_lm"
+SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
+
+
+def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
+    return checks.advise(parse(architecture, flags), vocab_size, lengths)
+
+
+def one(found, topic, **numbers):
+    (finding,) = [
+        finding
+        for finding in found
+        if finding.topic == topic and all(finding.numbers[key] == value for key, value in numbers.items())
+    ]
+    return finding
+
+
+def changes(finding):
+    return dict(finding.changes)
+
+
+def total(architecture, flags, vocab_size):
+    return count(build(parse(architecture, flags), vocab_size))["total"]
+
+
+def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
+    found = findings(TRANSLATION, ["--encoder-attention-heads", "64"])
+    encoder = one(found, "head size", site="encoder")
+    assert encoder.verdict == checks.BOTTLENECK
+    assert "d_k = 8" in encoder.text and "100 %" in encoder.text
+    costs = changes(encoder)
+    assert costs["--attention mixhead-a --attention-sites encoder"] == 6 * 64 * 64
+    assert costs["--attention mixhead-b --attention-sites encoder"] == 6 * (64 * 64 + 8 * 64)
+    assert one(found, "head size", site="decoder").verdict == checks.FINE
+    assert one(found, "head size", site="cross").verdict == checks.FINE
+
+
+def test_scores_that_are_no_products_are_not_judged_by_the_head_size():
+    flags = ["--decoder-attention-heads", "64", "--attention-score"]
+    dense = one(findings(LM, [*flags, "synthesizer-dense"]), "head size")
+    assert dense.verdict == checks.BOTTLENECK
+    assert changes(dense)["--attention mixhead-b"] == 6 * (64 * 64 + 8 * 64)
+    assert not [f for f in findings(LM, [*flags, "synthesizer-random"]) if f.topic == "head size"]
+
+
+LONG = {name: numpy.array([200]) for name in ("source", "target")}
+
+
+def test_one_remedy_serves_all_sites_that_want_it():
+    heads = ["--encoder-attention-heads", "8", "--decoder-attention-heads", "8"]
+    found = findings(TRANSLATION, heads, lengths=LONG)
+    for site in ("encoder", "decoder", "cross"):
+        assert changes(one(found, "head size", site=site))["--attention mixhead-a"] == 18 * 8 * 8
+    found = findings(TRANSLATION, heads, lengths=LONG | {"source": numpy.array([20])})
+    decoder = changes(one(found, "head size", site="decoder"))
+    assert decoder["--attention mixhead-a --attention-sites decoder"] == 6 * 8 * 8
+    assert one(found, "head size", site="cross").verdict == checks.FINE
+
+
+def test_remedies_leave_what_was_chosen_as_it_is():
+    def remedies_of(flags, site="encoder", architecture=TRANSLATION, lengths=LONG):
+        return changes(one(findings(architecture, flags, lengths=lengths), "head size", site=site))
+
+    text = {"text": numpy.array([200])}
+    mixed = remedies_of(["--attention", "mhe-mul"])
+    assert mixed["--head-mixing static"] == 18 * 4 * 4 and not any("mixhead" in change for change in mixed)
+    assert "--head-mixing static" in remedies_of(["--head-mixing", "none"], "decoder", LM, text)
+    # a third kind of attention beside mixhead-b and plain mha is not to be had, mixhead-b everywhere is
+    flags = ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"]
+    kept = [change for change in remedies_of(flags) if "fewer heads" not in change]
+    assert kept == ["--attention-sites encoder,decoder,cross"]
+    assert remedies_of(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
+
+
+def test_a_remedy_for_all_sites_takes_no_head_size_from_those_that_want_none():
+    flags = ["--attention", "mhe-mul", "--encoder-attention-heads", "64"]
+    found = findings(TRANSLATION, flags, lengths={name: numpy.array([20]) for name in ("source", "target")})
+    assert one(found, "head size", site="decoder").verdict == checks.FINE
+    costs = changes(one(found, "head size", site="encoder"))
+    # the decoder has heads of size 128
+    assert costs["--head-dim 128"] == total(TRANSLATION, [*flags, "--head-dim", "128"], 1000) - total(
+        TRANSLATION, flags, 1000
+    )
+
+
+def test_heads_that_share_one_matrix_are_not_told_to_mix():
+    for flags in (["--attention", "sha"], ["--attention", "sha", "--head-mixing", "static"]):
+        found = one(findings(LM, flags, lengths={"text": numpy.array([300])}), "head size")
+        assert "mixing them lifts nothing" in found.text
+        assert not any("mix" in change for change, _ in found.changes)
+
+
+def test_the_cost_of_fixedhead_is_that_of_the_built_model():
+    found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([512])})
+    costs = changes(one(found, "head size"))
+    flags = ["--attention", "fixedhead", "--head-dim", "256"]
+    totals = [
+        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"] for more in (flags, [])
+    ]
+    assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
+    assert costs["--attention mixhead-a"] == 384
+    assert costs["--decoder-attention-heads 2 (fewer heads, of size 256)"] == 0
+
+
+FREE_HEAD_SIZE = ["--attention", "fixedhead", "--head-dim", "100", "--decoder-attention-heads", "6"]
+
+
+@pytest.mark.parametrize(
+    "architecture, flags, vocab_size",
+    [
+        (f"{LM}_wiki103_vanilla", ["--attention", "mhe-mul"], 1000),
+        (f"{LM}_wiki103_vanilla", ["--attention", "mixhead-b", "--head-dim", "128"], 1000),
+        (f"{LM}_wiki103_vanilla", FREE_HEAD_SIZE, 1000),
+        (f"{LM}_lm1b_small", ["--attention", "mqa", "--decoder-input-dim", "64"], 1000),
+        (LM, [], 257),
+        ("transformer_lm", [], 257),
+        (TRANSLATION, ["--encoder-attention-heads", "16"], 1000),
+        (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder", "--head-dim", "200"], 1000),
+        (TRANSLATION, ["--attention", "mhe-mul"], 1000),
+        (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"], 1000),
+        (f"{LM}_wiki103_vanilla", ["--head-mixing", "none"], 1000),
+    ],
+)
+def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, vocab_size):
+    long = numpy.array([300])
+    lengths = {"text": long} if "_lm" in architecture else {"source": long, "target": long}
+    before = total(architecture, flags, vocab_size)
+    checked = 0
+    for finding in findings(architecture, flags, vocab_size=vocab_size, lengths=lengths):
+        for change, cost in finding.changes:
+            if cost is None:
+                continue
+            more, size = change.partition(" (")[0], vocab_size
+            if change == "one more layer":
+                stack = finding.numbers["stack"]
+                more = f"--{stack}-layers {finding.numbers['layers'] + 1}"
+            elif change.startswith("a vocabulary of at least"):
+                more, size = "", finding.numbers["width"]
+            assert cost == total(architecture, [*flags, *more.split()], size) - before, change
+            checked += 1
+    assert checked >= 2
+
+
+def test_a_head_as_large_as_the_length_less_one_is_no_bottleneck():
+    for length, verdict in ((129, checks.FINE), (130, checks.BOTTLENECK)):
+        lengths = {name: numpy.array([length]) for name in ("source", "target")}
+        found = findings(TRANSLATION, [], lengths=lengths)
+        assert [one(found, "head size", site=site).verdict for site in ("encoder", "cross")] == [verdict, verdict]
+
+
+def test_a_causal_head_needs_half_of_that():
+    for length, verdict in ((129, checks.FINE), (130, checks.BOTTLENECK)):
+        found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([length])})
+        assert one(found, "head size").verdict == verdict
+    assert "Above 2·d_k + 1" in one(found, "head size").text
+    assert "--attention fixedhead --head-dim 65" in changes(one(found, "head size"))
+    # a decoder that writes all words at once hides none of them
+    lengths = {name: numpy.array([130]) for name in ("source", "target")}
+    found = findings("nonautoregressive_transformer", ["--decoder-attention-heads", "4"], lengths=lengths)
+    assert one(found, "head size", site="decoder").verdict == checks.BOTTLENECK
+
+
+def test_relative_scores_are_not_bounded_by_the_head_size():
+    flags = ["--decoder-attention-heads", "64", "--attention-score", "relative"]
+    assert not [finding for finding in findings(LM, flags) if finding.topic == "head size"]
+
+
+def test_only_long_sequences_make_it_partly_a_bottleneck():
+    assert (
+        one(findings(TRANSLATION, ["--decoder-attention-heads", "16"]), "head size", site="decoder").verdict == "partly"
+    )
+
+
+def test_cross_attention_is_bounded_by_its_shorter_side():
+    lengths = {"source": numpy.array([300]), "target": numpy.array([20])}
+    found = findings(TRANSLATION, [], lengths=lengths)
+    assert one(found, "head size", site="encoder").verdict == checks.BOTTLENECK
+    assert one(found, "head size", site="cross").verdict == checks.FINE
+
+
+@pytest.mark.parametrize(("source", "target", "fine"), [(40, 8, True), (40, 9, False), (9, 40, True), (10, 40, False)])
+def test_fewer_queries_than_keys_want_a_dimension_more(source, target, fine):
+    """A constant a row takes one off the rank of log P where it has as many rows as columns, and else none."""
+    patterns = torch.rand(target, source, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    logs = patterns.log()
+    if source <= target:
+        # the constants that send a vector v to 0
+        v = torch.ones(source, dtype=torch.float64)
+        logs = logs - (logs @ v / v.sum())[:, None]
+    assert (torch.linalg.matrix_rank(logs) <= 8) == fine
+    lengths = {"source": numpy.array([source]), "target": numpy.array([target])}
+    found = findings(TRANSLATION, ["--decoder-attention-heads", "64"], lengths=lengths)
+    assert (one(found, "head size", site="cross").verdict == checks.FINE) == fine
+
+
+def test_a_small_vocabulary_caps_the_width():
+    finding = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=400, lengths={}), "embedding rank")
+    assert finding.verdict == checks.BOTTLENECK
+    assert finding.numbers["embedding_rank"] == 400
+    assert "deepen rather than widen" in finding.text and "504" in finding.text
+    assert changes(finding)["a vocabulary of at least 512 (sub-words in place of characters)"] == 112 * 512  # tied
+    untied = changes(one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank"))
+    assert untied["a vocabulary of at least 512 (sub-words in place of characters)"] == 2 * 255 * 512
+    wide_enough = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=512, lengths={}), "embedding rank")
+    assert wide_enough.verdict == checks.FINE
+
+
+def test_a_narrower_width_is_a_multiple_of_the_heads():
+    found = one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank")
+    (narrower,) = [change for change, cost in found.changes if cost is None]
+    assert narrower.startswith("width 256 and about 24 layers, the feed-forward in proportion")
+    sizes = ["--decoder-embed-dim", "256", "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "24"]
+    layers = [count(build(parse(LM, more), 257)) for more in ([], sizes)]
+    before, after = (counted["attention"] + counted["feed_forward"] for counted in layers)
+    assert after == pytest.approx(before, rel=0.01)
+
+
+def test_more_heads_than_the_rank_leave_no_narrower_width():
+    flags = ["--decoder-attention-heads", "32"]
+    found = one(findings(LM, flags, vocab_size=20, lengths={}), "embedding rank")
+    assert [change.partition(" ")[0] for change, _ in found.changes] == ["a", "--embed-kernel"]
+
+
+def test_a_smaller_head_is_no_remedy_for_a_small_one():
+    flags = ["--attention", "fixedhead", "--head-dim", "600"]
+    found = one(findings(LM, flags, lengths={"text": numpy.array([2000])}), "head size")
+    assert not [change for change, _ in found.changes if "fewer heads" in change]
+
+
+def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
+    finding = one(
+        findings("lowrank_transformer_lm", ["--embed-rank", "16"], vocab_size=2000, lengths={}), "embedding rank"
+    )
+    assert (finding.verdict, finding.numbers["embedding_rank"]) == (checks.BOTTLENECK, 16)
+    assert changes(finding) == {
+        "no --embed-rank": 2000 * 512 - 16 * (2000 + 512),
+        "--embed-kernel 32 (a convolution over the last 32 tokens)": 31 * 16 * 512,
+    }
+
+
+def test_a_convolved_embedding_has_the_rank_of_its_kernel():
+    flags = ["--embed-rank", "16", "--embed-kernel", "4"]
+    finding = one(findings("lowrank_transformer_lm", flags, vocab_size=2000, lengths={}), "embedding rank")
+    assert finding.numbers["embedding_rank"] == 64
+    assert not [change for change in changes(finding) if "--embed-kernel" in change]
+
+
+def test_adaptive_input_has_the_rank_of_its_bands_together():
+    found = findings("lowrank_transformer_lm_wiki103", [], vocab_size=267744, lengths={})
+    assert one(found, "embedding rank").numbers["embedding_rank"] == 1024
+
+
+def test_shallow_models_are_told_that_depth_counts_most():
+    for layers, verdict in ((5, checks.NOTE), (6, checks.FINE)):
+        flags = ["--decoder-layers", str(layers)]
+        finding = one(findings("lowrank_transformer_lm_wiki103_vanilla", flags, lengths={}), "depth")
+        assert finding.verdict == verdict
+    (cost,) = changes(
+        one(findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth")
+    ).values()
+    totals = [
+        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))["total"]
+        for layers in ("4", "3")
+    ]
+    assert cost == totals[0] - totals[1]
+
+
+def test_attention_wider_than_the_model_is_named_with_the_papers_redundancy():
+    flags = ["--attention", "fixedhead", "--head-dim", "256"]
+    finding = one(findings("lowrank_transformer_lm_wiki2", flags, lengths={}), "attention width")
+    assert (finding.verdict, finding.numbers["ratio"]) == (checks.BOTTLENECK, 4)
+    assert "25 % at 4" in finding.text and "45 % at 16" in finding.text
+    assert changes(finding)["--head-dim 64"] < 0
+
+
+def test_compositions_that_do_nothing_are_pointed_out():
+    for flags in (["--attention", "avghead"], ["--attention", "sha", "--head-mixing", "static"]):
+        assert one(findings("lowrank_transformer_lm_wiki2", flags, lengths={}), "composition")
+    topics = [finding.topic for finding in findings("lowrank_transformer_lm_wiki2", ["--attention", "sha"], lengths={})]
+    assert "composition" not in topics and "cost" not in topics
+
+
+@pytest.mark.parametrize("architecture", ["transformer_iwslt_de_en", "transformer_lm_baevski_wiki103"])
+def test_stock_architectures_get_the_costs_of_our_counterpart(architecture):
+    found = findings(architecture, [], vocab_size=267744)
+    assert changes(one(found, "cost"))["--attention mhe-mul"] < 0
+
+
+def test_every_finding_has_numbers_and_a_source():
+    for finding in findings(TRANSLATION, ["--encoder-attention-heads", "32"]):
+        assert finding.source and finding.numbers and any(character.isdigit() for character in finding.text)
+
+
+def test_the_command_reads_lengths_and_vocabulary_from_data(translation_data, capsys):
+    flags = ["--arch", TRANSLATION, "--data", str(translation_data), "--encoder-attention-heads", "256", "--json"]
+    assert cli.main(["advise", *flags]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["lengths"]["source"]["sequences"] == 240
+    assert 4 <= data["lengths"]["source"]["mean"] <= 10 and data["lengths"]["source"]["longest"] == 10
+    # eight words and fairseq's special symbols, filled up to a multiple of 8
+    assert data["vocab_size"] == 16
+    assert data["findings"][0]["verdict"] == "bottleneck"
+
+
+def test_the_command_reads_a_checkpoint(trained, capsys):
+    assert cli.main(["advise", "--checkpoint", str(trained("mixhead-b"))]) == 0
+    printed = capsys.readouterr().out
+    assert "text length: mean 12" in printed and "heads are mixed" in printed and "Source:" in printed
+    assert cli.main(["advise", "--checkpoint", str(trained("stock"))]) == 0
+    assert "--attention mixhead-a: +96 parameters" in capsys.readouterr().out
+
+
+def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
+    args = parse("transformer", [])
+    found = (args, language_model_data, 99, "none", "translation")
+    monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
+    assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
+    assert "holds running text; model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
+
+
+def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):
+    checkpoint = str(trained("mixhead-b"))
+    assert cli.main(["advise", "--checkpoint", checkpoint, "--vocab-size", "99", "--length", "9"]) == 2
+    assert "--vocab-size 99" in capsys.readouterr().err
+    assert cli.main(["advise", "--checkpoint", checkpoint, "--data", str(translation_data)]) == 2
+    assert "holds pairs of sentences" in capsys.readouterr().err
+    size = read_vocab_size(language_model_data)
+    assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocab_size"] == size
+
+
+def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
+    flags = ["advise", "--arch", LM, "--data", str(language_model_data), "--tokens-per-sample", "64", "--json"]
+    longest = []
+    for more in ([], ["--sample-break-mode", "eos"]):
+        assert cli.main([*flags, *more]) == 0
+        longest.append(json.loads(capsys.readouterr().out)["lengths"]["text"]["longest"])
+    assert longest[0] == 64 > longest[1]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--arch", TRANSLATION, "--length", "20"], "needs --vocab-size"),
+        (["--arch", TRANSLATION, "--vocab-size", "100"], "Give --data or --length"),
+        (["--arch", TRANSLATION, "--vocab-size", "100", "--length", "0"], "--length 0"),
+        (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
+        (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "holds no train.idx"),
+        (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
+        (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "no attention or embeddings"),
+        (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
+        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha has no place"),
+    ],
+)
+def test_bad_input_gets_one_line(arguments, message, capsys):
+    assert cli.main(["advise", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_gain_for_each_head_is_told_to_lift_nothing():
+    found = findings(LM, ["--attention", "gain"], lengths={"text": numpy.array([300])})
+    size = one(found, "head size")
+    assert "heads are mixed" not in size.text and "--head-mixing static" in changes(size)
+    assert "lifts no rank" in one(found, "composition").text
+
+
+def test_the_command_names_what_its_remedies_need_and_no_bleu_for_language_models(capsys):
+    flags = ["--vocab-size", "1000", "--length", "300"]
+    assert cli.main(["advise", "--arch", "transformer_lm", *flags]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].endswith("fairseq_lowrank --arch transformer_lm") and "--user-dir /" in text
+    assert "--attention mhe-mul" in text and "BLEU" not in text
+    assert cli.main(["advise", "--arch", "transformer", *flags]) == 0
+    assert "% of the BLEU score" in capsys.readouterr().out
+    assert cli.main(["advise", "--arch", "roberta_base", *flags]) == 0
+    text = capsys.readouterr().out
+    assert "--attention" in text and "BLEU" not in text
+
+
+@pytest.mark.parametrize(
+    "flags, grouped, one_key",
+    [
+        ([], "--attention gqa --key-value-heads 2", "--attention mqa"),
+        (["--attention", "mixhead-a"], "--key-value-heads 2", "--key-value-heads 1"),
+        (["--attention", "gqa", "--key-value-heads", "4"], "--key-value-heads 2", "--key-value-heads 1"),
+    ],
+)
+def test_fewer_keys_are_offered_with_what_they_keep_of_a_token(flags, grouped, one_key):
+    finding = one(findings(f"{LM}_wiki103_vanilla", flags, lengths={}), "cache")
+    layers, size = 6, 64
+    heads = 4 if "gqa" in flags else 8
+    assert finding.numbers["cached"] == layers * 2 * heads * size
+    assert finding.numbers["after"] == {grouped: layers * 2 * 2 * size, one_key: layers * 2 * size}
+    # W_K and W_V, and their biases
+    saved = {flags: cost for flags, cost in (("2", (heads - 2)), ("1", (heads - 1)))}
+    costs = [-layers * 2 * saved[number] * size * (512 + 1) for number in ("2", "1")]
+    assert list(changes(finding).values()) == costs
+
+
+def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
+    random = ["--attention-score", "synthesizer-random", "--attention", "mqa"]
+    assert cached(build(parse(LM, random), 1000)) == cached(build(parse(LM, ["--attention", "mqa"]), 1000)) / 2
+    for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
+        assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
+
+
+def test_values_narrower_than_the_model_are_pointed_out_with_the_cost_of_wider_ones():
+    architecture = f"{LM}_wiki103_vanilla"
+    finding = one(findings(architecture, ["--attention", "mqa"], lengths={}), "value width")
+    assert "64 numbers of a position, of d = 512" in finding.text
+    assert list(changes(finding)) == ["--value-dim 128", "--value-dim 512"]
+    before = total(architecture, ["--attention", "mqa"], 1000)
+    for change, cost in finding.changes:
+        assert cost == total(architecture, ["--attention", "mqa", *change.split()], 1000) - before
+    for flags in ([], ["--attention", "skv"], ["--attention", "mqa", "--value-dim", "512"]):
+        assert "value width" not in [found.topic for found in findings(architecture, flags, lengths={})]
+    wide = one(findings(architecture, ["--attention", "fixedhead", "--head-dim", "256"], lengths={}), "attention width")
+    narrower = changes(wide)["--value-dim 64 (scores keep their rank)"]
+    assert changes(wide)["--head-dim 64"] < narrower < 0
+
+
+def test_scores_that_are_mixed_are_judged_by_the_rank_of_all_heads():
+    heads = ["--decoder-attention-heads", "64"]  # of size 8
+    for flags in (["--score-mixing", "static"], ["--attention", "talking-heads"]):
+        fine = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([300])}), "head size")
+        assert fine.verdict == checks.FINE and fine.numbers["score_rank"] == 512 and not fine.changes
+        assert "rank r = 512" in fine.text
+        short = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([1280])}), "head size")
+        assert short.verdict == checks.BOTTLENECK and "Above 2·r + 1" in short.text
+        assert any(change.endswith("--head-dim 10") for change in changes(short))
+        assert not any("fewer heads" in change for change in changes(short))
+    # one head of keys for all: mixing its scores lifts nothing
+    shared = findings(
+        LM, [*heads, "--attention", "mqa", "--score-mixing", "static"], lengths={"text": numpy.array([300])}
+    )
+    assert one(shared, "head size").numbers["score_rank"] == 8
+
+
+@pytest.mark.parametrize(
+    "flags, offered",
+    [([], True), (["--attention", "mhe-mul"], False), (["--attention", "gqa", "--key-value-heads", "4"], True)],
+)
+def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags, offered):
+    flags = ["--decoder-attention-heads", "64", *flags]
+    costs = changes(one(findings(LM, flags, lengths={"text": numpy.array([300])}), "head size"))
+    assert ("--score-mixing static" in costs) == offered
+    if offered:
+        assert costs["--score-mixing static"] == total(LM, [*flags, "--score-mixing", "static"], 1000) - total(
+            LM, flags, 1000
+        )

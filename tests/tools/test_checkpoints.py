@@ -1,0 +1,255 @@
+"""Checkpoints on real data: the commands spectrum and inspect, and what they read."""
+
+import collections
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.cli.inspect import as_text
+from fairseq_lowrank.ops import HeadMixing
+from fairseq_lowrank.tools import checkpoints, inspection
+from fairseq_lowrank.tools.architecture import attention_layers
+
+
+def samples(task, count=3, **changes):
+    chosen = {"count": count, "seed": 1, "min_length": 2, "max_length": None} | changes
+    return checkpoints.sequences(task, "valid", **chosen)
+
+
+@pytest.mark.parametrize("name", ["stock", "mhe", "mixhead-b"])
+def test_gathering_weights_changes_nothing_and_leaves_nothing_behind(trained, name):
+    model, task = checkpoints.load_model(trained(name))
+    (sample,) = samples(task, 1)
+    seen = []
+    with torch.no_grad():
+        before = model(**sample["net_input"])[0]
+        with checkpoints.attention_weights(model, lambda layer, weights: seen.append((layer.site, weights))):
+            during = model(**sample["net_input"])[0]
+        after = model(**sample["net_input"])[0]
+    torch.testing.assert_close(during, before)
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert len(seen) == len(attention_layers(model))
+    for site, weights in seen:
+        assert weights.shape[:2] == (4, 1)
+        if name != "mixhead-b":
+            torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+        if site == "decoder":
+            assert (weights.triu(1) == 0).all()
+
+
+def test_gathered_weights_of_mixhead_are_the_mixed_ones(trained, monkeypatch):
+    model, task = checkpoints.load_model(trained("mixhead-b"))
+    (sample,) = samples(task, 1)
+    mixed = []
+    original = HeadMixing.full
+    monkeypatch.setattr(HeadMixing, "full", lambda *args: mixed.append(original(*args)) or mixed[-1])
+    seen = []
+    with torch.no_grad(), checkpoints.attention_weights(model, lambda layer, weights: seen.append(weights)):
+        model(**sample["net_input"])
+    assert len(seen) == len(mixed) == 2
+    for weights, expected in zip(seen, mixed, strict=True):
+        torch.testing.assert_close(weights, expected.transpose(0, 1))
+    # two updates at a high learning rate have moved M from I
+    assert (seen[0].sum(-1) - 1).abs().max() > 1e-3
+
+
+def test_mean_mixing_is_the_mean_of_the_matrices_of_all_queries(trained, monkeypatch):
+    model, task = checkpoints.load_model(trained("mixhead-b"))
+    chosen = samples(task, 3)
+    matrices = []
+    original = HeadMixing.full
+
+    def spy(mixing, weights):
+        matrices.append(mixing.matrices().flatten(0, 1).double())
+        return original(mixing, weights)
+
+    monkeypatch.setattr(HeadMixing, "full", spy)
+    ignored = checkpoints.attention_weights(model, lambda layer, weights: None)  # takes the path that calls it
+    with torch.no_grad(), checkpoints.mean_mixing(model) as means, ignored:
+        for sample in chosen:
+            model(**sample["net_input"])
+    for number, (name, mean) in enumerate(means.items()):
+        assert name == f"decoder.layers.{number}.self_attn"
+        expected = torch.cat(matrices[number::2]).mean(0)
+        torch.testing.assert_close(mean, expected, atol=1e-6, rtol=0)
+
+
+def test_sequences_follow_the_seed_and_the_lengths(trained):
+    _, task = checkpoints.load_model(trained("stock"))
+    first, again, other = (samples(task, 6, seed=seed) for seed in (1, 1, 2))
+    ids = [[sample["id"].item() for sample in chosen] for chosen in (first, again, other)]
+    assert ids[0] == ids[1] != ids[2]
+    assert len(set(ids[0])) == 6
+    for sample in samples(task, 50, min_length=6, max_length=8):
+        assert 6 <= sample["net_input"]["src_tokens"].size(1) <= 8
+    with pytest.raises(ValueError, match="length of 80 to any"):
+        samples(task, min_length=80)
+
+
+def test_a_sequence_alone_has_no_padding_though_training_asked_for_some(trained, tmp_path):
+    state = checkpoints.load_state(trained("stock"))
+    for section in ("task", "dataset"):
+        state["cfg"][section]["required_seq_len_multiple"] = 8
+    torch.save(state, tmp_path / "padded.pt")
+    _, task = checkpoints.load_model(tmp_path / "padded.pt")
+    for sample in samples(task, 20):
+        assert not sample["net_input"]["src_tokens"].eq(task.source_dictionary.pad()).any()
+
+
+def test_the_spectrum_command_compares_checkpoints_and_draws(trained, tmp_path, capsys):
+    paths = [str(trained("stock")), str(trained("mhe"))]
+    flags = ["--labels", "stock", "mhe", "--sequences", "3", "--output", str(tmp_path)]
+    assert cli.main(["spectrum", *paths, *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "stock" in printed and "cross" in printed
+    data = json.loads((tmp_path / "spectrum.json").read_text())
+    assert [result["label"] for result in data] == ["stock", "mhe"]
+    assert list(data[0]["sites"]) == ["cross", "decoder", "encoder"]
+    for result in data:
+        for site in result["sites"].values():
+            assert [len(layer["heads"]) for layer in site["layers"]] == [4, 4]
+            curve = site["mean"]["curve"]
+            assert curve[0] == 0 and curve[-1] == pytest.approx(1) and curve == sorted(curve)
+            assert 0.5 <= site["mean"]["area"] < 1 and site["mean"]["mass_in_head_dim"] <= 1 + 1e-6
+    with open(tmp_path / "spectrum.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2 * 3 * 2 * 5
+    for site in ("encoder", "decoder", "cross"):
+        assert (tmp_path / f"spectrum-{site}.pdf").exists()
+        assert (tmp_path / f"spectrum-{site}-layers.png").exists()
+
+
+def test_the_spectrum_of_a_language_model_at_another_length(trained, capsys):
+    assert cli.main(["spectrum", str(trained("mixhead-b")), "--sequences", "2", "--length", "7", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert list(result["sites"]) == ["decoder"]
+    assert result["mean_length"] == 7
+
+
+def test_the_distances_of_known_matrices():
+    rotation = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
+    assert inspection.mixing_measures(torch.eye(3)) == {"from_identity": 0, "from_orthogonal": 0, "off_diagonal": 0}
+    assert inspection.mixing_measures(rotation) == {"from_identity": 2, "from_orthogonal": 0, "off_diagonal": 1}
+    average = inspection.mixing_measures(torch.full((2, 2), 0.5))
+    assert average["from_orthogonal"] == pytest.approx(1)
+    assert average["off_diagonal"] == pytest.approx(0.5)
+
+
+def test_inspect_shows_b_or_with_data_the_mean(trained, language_model_data, tmp_path, capsys):
+    path = str(trained("mixhead-b"))
+    assert cli.main(["inspect", path, "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "‖MᵀM − I‖" in printed
+    (first, second) = json.loads((tmp_path / "inspect.json").read_text())["layers"]
+    assert (first["kind"], first["site"], second["layer"]) == ("B", "decoder", 1)
+    saved = checkpoints.load_state(Path(path))["model"]["decoder.layers.0.self_attn.mixing.weight"]
+    torch.testing.assert_close(torch.tensor(first["matrix"]), saved)
+    assert first["from_identity"] == pytest.approx((saved - torch.eye(4)).norm().item())
+    sums = saved.sum(0)
+    assert first["column_sums"] == pytest.approx(sums.tolist())
+    assert f"{sums.mean():.3f} ({sums.min():.3f} to {sums.max():.3f})" in printed
+    assert (tmp_path / "mixing.png").exists()
+    assert cli.main(["inspect", path, "--data", str(language_model_data), "--sequences", "2", "--json"]) == 0
+    mean = json.loads(capsys.readouterr().out)["layers"][0]
+    assert mean["kind"] == "mean M_t" and mean["matrix"] != first["matrix"]
+
+
+def test_inspect_refuses_flags_about_sequences_without_data(trained, language_model_data, capsys):
+    path = str(trained("mixhead-b"))
+    assert cli.main(["inspect", path, "--subset", "test", "--sequences", "5"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(
+        "--subset test --sequences 5: of sequences, which --data brings: expected --data DIR beside it"
+    )
+
+
+def test_inspect_shows_the_norms_of_head_embeddings(trained, tmp_path, capsys):
+    path = str(trained("mhe"))
+    assert cli.main(["inspect", path, "--output", str(tmp_path)]) == 0
+    assert "head embeddings" in capsys.readouterr().out
+    layers = json.loads((tmp_path / "inspect.json").read_text())["layers"]
+    assert sorted({layer["site"] for layer in layers}) == ["cross", "decoder", "encoder"]
+    saved = checkpoints.load_state(Path(path))["model"]["encoder.layers.1.self_attn.head_embeddings.value"]
+    layer = next(layer for layer in layers if (layer["site"], layer["layer"]) == ("encoder", 1))
+    assert layer["value"] == pytest.approx(saved.norm(dim=1).tolist(), rel=1e-5)
+    assert (tmp_path / "head-embeddings.png").exists()
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def test_inspect_shows_what_mixes_scores(tmp_path, capsys):
+    path = FIXTURES / "talking-heads-translation.pt"
+    assert cli.main(["inspect", str(path), "--output", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "‖LᵀL − I‖" in printed and "‖MᵀM − I‖" in printed
+    saved = checkpoints.load_state(path)["model"]
+    for layer in json.loads((tmp_path / "inspect.json").read_text())["layers"]:
+        for name, shown in (("score_mixing", layer["score_mixing"]), ("mixing", layer)):
+            weight = saved[f"{layer['name']}.{name}.weight"]
+            torch.testing.assert_close(torch.tensor(shown["matrix"]), weight)
+            assert shown["from_identity"] == pytest.approx((weight - torch.eye(4)).norm().item())
+    with open(tmp_path / "inspect.csv", newline="") as file:
+        assert {"mixing", "score_mixing", "score_mixing_from_identity"} < set(next(csv.DictReader(file)))
+    assert (tmp_path / "mixing.png").exists() and (tmp_path / "score-mixing.png").exists()
+
+
+def test_inspect_shows_the_axes_that_a_state_names(capsys):
+    assert cli.main(["inspect", str(FIXTURES / "gqa-translation.pt"), "--json"]) == 0
+    for layer in json.loads(capsys.readouterr().out)["layers"]:
+        assert layer["axes"]["key_value_heads"] == 2 and layer["axes"]["projection"] == "independent"
+    # those of layers and axes to come, too
+    name = "encoder.layers.3.self_attn"
+    state = collections.OrderedDict({f"{name}.score.weight": torch.ones(4), f"{name}.k_proj.weight": torch.ones(4)})
+    state._metadata = {name: {"attention": {"score": "relative"}}}
+    (layer,) = inspection.inspect(state)
+    assert (layer["axes"], layer["norms"]) == ({"score": "relative"}, {"score.weight": 2})
+    (printed, norms) = as_text([layer]).split("\n\n")
+    assert "score  " in printed and "relative" in printed and norms.split()[-2:] == ["score.weight", "2.000"]
+
+
+def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
+    no_checkpoint = tmp_path / "weights.pt"
+    torch.save({"weight": torch.zeros(2)}, no_checkpoint)
+    for arguments, message in (
+        (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
+        (["inspect", str(no_checkpoint)], "no fairseq checkpoint"),
+        (["inspect", str(trained("stock"))], "neither head mixing nor head embeddings"),
+        (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], "is not there"),
+        (["spectrum", str(trained("stock")), "--subset", "tests"], "no subset 'tests'"),
+        (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
+        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected at least 1"),
+        (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected at least 1"),
+        (["spectrum", str(trained("stock")), "--sequences", "0"], "at least 1"),
+    ):
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"fairseq-lowrank {arguments[0]}: error: ") and message in error
+        assert error.count("\n") == 1
+
+
+def test_the_size_of_heads_is_that_of_queries_whatever_values_have():
+    layer = build_attention("mixhead-a", 8, 2, self_attention=True, head_dim=4, value_dim=16)
+    state = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})}).state_dict()
+    renamed = collections.OrderedDict(
+        (name.replace("layers.0.", "layers.0.self_attn."), value) for name, value in state.items()
+    )
+    renamed._metadata = {"encoder.layers.0.self_attn": state._metadata["encoder.layers.0"]}
+    (found,) = inspection.inspect(renamed)
+    assert found["head_dim"] == 4 and found["axes"]["value_dim"] == 16
+
+
+@pytest.mark.parametrize(
+    "arch", ["multilingual_transformer", "transformer_iwslt_de_en", "roberta_base", "transformer_lm"]
+)
+def test_inspect_names_sites_as_the_model_has_them(arch):
+    [family] = [family for family in FAMILIES if family.arch == arch]
+    model = family.build("--attention", "mixhead-a")
+    expected = {layer.name: (layer.site, layer.layer) for layer in attention_layers(model)}
+    found = {entry["name"]: (entry["site"], entry["layer"]) for entry in inspection.inspect(model.state_dict())}
+    assert found == expected

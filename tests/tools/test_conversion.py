@@ -1,0 +1,264 @@
+"""Ways of mixing turned into others: layers and whole checkpoints give the same outputs, or are refused."""
+
+import argparse
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import checkpoint_utils
+from old_checkpoints import FOLDER, answer
+from omegaconf import OmegaConf
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.attention import CAUSAL, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.tools import checkpoints
+from fairseq_lowrank.tools.conversion import remix
+
+HEADS, WIDTH = 4, 16
+
+
+def layer(spec, seed=0):
+    torch.manual_seed(seed)
+    made = MultiheadAttention(spec, WIDTH, HEADS, self_attention=True).double().eval()
+    with torch.no_grad():
+        for tensor in made.state_dict().values():
+            tensor.add_(0.3 * torch.randn_like(tensor))
+    return made
+
+
+def outputs(made):
+    torch.manual_seed(5)
+    x = torch.randn(7, 2, WIDTH, dtype=torch.double)
+    return made(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]
+
+
+def converted(made, mixing):
+    spec = AttentionSpec(projection=made.spec.projection, activation=made.spec.activation, mixing=mixing)
+    tensors, _ = remix(dict(made.state_dict()), made.spec, mixing, HEADS, made.head_dim)
+    other = layer(spec, seed=9)
+    other.load_state_dict(tensors)  # strict: nothing lacks, nothing is left
+    return other
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize(
+    "projection", ["independent", "shared-kv", "el", "multi-query", "single", "head-embedding-add"]
+)
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("none", "static"),
+        ("none", "positionwise"),
+        ("static", "positionwise"),
+        ("random", "static"),
+        ("average", "positionwise"),
+        ("none", "diagonal"),
+        ("diagonal", "static"),
+        ("diagonal", "positionwise"),
+    ],
+)
+def test_a_richer_mixing_gives_the_same_outputs(projection, activation, before, after):
+    made = layer(AttentionSpec(projection=projection, activation=activation, mixing=before))
+    torch.testing.assert_close(outputs(converted(made, after)), outputs(made), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("projection", ["multi-query", "single", "head-embedding-mul"])
+@pytest.mark.parametrize("before", ["static", "random", "average"])
+def test_any_mixing_over_one_value_folds_into_the_output_projection(projection, before):
+    made = layer(AttentionSpec(projection=projection, mixing=before))
+    assert not torch.equal(made.mixing.weight, made.mixing.weight.diag().diag())
+    torch.testing.assert_close(outputs(converted(made, "none")), outputs(made), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("projection", ["independent", "shared-kv", "el", "head-embedding-add", "head-embedding-mul"])
+@pytest.mark.parametrize("before", ["static", "diagonal"])
+def test_diagonal_mixing_folds_whatever_the_projection(projection, before):
+    made = layer(AttentionSpec(projection=projection, mixing=before))
+    if before == "static":
+        with torch.no_grad():
+            made.mixing.weight.mul_(torch.eye(HEADS))
+        torch.testing.assert_close(outputs(converted(made, "diagonal")), outputs(made), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outputs(converted(made, "none")), outputs(made), rtol=1e-12, atol=1e-12)
+
+
+def test_positionwise_mixing_that_ignores_the_query_becomes_static():
+    made = layer(AttentionSpec(mixing="positionwise"))
+    with pytest.raises(ValueError, match="depends on the query"):
+        converted(made, "static")
+    with torch.no_grad():
+        made.mixing.query_weight.zero_()
+    torch.testing.assert_close(outputs(converted(made, "static")), outputs(made), rtol=1e-12, atol=1e-12)
+
+
+def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
+    made = layer(AttentionSpec(mixing="static"))
+    with torch.no_grad():
+        made.mixing.weight.copy_(torch.eye(HEADS))
+    assert torch.equal(converted(made, "none").out_proj.weight, made.out_proj.weight)
+
+
+@pytest.mark.parametrize(
+    "projection, before, after, message",
+    [
+        ("independent", "static", "none", "values of their own"),
+        ("independent", "average", "none", "values of their own"),
+        ("head-embedding-add", "static", "none", "values of their own"),
+        ("single", "positionwise", "none", "depends on the query"),
+        ("independent", "static", "average", "average mixing is fixed"),
+        ("multi-query", "static", "diagonal", "entries off the diagonal"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(projection, before, after, message):
+    with pytest.raises(ValueError, match=message):
+        converted(layer(AttentionSpec(projection=projection, mixing=before)), after)
+
+
+def changed(path, target, **flags):
+    """A checkpoint of random parameters whose model has other flags than the one at `path`."""
+    state = checkpoints.load_state(path)
+    state["cfg"] = OmegaConf.to_container(state["cfg"], enum_to_str=True)
+    if isinstance(state["cfg"]["model"], argparse.Namespace):
+        state["cfg"]["model"] = argparse.Namespace(**vars(state["cfg"]["model"]) | flags)
+    else:
+        state["cfg"]["model"] |= flags
+    from fairseq import tasks
+
+    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    torch.manual_seed(1)
+    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point() and "version" not in name:
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    state["model"] = model.state_dict()
+    torch.save(state, target)
+    return target
+
+
+def same_outputs(first, second):
+    (model, task), (other, _) = checkpoints.load_model(first), checkpoints.load_model(second)
+    (sample,) = checkpoints.sequences(task, "valid", count=1, seed=1, min_length=4, max_length=None)
+    with torch.no_grad():
+        expected, found = (each.double()(**sample["net_input"])[0] for each in (model, other))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)  # parameters are float32
+    return other
+
+
+def test_a_fold_that_overflows_is_refused():
+    tensors = {"out_proj.weight": torch.full((4, 4), 6e4, dtype=torch.float16), "mixing.weight": torch.full((2,), 2.0)}
+    with pytest.raises(ValueError, match=r"does not fit into torch\.float16"):
+        remix(tensors, AttentionSpec(mixing="diagonal"), "none", 2, 2)
+
+
+OURS = dict.fromkeys(("arch", "_name"), "lowrank_transformer_iwslt_de_en")
+
+
+def test_a_stock_translation_model_gets_richer_mixing_step_by_step(trained, tmp_path, capsys):
+    source = trained("stock")
+    for name in ("gain", "mixhead-a", "mixhead-b"):
+        target = tmp_path / f"{name}.pt"
+        assert cli.main(["convert", str(source), "--attention", name, "--output", str(target)]) == 0
+        printed = capsys.readouterr().out
+        assert f"--attention {name}" in printed and "exact: the model's outputs" in printed
+        model = same_outputs(source, target)
+        source = target
+    assert model.encoder.layers[0].self_attn.spec.mixing == "positionwise"
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(target))
+    assert "last_optimizer_state" not in state and state["cfg"].model.attention == "mixhead-b"
+
+
+def test_the_optimizer_is_left_out_and_said_so(trained, tmp_path, capsys):
+    assert "last_optimizer_state" in checkpoints.load_state(trained("mhe"))
+    target = tmp_path / "mixed.pt"
+    assert cli.main(["convert", str(trained("mhe")), "--head-mixing", "static", "--output", str(target)]) == 0
+    assert "left out: the optimizer's state; train on with" in capsys.readouterr().out
+    same_outputs(trained("mhe"), target)
+
+
+def test_mixing_over_one_value_is_folded_back(trained, tmp_path, capsys):
+    mixed = changed(trained("stock"), tmp_path / "mixed.pt", **OURS, attention="mqa", head_mixing="static")
+    target = tmp_path / "mqa.pt"
+    assert cli.main(["convert", str(mixed), "--attention", "mqa", "--output", str(target)]) == 0
+    assert "exact up to rounding" in capsys.readouterr().out
+    model = same_outputs(mixed, target)
+    assert not [name for name in model.state_dict() if "mixing" in name]
+    saved = checkpoints.load_state(target)["model"]._metadata
+    assert saved["encoder.layers.0.self_attn"]["attention"]["mixing"] == "none"
+    assert not [name for name in saved if "mixing" in name]
+
+
+def test_a_rate_of_mixing_goes_with_what_it_was_for(trained, tmp_path):
+    changes = {"attention": "mqa", "head_mixing": "static", "mixing_lr_scale": 10.0}
+    mixed, target = changed(trained("stock"), tmp_path / "mixed.pt", **OURS, **changes), tmp_path / "mqa.pt"
+    assert cli.main(["convert", str(mixed), "--head-mixing", "positionwise", "--output", str(target)]) == 0
+    assert checkpoint_utils.load_checkpoint_to_cpu(str(target))["cfg"].model.mixing_lr_scale == 10
+    assert cli.main(["convert", str(mixed), "--attention", "mqa", "--output", str(target)]) == 0
+    assert getattr(checkpoint_utils.load_checkpoint_to_cpu(str(target))["cfg"].model, "mixing_lr_scale", None) is None
+    same_outputs(mixed, target)
+
+
+def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, capsys):
+    target = tmp_path / "a.pt"
+    assert cli.main(["convert", str(trained("mixhead-b")), "--attention", "mixhead-a", "--output", str(target)]) == 2
+    assert "decoder.layers.0.self_attn: its mixing depends on the query" in capsys.readouterr().err
+    source = changed(trained("mixhead-b"), tmp_path / "average.pt", attention="avghead")
+    assert cli.main(["convert", str(source), "--attention", "mixhead-b", "--output", str(target)]) == 0
+    same_outputs(source, target)
+    sites = changed(trained("stock"), tmp_path / "sites.pt", **OURS, attention="mixhead-a", attention_sites="cross")
+    assert cli.main(["convert", str(sites), "--attention", "mixhead-b", "--output", str(target)]) == 0
+    model = same_outputs(sites, target)
+    assert model.encoder.layers[0].self_attn.mixing is None
+    assert model.decoder.layers[0].encoder_attn.spec.mixing == "positionwise"
+
+
+@pytest.mark.parametrize("start", [["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]])
+def test_training_goes_on_as_the_command_says(trained, translation_data, tmp_path, fairseq_command, start):
+    target = tmp_path / "mixhead-b.pt"
+    assert cli.main(["convert", str(trained("stock")), "--attention", "mixhead-b", "--output", str(target)]) == 0
+    sizes = ("layers 2", "embed-dim 16", "ffn-embed-dim 16", "attention-heads 4")
+    model = [word for stack in ("encoder", "decoder") for size in sizes for word in f"--{stack}-{size}".split()]
+    flags = [*("--optimizer", "adam", "--lr", "0.01", "--max-tokens", "256", "--max-update", "4", "--num-workers", "0")]
+    flags += ["--cpu", "--disable-validation", "--save-dir", tmp_path / "on", "--arch", OURS["arch"]]
+    fairseq_command("train", translation_data, *flags, *model, "--attention", "mixhead-b", *start, target)
+    weights = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "on" / "checkpoint_last.pt"))["model"]
+    assert weights["encoder.layers.0.self_attn.mixing.query_weight"].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    "source, preset",
+    [
+        ("mha-translation", "gain"),
+        ("gain-translation", "mha"),
+        ("gain-translation", "mixhead-a"),
+        ("mixhead-a-translation", "mixhead-b"),
+        ("mixhead-random-translation", "mixhead-a"),
+        ("avghead-translation", "mixhead-b"),
+    ],
+)
+def test_trained_models_translate_as_before(source, preset, tmp_path):
+    target = tmp_path / "converted.pt"
+    checkpoint = FOLDER / f"{source}.pt"
+    assert cli.main(["convert", str(checkpoint), "--attention", preset, "--output", str(target)]) == 0
+    for after, before in zip(answer(target), answer(checkpoint), strict=True):
+        assert after["tokens"] == before["tokens"]
+        assert after["scores"] == pytest.approx(before["scores"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "source, flags, message",
+    [
+        ("mhe", ["--attention", "mixhead-a"], "its projection is independent, the checkpoint's head-embedding-mul"),
+        ("mhe", ["--attention", "mhe-mul"], "are mixed so already (none)"),
+        ("mhe", ["--attention", "nope"], "attention preset 'nope': expected one of mha"),
+        ("mhe", ["--head-mixing", "random"], "random mixing is fixed"),
+        ("mhe", [], "Give --attention or --head-mixing"),
+    ],
+)
+def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, source, flags, message):
+    target = tmp_path / "new.pt"
+    assert cli.main(["convert", str(trained(source)), *flags, "--output", str(target)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,324 @@
+"""A published BERT goes in: the same numbers as transformers', whatever file it comes in, or a line that says why not."""
+
+import json
+import string
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import checkpoint_utils, options
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForPreTraining, BertModel, BertTokenizer
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.tools import architecture
+from fairseq_lowrank.tools.published_bert import PublishedBert, model_flags
+from fairseq_lowrank.tools.wordpieces import WordPieces
+
+WORDS = [
+    *("[PAD]", "[unused0]", "the", "##s", "[UNK]", "[CLS]", "cat", "[SEP]", "[MASK]", "sat", "##ting", "un", "##able", "!", "cafe"),
+    *("<s>", "the", "東", "'", "Cat", "Café", *string.ascii_lowercase, *(f"##{letter}" for letter in string.ascii_lowercase)),
+]  # fmt: skip
+SIZES = {
+    **{"vocab_size": len(WORDS) + 2, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"intermediate_size": 24, "max_position_embeddings": 12, "type_vocab_size": 2},
+}
+PAIR = ["[CLS]", "the", "cat", "##s", "[SEP]", "un", "##able", "[MASK]", "[SEP]"]
+SHORT = ["[CLS]", "cat", "sat", "[SEP]", *["[PAD]"] * 5]
+TYPES = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1], [0] * 9])
+
+
+def publish(folder, kind=BertForPreTraining, **settings):
+    """A model of random numbers, none of them at its start, saved as transformers does, with its vocabulary."""
+    torch.manual_seed(3)
+    model = kind(BertConfig(**SIZES | settings)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    return model
+
+
+@pytest.fixture
+def published(tmp_path):
+    (tmp_path / "published").mkdir()
+    return tmp_path / "published"
+
+
+@pytest.fixture
+def imported(published, tmp_path, capsys):
+    """The folder that the command makes of the published one."""
+
+    def run():
+        assert cli.main(["import-bert", str(published), "--output", str(tmp_path / "ours")]) == 0, capsys.readouterr()
+        return tmp_path / "ours"
+
+    return run
+
+
+@pytest.fixture
+def refusal(published, tmp_path, capsys):
+    """The line that the command ends with, having written nothing."""
+
+    def run():
+        assert cli.main(["import-bert", str(published), "--output", str(tmp_path / "ours")]) == 2
+        assert not list((tmp_path / "ours").glob("*"))
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return run
+
+
+def load(folder, *flags):
+    """The model of a checkpoint, and its task; with flags, one of those flags that takes its state."""
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(folder / "model.pt")])
+    if flags:
+        sizes = ["layers", "embed_dim", "ffn_embed_dim", "attention_heads"]
+        given = [f"--encoder-{size.replace('_', '-')}={getattr(model.args, f'encoder_{size}')}" for size in sizes]
+        words = ["data", "--arch", "lowrank_bert_base", *given, "--max-positions", str(model.args.max_positions)]
+        words += ["--segments", "pair", *flags]
+        args = options.parse_args_and_arch(options.get_training_parser("sentence_prediction"), words)
+        other = architecture.ARCH_MODEL_REGISTRY["lowrank_bert_base"].build_model(args, task)
+        other.load_state_dict(dict(model.state_dict()), strict=True)
+        model = other
+    return model.eval(), task
+
+
+def compare(theirs, ours, task, published, *, heads=True):
+    """Hidden states of all layers, pooled output and, with `heads`, the logits of words and of the next sentence."""
+    number = {word: index for index, word in enumerate(WORDS)}
+    rows = torch.tensor(PublishedBert.read(published).rows)
+    where = rows.argsort()
+    tokens = torch.tensor([[number[word] for word in PAIR], [number[word] for word in SHORT]])
+    seen = tokens.ne(number["[PAD]"])
+    expected = theirs(tokens, attention_mask=seen.long(), token_type_ids=TYPES, output_hidden_states=True)
+    words, extra = ours(where[tokens], return_all_hiddens=True, segment_labels=TYPES)
+    assert len(task.source_dictionary) == len(rows) and len(extra["inner_states"]) == len(expected.hidden_states)
+    for state, hidden in zip(extra["inner_states"], expected.hidden_states, strict=True):
+        torch.testing.assert_close(state.transpose(0, 1)[seen], hidden[seen], atol=2e-6, rtol=2e-6)
+    if heads:
+        torch.testing.assert_close(words[seen], expected.prediction_logits[seen][:, rows], atol=5e-6, rtol=5e-6)
+        torch.testing.assert_close(extra["sentence_logits"], expected.seq_relationship_logits, atol=2e-6, rtol=2e-6)
+        pooled = theirs.bert(tokens, attention_mask=seen.long(), token_type_ids=TYPES).pooler_output
+    else:
+        pooled = expected.pooler_output
+    torch.testing.assert_close(extra["pooled_output"], pooled, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(ours(where[tokens])[0][seen], words[seen])  # token types of a pair are found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("flags", [(), ("--attention", "mixhead-b"), ("--attention", "talking-heads")], ids=str)
+def test_numbers_are_those_of_transformers(flags, published, imported):
+    theirs = publish(published)
+    compare(theirs, *load(imported(), *flags), published)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "settings", [{"hidden_act": "gelu_new"}, {"layer_norm_eps": 1e-3}, {"type_vocab_size": 3}], ids=str
+)
+def test_settings_of_the_configuration_are_kept(settings, published, imported):
+    theirs = publish(published, **settings)
+    compare(theirs, *load(imported()), published)
+
+
+def test_the_command_prints_flags_that_make_the_same_model(published, imported, capsys):
+    others = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.2}
+    publish(published, tie_word_embeddings=False, **others)
+    model, _ = load(imported())
+    hint = capsys.readouterr().out.splitlines()[-1].split(" --finetune-from-model")[0]
+    words = ["data", "--task", "sentence_prediction", *hint.split()]
+    args = options.parse_args_and_arch(options.get_training_parser("sentence_prediction"), words)
+    for flag in model_flags(PublishedBert.read(published).config):
+        name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+        if name not in ("tokens_per_sample", "segments"):  # the task's
+            assert getattr(args, name) == getattr(model.args, name), name
+    assert args.untie_weights_roberta and model.args.untie_weights_roberta
+
+
+@torch.no_grad()
+def test_an_old_file_of_torch_is_the_same(published, imported):
+    """Old files name LayerNorm's parameters gamma and beta, and hold the numbers of positions."""
+    theirs = publish(published)
+    state = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in theirs.state_dict().items()
+    }
+    state["bert.embeddings.position_ids"] = torch.arange(12)[None]
+    (published / "model.safetensors").unlink()
+    torch.save(state, published / "pytorch_model.bin")
+    compare(theirs, *load(imported()), published)
+
+
+@torch.no_grad()
+def test_an_output_matrix_of_its_own_stays_its_own(published, imported):
+    theirs = publish(published, tie_word_embeddings=False)
+    ours, task = load(imported())
+    assert not ours.encoder.lm_head.weight.equal(ours.encoder.sentence_encoder.embed_tokens.weight)
+    compare(theirs, ours, task, published)
+
+
+@torch.no_grad()
+def test_a_model_without_heads_gets_fresh_ones_and_the_command_says_so(published, imported, capsys):
+    theirs = publish(published, BertModel)
+    compare(theirs, *load(imported()), published, heads=False)
+    said = capsys.readouterr().out
+    assert "drawn at random: the masked-word head" in said and "drawn at random: the next-sentence head" in said
+    assert "the pooler" not in said
+
+
+def test_what_is_fine_tuned_is_left_out_by_name(published, imported, capsys):
+    publish(published)
+    state = load_file(published / "model.safetensors")
+    save_file(state | {"classifier.weight": torch.ones(2, 16)}, published / "model.safetensors")
+    imported()
+    assert "left out: classifier.weight" in capsys.readouterr().out
+
+
+def test_the_dictionary_has_the_published_words_and_places_for_those_that_fairseq_cannot_read(published, imported):
+    publish(published)
+    task = load(imported())[1]
+    dictionary, rows = task.source_dictionary, PublishedBert.read(published).rows
+    assert len(dictionary) == SIZES["vocab_size"] and sorted(rows) == list(range(SIZES["vocab_size"]))
+    assert [rows[index] for index in (0, 1, 2, 3, dictionary.index("<mask>"))] == [5, 0, 7, 4, 8]
+    assert rows[dictionary.index("the")] == 16 and rows[dictionary.index("cat")] == 6  # of two, the last
+    for row in (2, 15, len(WORDS), len(WORDS) + 1):  # repeated, a symbol of fairseq, beyond the vocabulary
+        assert dictionary[rows.index(row)] == f"madeupword{row:04d}"
+
+
+def test_a_published_word_that_looks_like_a_substitute_keeps_its_place(published, imported):
+    publish(published)
+    vocabulary = published / "vocab.txt"
+    words = vocabulary.read_text().splitlines()
+    words[17] = "madeupword0002"  # what would stand for row 2, a repeated word
+    vocabulary.write_text("".join(f"{word}\n" for word in words))
+    dictionary, rows = load(imported())[1].source_dictionary, PublishedBert.read(published).rows
+    assert len(dictionary) == SIZES["vocab_size"]
+    assert rows[dictionary.index("madeupword0002")] == 17 and rows[dictionary.index("madeupword0002_")] == 2
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_word_pieces_are_those_of_transformers(lower, published, imported):
+    publish(published)
+    (published / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
+    theirs = BertTokenizer.from_pretrained(published, do_lower_case=lower)
+    ours = WordPieces(imported() / "wordpieces.json")
+    for line in (
+        "The cats sat, unable!", "CAFÉ Café café cafe\u0301", "東京 the東cat", "a\u00a0b\tc\u200bd", "x" * 101 + " " + "y" * 99,
+        "it's the  cat\u0000s", "", "…", "ﬁt İstanbul", "sitting-cat 3.5",
+    ):  # fmt: skip
+        assert ours(line).replace("<unk>", "[UNK]").split() == theirs.tokenize(line)
+    assert ours("[MASK] [SEP]").split().count("[MASK]") == 0  # names of symbols are text
+
+
+def test_case_is_read_off_the_vocabulary_where_nothing_says_it(published, imported):
+    publish(published)
+    (published / "tokenizer_config.json").unlink()
+    assert WordPieces(imported() / "wordpieces.json")("Cat") == "Cat"
+
+
+def change_config(**settings):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | settings))
+
+    return change
+
+
+def change_tensors(change):
+    def rewrite(folder):
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors")
+
+    return rewrite
+
+
+def cut(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+class Unsafe:
+    def __reduce__(self):
+        return (print, ("unsafe",))
+
+
+def pickle_code(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"bert.pooler.dense.weight": Unsafe()}, folder / "pytorch_model.bin")
+
+
+def pickle_numbers(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"epoch": 3}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (change_config(model_type="electra"), "model_type is 'electra'; expected 'bert'"),
+        (change_config(hidden_act="silu"), "hidden_act is 'silu'; expected 'gelu' or 'relu'"),
+        (change_config(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key'; expected 'abs"),
+        (change_config(is_decoder=True), "is_decoder is True; expected False"),
+        (change_config(pruned_heads={"0": [1]}), "pruned_heads is {'0': [1]}"),
+        (change_config(hidden_size="16"), "hidden_size is '16'; expected a whole number"),
+        (change_config(hidden_size=32), "word_embeddings.weight has shape [75, 16]; expected [75, 32] by config.json"),
+        (change_config(intermediate_size=25), "intermediate.dense.weight has shape [24, 16]; expected [25, 16]"),
+        (change_config(max_position_embeddings=13), "position_embeddings.weight has shape [12, 16]; expected [13, 16]"),
+        (change_config(num_hidden_layers=3), "the model lacks bert.encoder.layer.2.attention.self.query.weight and 15 more"),
+        (change_config(num_hidden_layers=1), "the model has bert.encoder.layer.1."),
+        (change_config(num_attention_heads=5), "not divisible by num_heads=5"),
+        (change_config(vocab_size=40), "vocab.txt has 73 words; expected at most 40"),
+        (change_tensors(lambda state: state.pop("bert.pooler.dense.bias")), "the model lacks bert.pooler.dense.bias"),
+        (change_tensors(lambda state: state.update({"bert.more": torch.ones(1)})), "the model has bert.more, which"),
+        (cut, "model.safetensors is damaged"),
+        (pickle_code, "pytorch_model.bin is damaged, or holds more than tensors"),
+        (pickle_numbers, "pytorch_model.bin holds more than tensors by name"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "pytorch_model.bin is not there: expected config.json"),
+        (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt is not there"),
+        (lambda folder: (folder / "vocab.txt").write_text("[PAD]\n[CLS]\n"), "vocab.txt lacks [SEP], [UNK], [MASK]"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json is no JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no JSON object"),
+    ],
+)  # fmt: skip
+def test_what_is_no_bert_as_published_is_refused_in_one_line_and_nothing_is_written(
+    change, message, published, refusal
+):
+    publish(published)
+    change(published)
+    assert message in refusal()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["--finetune-from-model"],
+        ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler", "--restore-file"],
+    ],
+    ids=lambda flags: flags[-1],
+)
+def test_further_training_begins_where_the_published_model_ended(how, published, imported, tmp_path, fairseq_command):
+    """Text cut by the command, the published dictionary, and Mixhead B from the published state."""
+    publish(published)
+    folder = imported()
+    (tmp_path / "text").write_text("The cats sat unable!\n" * 40)
+    pieces = [str(folder / "wordpieces.json"), str(tmp_path / "text"), "--output", str(tmp_path / "pieces")]
+    assert cli.main(["wordpieces", *pieces]) == 0
+    assert (tmp_path / "pieces").read_text().splitlines()[0] == "the cat ##s sat un ##able !"
+    data = tmp_path / "bin"
+    both = [f"--trainpref={tmp_path / 'pieces'}", f"--validpref={tmp_path / 'pieces'}"]
+    fairseq_command("preprocess", "--only-source", *both, "--srcdict", folder / "dict.txt", "--destdir", data)
+    log = fairseq_command(
+        "train", data, "--task", "masked_lm", "--criterion", "masked_lm", "--arch", "lowrank_bert_base", "--attention", "mixhead-b",
+        "--encoder-layers", 2, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 24, "--encoder-attention-heads", 4,
+        "--max-positions", 12, "--tokens-per-sample", 12, *how, folder / "model.pt", "--optimizer", "sgd",
+        "--lr", 0, "--max-update", 1, "--max-tokens", 120, "--cpu", "--num-workers", 0, "--save-dir", tmp_path / "run",
+    )  # fmt: skip
+    assert "num_updates: 1" in log
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "run" / "checkpoint_last.pt"))["model"]
+    for name, tensor in checkpoint_utils.load_checkpoint_to_cpu(str(folder / "model.pt"))["model"].items():
+        torch.testing.assert_close(state[name], tensor)
+    assert "encoder.sentence_encoder.layers.1.self_attn.mixing.query_weight" in state
