@@ -1,7 +1,6 @@
 """The decoding script of the evidence: beam search with the decoder's mixing replaced by the identity."""
 
 import json
-import runpy
 import shutil
 import subprocess
 import sys
@@ -12,11 +11,12 @@ import torch
 
 pytest.importorskip("fairseq")
 
+from experiments.evidence import decoding
 from experiments.recipes.results import read_results
 from fairseq_lowrank.tools import architecture
 from fairseq_lowrank.tools.checkpoints import load_model, load_state
 
-SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "evidence" / "decoding.py"
+ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16", "--lr", "0.1"),
     *("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--max-update", "2"),
@@ -59,7 +59,7 @@ def outputs(model, task):
 
 @pytest.mark.parametrize("run", ["mixhead-a", "mixhead-b"], indirect=True)
 def test_unmix_gives_the_model_without_decoder_mixing(run, tmp_path):
-    file, unmix = run / "checkpoints" / "checkpoint_best.pt", runpy.run_path(str(SCRIPT))["unmix"]
+    file, unmix = run / "checkpoints" / "checkpoint_best.pt", decoding.unmix
     model, task = load_model(file)
     expected, state = outputs(model, task), load_state(file)
     decoder = [layer for layer in architecture.attention_layers(model) if layer.name.startswith("decoder.")]
@@ -79,9 +79,21 @@ def test_decoding_script_appends_a_line_a_search_once(run, tmp_path):
     results = tmp_path / "lines.jsonl"
     for _ in range(2):
         said = subprocess.run(
-            [sys.executable, SCRIPT, "--results", results, "--table", "t", "--generate", "--beam 2 --cpu", run],
+            [
+                sys.executable,
+                "-m",
+                "experiments.evidence.decoding",
+                "--results",
+                results,
+                "--table",
+                "t",
+                "--generate",
+                "--beam 2 --cpu",
+                run,
+            ],
             capture_output=True,
             text=True,
+            cwd=ROOT,
         )
         assert said.returncode == 0, said.stderr
     lines = read_results(results, measurements=True)

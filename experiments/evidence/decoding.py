@@ -4,7 +4,7 @@ The Mixhead paper's released code mixes heads in training but not in beam search
 M is replaced by I in a copy of the best checkpoint, first in self-attention, then in attention to the source too if that is
 mixed. The encoder stays as it was trained. BLEU is computed as in the recipes. A row and seed that has a line is skipped.
 
-    python examples/evidence/decoding.py --results results/evidence-decoding.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-mixhead-a-self-2e-3-seed*
+    python -m experiments.evidence.decoding --results results/evidence-decoding.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-mixhead-a-self-2e-3-seed*
 """
 
 import argparse
@@ -25,7 +25,7 @@ from experiments.recipes.scoring import bleu, read_hypotheses
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.tools.checkpoints import configuration, load_state
 
-CONTROLS = Path(__file__).parent / "controls"
+CONTROLS = Path(__file__).parents[2] / "examples" / "evidence" / "controls"
 SITES = {"-decoder-self-unmixed": ("self_attn",), "-decoder-unmixed": ("self_attn", "encoder_attn")}
 
 
