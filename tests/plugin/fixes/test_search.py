@@ -72,8 +72,9 @@ def test_ngram_block_bans_exactly_the_repeats(size, compiled):
     tokens = torch.randint(1, words, (6, length))
     tokens[:, 0] = eos
     for step in range(length):
-        tokens[:, step + 1 :] = 4  # padding that is also a word
-        found = block(tokens, torch.zeros(6, words), 2, 3, step).isneginf()
+        padded = tokens.clone()
+        padded[:, step + 1 :] = 4  # also a word
+        found = block(padded, torch.zeros(6, words), 2, 3, step).isneginf()
         for row, banned in zip(tokens[:, : step + 1].tolist(), found.tolist(), strict=True):
             seen = {tuple(row[i : i + size]) for i in range(1 if size == 1 else 0, len(row) - size + 1)}
             end = row[len(row) - size + 1 :]
