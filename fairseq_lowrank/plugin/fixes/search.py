@@ -93,6 +93,9 @@ class OwnLengthLimit(Search):
     Args:
         search: the search that selects the candidates.
         own_source_length: if True, the limit is n (``--match-source-len``).
+
+    Attributes:
+        at_limit: [bsz] whether each sentence has reached its limit, after a step.
     """
 
     def __init__(self, search: Search, tgt_dict, max_len_a: float, max_len_b: int, own_source_length: bool):
@@ -103,10 +106,6 @@ class OwnLengthLimit(Search):
         self.supports_constraints = search.supports_constraints
         self.stop_on_max_len = search.stop_on_max_len
         self.needs_src_lengths = True
-
-    def limits(self) -> Tensor:
-        """Return the largest number of tokens before the end of each sentence, [bsz]."""
-        return (self.max_len_a * self.src_lengths.double() + self.max_len_b).long()
 
     def set_src_lengths(self, src_lengths: Tensor) -> None:
         self.src_lengths = src_lengths
@@ -122,7 +121,9 @@ class OwnLengthLimit(Search):
         self.search.update_constraints(active_hypos)
 
     def step(self, step: int, lprobs: Tensor, *args, **kwargs):
-        ends = (self.limits() <= step).unsqueeze(1) & (lprobs[:, :, self.eos] > -math.inf)  # [bsz, beam]
+        limits = (self.max_len_a * self.src_lengths.double() + self.max_len_b).long()
+        self.at_limit = (limits <= step).expand(lprobs.size(0))
+        ends = self.at_limit.unsqueeze(1) & (lprobs[:, :, self.eos] > -math.inf)  # [bsz, beam]
         others = torch.arange(lprobs.size(2), device=lprobs.device) != self.eos
         return self.search.step(step, lprobs.masked_fill(ends.unsqueeze(2) & others, -math.inf), *args, **kwargs)
 
@@ -147,7 +148,7 @@ def finish_at_own_limit(is_finished):
 
     @functools.wraps(is_finished)
     def is_finished_or_limited(self, step, unfin_idx, *args):
-        if isinstance(self.search, OwnLengthLimit) and step >= self.search.limits()[unfin_idx]:
+        if isinstance(self.search, OwnLengthLimit) and self.search.at_limit[unfin_idx]:
             return True
         return is_finished(self, step, unfin_idx, *args)
 
