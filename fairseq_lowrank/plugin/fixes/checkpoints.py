@@ -29,9 +29,9 @@ def save_interval_at_end_of_epoch(save):
     @functools.wraps(save)
     def save_checkpoint(cfg, trainer, epoch_itr, val_loss):
         due = cfg.save_interval_updates > 0 and trainer.get_num_updates() % cfg.save_interval_updates == 0
-        writes_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
-        if due and not writes_epoch and epoch_itr.end_of_epoch():
-            epoch_itr = _WithinEpoch(epoch_itr)
+        if due and epoch_itr.end_of_epoch():
+            writes_epoch = not cfg.no_epoch_checkpoints and epoch_itr.epoch % cfg.save_interval == 0
+            epoch_itr = epoch_itr if writes_epoch else _WithinEpoch(epoch_itr)
         return save(cfg, trainer, epoch_itr, val_loss)
 
     return save_checkpoint
