@@ -14,6 +14,7 @@ from fairseq_lowrank.plugin import (
     inputs,
     loading,
     optimizers,
+    patches,
     repairs,
     resuming,
 )
@@ -59,3 +60,4 @@ from fairseq_lowrank import models, tasks  # noqa: E402, F401
 from fairseq_lowrank.plugin import criterions  # noqa: E402
 
 criterions.extend_criterions(criterions.RegularisedCriterion, criterions.RegulariserConfig)
+patches.apply(patches.PATCHES)

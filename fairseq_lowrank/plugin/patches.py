@@ -36,7 +36,9 @@ class Patch:
     group: Literal["required", "attention", "fix", "optional"]
 
 
-PATCHES: tuple[Patch, ...] = ()
+from fairseq_lowrank.plugin import fixes  # noqa: E402 (its entries are instances of Patch)
+
+PATCHES: tuple[Patch, ...] = (*fixes.PATCHES,)
 """Every patch, in the order in which they are applied."""
 
 

@@ -1,0 +1,64 @@
+"""Run fairseq-hydra-train with this package as its plugin, on Python 3.14 too.
+
+    fairseq-lowrank hydra-train task=translation task.data=DATA \\
+        +model._name=lowrank_transformer_iwslt_de_en +model.attention=mixhead-b …
+
+Hydra reads the command line before it imports plugins, so put a + before our options. Put -- before Hydra's own options:
+
+    fairseq-lowrank hydra-train -- --config-dir CONFIGS --config-name NAME task.data=DATA …
+
+The command adds common.user_dir if you give none. On Python 3.14, fairseq-hydra-train stops before it reads anything,
+because Hydra 1.3 gives argparse a help text that is not a string. This command gives argparse the string.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from fairseq_lowrank.cli import user_dir
+
+NAME = "hydra-train"
+HELP = "train from a configuration of Hydra, on Python 3.14 too"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="settings, as Hydra reads them"
+    )
+
+
+def run(args) -> None:
+    sys.argv = ["fairseq-hydra-train", *with_user_dir(args.overrides)]
+    from fairseq_cli import hydra_train
+
+    with help_as_text():
+        hydra_train.cli_main()
+
+
+def with_user_dir(words: list[str]) -> list[str]:
+    """Return the words for Hydra: without the first ``--``, and with the folder of this package as the plugin."""
+    words = words[1:] if words[:1] == ["--"] else words
+    if any(word.lstrip("+").startswith("common.user_dir=") for word in words):
+        return words
+    folder = str(user_dir.folder()).replace("'", r"\'")
+    return [*words, f"++common.user_dir='{folder}'"]
+
+
+# hydra-core<=1.3.8 passes an object with a __repr__ as help, and argparse of Python 3.14 looks for "%" in it. Remove when hydra
+# passes text.
+@contextlib.contextmanager
+def help_as_text() -> Iterator[None]:
+    """Let each argument parser turn the help of an argument into text."""
+    add_argument = argparse.ArgumentParser.add_argument
+
+    def add_argument_with_text(self, *names, **options):
+        if options.get("help") is not None:
+            options["help"] = str(options["help"])
+        return add_argument(self, *names, **options)
+
+    argparse.ArgumentParser.add_argument = add_argument_with_text
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser.add_argument = add_argument

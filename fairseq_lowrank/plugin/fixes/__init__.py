@@ -1,0 +1,5 @@
+"""Repairs of bugs in fairseq that give wrong results or crash on valid input."""
+
+from fairseq_lowrank.plugin.fixes import checkpoints, search
+
+PATCHES = (*search.PATCHES, *checkpoints.PATCHES)
