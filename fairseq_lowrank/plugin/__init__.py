@@ -12,27 +12,15 @@ from fairseq_lowrank.plugin import (
     evaluation,
     flags,
     inputs,
-    loading,
     optimizers,
+    patches,
     repairs,
-    resuming,
 )
 
 repairs.restore_numpy_names()
-loading.load_checkpoints_safely()
-loading.evaluate_literals_only()
-loading.broadcast_whole_states()
-loading.unpack_within_the_folder()
-loading.keep_metadata()
-loading.refuse_states_of_other_attention()
-loading.explain_unfit_checkpoints()
-loading.drop_heads_for_questions()
+patches.apply(patches.PATCHES)
 datasets.check_binarised_data()
 datasets.close_what_was_opened()
-resuming.resume_with_the_first_batches()
-resuming.replace_checkpoints_whole()
-resuming.name_whole_checkpoints()
-resuming.explain_what_cannot_resume()
 arguments.extend_parser(
     arguments.bf16_without_tpu,
     arguments.layers_to_keep_as_text,

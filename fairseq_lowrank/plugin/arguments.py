@@ -13,7 +13,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.modules import multihead_attention
 
 from fairseq_lowrank.messages import UserError, explanation, show_traceback
-from fairseq_lowrank.plugin.loading import literal
+from fairseq_lowrank.plugin.literals import literal
 
 
 # The one place where every command parses its arguments, training and the rest alike.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin import literals, loading, resuming
 
 ENABLE, DISABLE = "LOWRANK_ENABLE", "LOWRANK_DISABLE"
 
@@ -36,7 +37,162 @@ class Patch:
     group: Literal["required", "attention", "fix", "optional"]
 
 
-PATCHES: tuple[Patch, ...] = ()
+SAFE_LOADING = "fairseq loads checkpoints with torch.load(weights_only=True) and a list of allowed classes"
+LITERALS = "fairseq reads these texts with ast.literal_eval"
+METADATA = "fairseq keeps the metadata of a state dict on every way from a file to the model"
+
+
+def _literals(target: str, wrap: Callable[[Any], Any], reason: str) -> Patch:
+    return Patch("literals", target, wrap, reason, LITERALS, "required")
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        name="safe-loading",
+        target="fairseq.distributed.utils._broadcast_object_slow",
+        wrap=loading.broadcast_safely,
+        reason="Workers that resume exchange objects that torch refuses to load.",
+        remove_when=SAFE_LOADING,
+        group="required",
+    ),
+    Patch(
+        name="safe-loading",
+        target="fairseq.checkpoint_utils.load_checkpoint_to_cpu",
+        wrap=loading.safely,
+        reason="torch refuses classes that fairseq saves, and switching its safety off lets a checkpoint run code.",
+        remove_when=SAFE_LOADING,
+        group="required",
+    ),
+    Patch(
+        name="safe-loading",
+        target="fairseq.checkpoint_utils.load_ema_from_checkpoint",
+        wrap=loading.safely,
+        reason="torch refuses classes that fairseq saves, and switching its safety off lets a checkpoint run code.",
+        remove_when=SAFE_LOADING,
+        group="required",
+    ),
+    *(
+        _literals(f"fairseq.utils.{name}", literals.check_argument, "fairseq evaluates texts of a configuration.")
+        for name in ("eval_str_list", "eval_str_dict", "eval_bool")
+    ),
+    *(
+        _literals(
+            f"fairseq.{target}",
+            literals.check_fields(*names),
+            "fairseq evaluates fields of a configuration, which a checkpoint brings along.",
+        )
+        for target, names in {
+            "models.fconv.FConvModel.build_model": ("encoder_layers", "decoder_layers", "decoder_attention"),
+            "models.fconv_lm.FConvLanguageModel.build_model": ("decoder_layers", "decoder_attention"),
+            "models.fconv_self_att.FConvModelSelfAtt.build_model": (
+                *("pretrained", "encoder_layers", "encoder_attention", "decoder_layers", "decoder_attention"),
+                *("self_attention", "project_input", "gated_attention", "downsample"),
+            ),
+            "models.lightconv_lm.LightConvLanguageModel.build_model": ("character_filters",),
+            "models.transformer_lm.TransformerLanguageModel.build_model": ("character_filters",),
+            "models.hubert.hubert.HubertModel.__init__": ("conv_feature_layers",),
+            "models.wav2vec.wav2vec.Wav2VecModel.__init__": ("conv_feature_layers", "conv_aggregator_layers"),
+            "models.wav2vec.wav2vec2.Wav2Vec2Model.__init__": ("conv_feature_layers",),
+            "models.wav2vec.wav2vec2.TransformerEncoder.__init__": ("conv_feature_layers",),
+            "models.speech_to_text.s2t_wav_transformer.SpeechWavTransformerEncoder.__init__": ("conv_feature_layers",),
+            "criterions.ctc.CtcCriterion.__init__": ("wer_args",),
+            "data.audio.raw_audio_dataset.RawAudioDataset.__init__": ("feature_encoder_spec",),
+        }.items()
+    ),
+    _literals("fairseq.data.codedataset.parse_manifest", literals.check_manifest, "fairseq evaluates lines of data."),
+    *(
+        Patch(
+            name="state-metadata",
+            target=f"fairseq.{target}",
+            wrap=wrap,
+            reason="The metadata of a state dict says what attention it was saved by, and fairseq drops it on this way.",
+            remove_when=METADATA,
+            group="attention",
+        )
+        for target, wrap in {
+            "distributed.utils._split_tensors_from_obj": loading.rebuild_with_metadata,
+            "distributed.utils._put_tensors_in_obj": loading.rebuild_with_metadata,
+            "checkpoint_utils.prune_state_dict": loading.prune_with_metadata,
+            "checkpoint_utils.load_ema_from_checkpoint": loading.load_average_with_metadata,
+            "checkpoint_utils.load_pretrained_component_from_model": loading.load_component_with_metadata,
+            "models.multilingual_transformer.MultilingualTransformerModel.load_state_dict": (
+                loading.load_languages_with_metadata
+            ),
+        }.items()
+    ),
+    Patch(
+        name="other-attention",
+        target="fairseq.modules.MultiheadAttention._load_from_state_dict",
+        wrap=loading.refuse_states_of_other_attention,
+        reason="Weights of another kind of attention can have the shapes of fairseq's own and mean something else.",
+        remove_when="fairseq checks what a layer's state was saved by",
+        group="attention",
+    ),
+    Patch(
+        name="unfit-checkpoints",
+        target="fairseq.models.BaseFairseqModel.load_state_dict",
+        wrap=loading.explain_unfit_checkpoints,
+        reason="The flags that a checkpoint was trained with are named in one line.",
+        remove_when="fairseq names the options that differ",
+        group="attention",
+    ),
+    Patch(
+        name="question-heads",
+        target="fairseq.models.roberta.RobertaModel.upgrade_state_dict_named",
+        wrap=loading.drop_heads_for_questions,
+        reason="fairseq leaves out heads that a fine-tuning task does not have, and does not know our head for questions.",
+        remove_when="our head for questions is one of fairseq's classification heads",
+        group="attention",
+    ),
+    Patch(
+        name="archives",
+        target="fairseq.file_utils.tarfile",
+        wrap=loading.unpack_within_the_folder,
+        reason="from_pretrained unpacks an archive over files elsewhere if its members say so.",
+        remove_when="fairseq unpacks with tarfile's data filter",
+        group="fix",
+    ),
+    Patch(
+        name="archives",
+        target="fairseq.file_utils.load_archive_file",
+        wrap=loading.name_damaged_archives,
+        reason="A damaged archive ends in a traceback that does not name it.",
+        remove_when="fairseq names the archive",
+        group="fix",
+    ),
+    Patch(
+        name="exact-resume",
+        target="fairseq.trainer.Trainer.get_train_iterator",
+        wrap=resuming.resume_with_the_first_batches,
+        reason="A training that resumes after epoch 1 has other batches than the uninterrupted one.",
+        remove_when="a checkpoint of fairseq holds the epoch in which its batches were made",
+        group="fix",
+    ),
+    Patch(
+        name="whole-checkpoints",
+        target="fairseq.file_io.PathManager.copy",
+        wrap=resuming.replace_checkpoints_whole,
+        reason="fairseq writes checkpoint_last.pt in place, so a kill leaves half a file.",
+        remove_when="fairseq renames copies of checkpoints as it renames what it saves",
+        group="fix",
+    ),
+    Patch(
+        name="whole-checkpoints",
+        target="fairseq.checkpoint_utils.load_checkpoint",
+        wrap=resuming.name_whole_checkpoints,
+        reason="If checkpoint_last.pt is damaged, the user needs the name of the newest intact checkpoint.",
+        remove_when="fairseq falls back on another checkpoint",
+        group="fix",
+    ),
+    Patch(
+        name="unfit-checkpoints",
+        target="fairseq.trainer.Trainer.load_checkpoint",
+        wrap=resuming.explain_what_cannot_resume,
+        reason="fairseq's trainer does not say which flag makes a checkpoint fit.",
+        remove_when="fairseq names the options that differ",
+        group="attention",
+    ),
+)
 """Every patch, in the order in which they are applied."""
 
 
@@ -92,8 +248,20 @@ def locate(target: str) -> tuple[object, str]:
     raise ModuleNotFoundError(path)
 
 
+ORIGINALS: dict[str, Any] = {}
+"""The function of fairseq that was replaced first, by target."""
+
+
 def apply(patches: Iterable[Patch]) -> None:
-    """Replace the target of each selected patch by what its ``wrap`` returns for the original."""
+    """Replace the target of each selected patch by what its ``wrap`` returns for the original.
+
+    A wrapper of a class method or static method gets the plain function, and its replacement becomes the same kind of method.
+    """
     for patch in selected(patches):
         holder, attribute = locate(patch.target)
-        setattr(holder, attribute, patch.wrap(vars(holder).get(attribute, getattr(holder, attribute))))
+        present = vars(holder).get(attribute, getattr(holder, attribute))
+        kind = type(present) if isinstance(present, classmethod | staticmethod) else None
+        original = present.__func__ if kind else present
+        ORIGINALS.setdefault(patch.target, original)
+        replacement = patch.wrap(original)
+        setattr(holder, attribute, kind(replacement) if kind else replacement)
