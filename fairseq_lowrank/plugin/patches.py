@@ -57,19 +57,19 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="safe-loading",
-        target="fairseq.checkpoint_utils.load_checkpoint_to_cpu",
-        wrap=loading.safely,
+        target="fairseq.checkpoint_utils.torch",
+        wrap=loading.load_safely,
         reason="torch refuses classes that fairseq saves, and switching its safety off lets a checkpoint run code.",
         remove_when=SAFE_LOADING,
         group="required",
     ),
     Patch(
-        name="safe-loading",
-        target="fairseq.checkpoint_utils.load_ema_from_checkpoint",
-        wrap=loading.safely,
-        reason="torch refuses classes that fairseq saves, and switching its safety off lets a checkpoint run code.",
-        remove_when=SAFE_LOADING,
-        group="required",
+        name="old-arguments",
+        target="fairseq.checkpoint_utils._upgrade_state_dict",
+        wrap=loading.read_numbers_as_lists,
+        reason="Old checkpoints give the learning rate as a text or a number, and fairseq reads only some of these.",
+        remove_when="fairseq reads a text or a number for every list of numbers in old arguments",
+        group="fix",
     ),
     *(
         _literals(f"fairseq.utils.{name}", literals.check_argument, "fairseq evaluates texts of a configuration.")
@@ -153,14 +153,6 @@ PATCHES: tuple[Patch, ...] = (
         group="fix",
     ),
     Patch(
-        name="archives",
-        target="fairseq.file_utils.load_archive_file",
-        wrap=loading.name_damaged_archives,
-        reason="A damaged archive ends in a traceback that does not name it.",
-        remove_when="fairseq names the archive",
-        group="fix",
-    ),
-    Patch(
         name="exact-resume",
         target="fairseq.trainer.Trainer.get_train_iterator",
         wrap=resuming.resume_with_the_first_batches,
@@ -190,6 +182,14 @@ PATCHES: tuple[Patch, ...] = (
         wrap=resuming.explain_what_cannot_resume,
         reason="fairseq's trainer does not say which flag makes a checkpoint fit.",
         remove_when="fairseq names the options that differ",
+        group="attention",
+    ),
+    Patch(
+        name="unfit-checkpoints",
+        target="fairseq.optim.FairseqOptimizer.load_state_dict",
+        wrap=resuming.check_parameter_groups,
+        reason="A stock optimizer's state does not fit a model with head mixing, and torch does not name the flag that helps.",
+        remove_when="fairseq names the flag",
         group="attention",
     ),
 )
