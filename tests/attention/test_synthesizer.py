@@ -289,5 +289,6 @@ def test_a_state_says_how_many_second_layers_it_has():
 
 def test_stock_attention_has_nothing_to_load_into_a_synthesizer():
     state = build_attention("mha", 12, 3).state_dict()
-    with pytest.raises(RuntimeError, match=r'Missing key.*"synthesizer\.weight"'):
+    with pytest.raises(StateDictMismatch) as error:
         build("synthesizer-dense").load_state_dict(state)
+    assert error.value.saved["score"] == "dot-product"
