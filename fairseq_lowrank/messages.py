@@ -1,12 +1,13 @@
-"""What a command says of an exception: one line, and the traceback where ``LOWRANK_TRACEBACK=1`` asks for it."""
+"""Errors that carry fields, and what a command prints of an exception: a line, and a traceback if it is unexpected."""
 
 import os
+import sys
 import traceback
 
-# The messages of these say what is wrong; of others the class belongs to the message.
+# The messages of these say what is wrong. The line about another exception names its class and place too.
 PLAIN = (ValueError, OSError, AssertionError, ModuleNotFoundError)
 
-# What a command may miss, by the extra of this package that brings it; the same as in setup.py.
+# Packages that a command may need, by the extra that installs them; the same as in setup.py.
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
@@ -16,39 +17,130 @@ EXTRAS = {
 
 
 class UserError(ValueError):
-    """What was asked for does not go together, or a checkpoint with it."""
+    """A mistake of the user, which a command reports in one line with exit code 2."""
+
+
+class FlagError(UserError):
+    """A flag with a value that cannot be used.
+
+    Args:
+        flag: the flag as typed.
+        value: its value.
+        reason: why the value cannot be used.
+        remedy: a full sentence that says what to do.
+    """
+
+    def __init__(self, flag: str, value: object, reason: str, remedy: str) -> None:
+        super().__init__(flag, value, reason, remedy)
+        self.flag, self.value, self.reason, self.remedy = flag, value, reason, remedy
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.value}: {self.reason}. {self.remedy}"
+
+
+class InvalidCheckpoint(UserError):
+    """A file that is not a checkpoint, is damaged, or contains what no checkpoint needs.
+
+    Args:
+        path: the file.
+        reason: why it cannot be used.
+        remedy: a full sentence that says what to do, if anything can be done.
+    """
+
+    def __init__(self, path: str | os.PathLike, reason: str, remedy: str = "") -> None:
+        super().__init__(path, reason, remedy)
+        self.path, self.reason, self.remedy = os.fspath(path), reason, remedy
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be read as a checkpoint: {self.reason}" + f". {self.remedy}" * bool(self.remedy)
+
+
+class StateDictMismatch(UserError, RuntimeError):
+    """A saved state that does not fit the module that loads it.
+
+    torch raises a RuntimeError for such a state, and programs catch it to load what fits. So this class is one too.
+
+    Args:
+        name: the tensor or layer that differs.
+        saved: the tensor's shape, or a dictionary of the layer's settings that differ; None if the state does not have it.
+        current: the same in the module; None if the module does not have it.
+        others: the number of other tensors that differ.
+        path: the checkpoint, if it is known.
+        remedy: a full sentence that says what to do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        saved: object,
+        current: object,
+        others: int = 0,
+        path: str | None = None,
+        remedy: str = "Use the flags that the checkpoint was trained with.",
+    ) -> None:
+        super().__init__(name, saved, current, others, path, remedy)
+        self.name, self.saved, self.current, self.others = name, saved, current, others
+        self.path, self.remedy = path, remedy
+
+    def __str__(self) -> str:
+        if self.current is None:
+            difference = f"only the checkpoint has {self.name}"
+        elif self.saved is None:
+            difference = f"only the model has {self.name}"
+        elif isinstance(self.saved, dict):
+            saved, current = (
+                ", ".join(f"{name}={value}" for name, value in settings.items())
+                for settings in (self.saved, self.current)
+            )
+            difference = f"{self.name} was saved with {saved} and is built with {current}"
+        else:
+            difference = f"{self.name} is {list(self.saved)} in the checkpoint and {list(self.current)} in the model"
+        more = f" ({self.others} more differ)" if self.others else ""
+        return f"{self.path or 'the checkpoint'} does not fit the model: {difference}{more}. {self.remedy}"
+
+
+def user_error(error: BaseException | None) -> UserError | None:
+    """Return the newest UserError among an exception and the exceptions that it was raised over."""
+    while error is not None and not isinstance(error, UserError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def is_expected(error: BaseException) -> bool:
+    """Return True if one line says all that a user needs: of a mistake, or of a file that is missing or not writable."""
+    if user_error(error) is not None or (isinstance(error, OSError) and error.filename is not None):
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    raised_by = frames[-1][0].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+    # the library's own checks of arguments raise ValueError
+    return isinstance(error, ValueError) and raised_by in ("fairseq_lowrank", "experiments")
 
 
 def show_traceback() -> None:
-    """Print the traceback of the exception that is handled, where ``LOWRANK_TRACEBACK`` asks for it."""
-    if os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
+    """Print the traceback of the handled exception if it is unexpected, or if ``LOWRANK_TRACEBACK`` is 1."""
+    if os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0") or not is_expected(sys.exception()):
         traceback.print_exc()
 
 
 def explanation(error: BaseException) -> str:
-    """What was wrong, in one line: of something :class:`UserError`, whatever was raised over it, or else the message.
+    """Return what was wrong in one line: the message of the :class:`UserError`, or else of the exception.
 
-    Of what is neither refused nor one of :data:`PLAIN` the line says the class and the place too.
+    The line names the class and the place of an exception that is no :class:`UserError` and not in :data:`PLAIN`.
     """
-    link, over = error, []
-    while link is not None and not isinstance(link, UserError):
-        over.append(link)
-        link = link.__cause__ or link.__context__
-    if link is not None:
-        # what was raised over it may have its words already
-        return one(" ".join([*(str(each) for each in over if str(link) not in str(each)), str(link)]))
-    message = text(error)
+    if (link := user_error(error)) is not None:
+        return single_line(str(link))
+    message = exception_message(error)
     if message and (isinstance(error, PLAIN) or type(error) is Exception):
         return message
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{os.path.join(*frames[-1].filename.split(os.sep)[-2:])}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, AssertionError) and frames:
         message = frames[-1].line
-    return f"{type(error).__name__}: {message} ({place}; LOWRANK_TRACEBACK=1 shows the traceback)"
+    return f"{type(error).__name__}: {message} ({place})"
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """Which package is not installed, and the extra that brings it."""
+    """Return a line that names the package that is not installed, and the extra that installs it."""
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():
         if package in packages:
@@ -56,17 +148,17 @@ def missing(error: ModuleNotFoundError) -> str:
     return str(error)
 
 
-def text(error: BaseException) -> str:
-    """An exception's message in one line: of a worker's that another process reports, the worker's own."""
+def exception_message(error: BaseException) -> str:
+    """Return an exception's message in one line; if another process reports a worker's exception, the worker's message."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, UnicodeDecodeError):
         return f"a text is not in UTF-8: {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return one(lines[-1] if "Traceback (most recent call last)" in str(error) else " ".join(lines))
+    return single_line(lines[-1] if "Traceback (most recent call last)" in str(error) else " ".join(lines))
 
 
-def one(message: str) -> str:
-    """A message without line breaks, and no longer than a terminal shows."""
+def single_line(message: str) -> str:
+    """Return a message without line breaks, cut to 600 characters."""
     message = " ".join(message.split())
     return message if len(message) <= 600 else f"{message[:600]} …"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.spec import AXES, AttentionSpec
+from fairseq_lowrank.messages import StateDictMismatch
 
 _MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
 
@@ -52,16 +53,15 @@ class SavedWithMeaning(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
         saved = saved_meaning(local_metadata)
-        part_projections(state_dict, prefix)
-        self._start_mixing(state_dict, prefix, saved)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        # Mixing that is learned starts as the identity: what had none goes on.
+        # Mixing that is learned starts as the identity, so a state that had none may load.
         learned = {
             name for name in _MIXINGS if getattr(self, name) is not None and list(getattr(self, name).parameters())
         }
-        goes_on = {name for name in learned if saved.get(name) == "none"}
-        ours = {name: value for name, value in self._meaning().items() if name not in goes_on}
-        errors += differences(prefix, saved, ours)
+        starts = {name for name in learned if saved.get(name) == "none"}
+        check_settings(prefix, saved, {name: value for name, value in self._meaning().items() if name not in starts})
+        part_projections(state_dict, prefix)
+        self._start_mixing(state_dict, prefix, saved)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
     # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
     def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: dict[str, int | str]) -> None:
@@ -97,13 +97,18 @@ def plain_meaning(num_heads: int, head_dim: int) -> dict[str, int | str]:
     return sizes | {name: getattr(AttentionSpec(), name) for name, axis in AXES.items() if axis.choices is not None}
 
 
-def differences(prefix: str, saved: dict[str, int | str], ours: dict[str, int | str]) -> list[str]:
-    """In what a layer, ``ours``, is another than the one that was ``saved``."""
-    return [
-        f"{prefix[:-1]} was saved with {name}={saved[name]} and is loaded with {value}"
-        for name, value in ours.items()
-        if saved.get(name, value) != value
-    ]
+def check_settings(prefix: str, saved: dict[str, int | str], current: dict[str, int | str]) -> None:
+    """Check that a layer has the settings of the layer that was saved.
+
+    Raises:
+        StateDictMismatch: it has others, which the fields ``saved`` and ``current`` name.
+    """
+    if differing := [name for name, value in current.items() if saved.get(name, value) != value]:
+        raise StateDictMismatch(
+            prefix.removesuffix(".") or "the layer",
+            {name: saved[name] for name in differing},
+            {name: current[name] for name in differing},
+        )
 
 
 def part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:

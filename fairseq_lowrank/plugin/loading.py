@@ -1,46 +1,32 @@
-"""Checkpoints: loaded safely, whole on every worker, and refused in one line where they do not fit."""
+"""Checkpoints of fairseq: loaded safely, with the metadata of every layer, and refused if they do not fit the model."""
 
 import argparse
-import ast
 import collections
 import contextlib
 import functools
-import gzip
-import importlib.abc
 import logging
-import lzma
-import operator
 import os
-import pickle
-import re
-import sys
-import tarfile
 import types
 import typing
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
-import fairseq.modules
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, file_utils, models
+from fairseq import checkpoint_utils, models, utils
 from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
-from fairseq.models.multilingual_transformer import MultilingualTransformerModel as Multilingual
 
 from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.attention import states
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
 from fairseq_lowrank.plugin import checkpoint_file
 
 COMPONENTS = {"encoder": models.FairseqEncoder, "decoder": models.FairseqDecoder}
 
-# Since 2.6 torch.load reads weights only and refuses the classes that fairseq checkpoints hold. The
-# usual answer, switching that safety off, lets a checkpoint run any code.
+# The classes that checkpoints of fairseq contain. Without a list, torch.load(weights_only=True) refuses them.
 CHECKPOINT_CLASSES = [
     argparse.Namespace,  # the arguments of models without a dataclass
     # numpy arrays in the meters of --eval-bleu, under their name in numpy 2 and in numpy 1
@@ -49,7 +35,7 @@ CHECKPOINT_CLASSES = [
     *(numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType, numpy.dtypes.BoolDType),
     numpy._core.multiarray._reconstruct,
     (numpy._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
-    # scores that a checkpoint was chosen by, where a task computes them with numpy
+    # scores that a checkpoint was chosen by, if a task computes them with numpy
     numpy._core.multiarray.scalar,
     (numpy._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
     Dictionary,  # in the states of fairseq's tasks for speech
@@ -60,7 +46,7 @@ CHECKPOINT_CLASSES = [
     (meters.AverageMeter, "fairseq.meters.AverageMeter"),
     (meters.TimeMeter, "fairseq.meters.TimeMeter"),
     (meters.StopwatchMeter, "fairseq.meters.StopwatchMeter"),
-    # configurations, in checkpoints of 2020 and 2021 and in what workers send one another on resuming
+    # configurations: in checkpoints of 2020 and 2021, and in objects that workers exchange when they resume
     omegaconf.DictConfig,
     omegaconf.ListConfig,
     omegaconf.base.ContainerMetadata,
@@ -74,246 +60,91 @@ CHECKPOINT_CLASSES = [
     distributed_utils._TensorPlaceholder,
 ]
 
-# what torch raises on a file that it cannot read, and fairseq on a state in which it does not find its way
-UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError, AttributeError, AssertionError)
-UNREADABLE += (OverflowError, UnicodeDecodeError, omegaconf.errors.OmegaConfBaseException)
-
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
-    """What a checkpoint file holds, on the CPU, read safely and as it was saved: fairseq's upgrades are not applied.
+    """Return the content of a checkpoint file as it was saved, on the CPU, without fairseq's upgrades.
 
     Raises:
-        UserError: the file is damaged, no checkpoint, or holds what no checkpoint needs.
-        OSError: there is no such file.
+        InvalidCheckpoint: the file is damaged, is no checkpoint, or contains what no checkpoint needs.
+        OSError: the file does not exist.
     """
-
-    def load(path):
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or "model" not in state:
-            raise UserError(f"{path} is no fairseq checkpoint: it lacks 'model'")
-        return state
-
-    return safely(load)(path)
+    with PathManager.open(os.fspath(path), "rb") as file:
+        return load_file(file)
 
 
-def load_checkpoints_safely() -> None:
-    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else, and checked before."""
-    broadcast = distributed_utils._broadcast_object_slow
+def load_file(file: typing.BinaryIO, **options: object) -> dict:
+    """Return the content of an opened checkpoint, see :func:`load_checkpoint`; options of ``torch.load`` are ignored."""
+    state = checkpoint_file.load(file, CHECKPOINT_CLASSES)
+    if not isinstance(state, dict) or "model" not in state:
+        raise InvalidCheckpoint(file.name, "it has no 'model' entry")
+    return state
+
+
+def load_safely(torch_module: types.ModuleType) -> types.ModuleType:
+    """Return torch with :func:`load_file` as its ``load``, for fairseq's functions that load checkpoints."""
+    safe = types.ModuleType(torch_module.__name__)
+    safe.__getattr__ = functools.partial(getattr, torch_module)
+    safe.load = load_file
+    return safe
+
+
+def broadcast_safely(broadcast: Callable) -> Callable:
+    """Let workers that resume exchange objects of :data:`CHECKPOINT_CLASSES`."""
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
         with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
             return broadcast(*args, **kwargs)
 
-    checkpoint_utils.load_checkpoint_to_cpu = safely(checkpoint_utils.load_checkpoint_to_cpu)
-    checkpoint_utils.load_ema_from_checkpoint = safely(checkpoint_utils.load_ema_from_checkpoint)
-    distributed_utils._broadcast_object_slow = _broadcast_object_slow
+    return _broadcast_object_slow
 
 
-def safely(load: Callable[..., dict]) -> Callable[..., dict]:
-    """``load(path, …)`` of a checkpoint, refused in one line where the file is not one."""
+def read_numbers_as_lists(upgrade: Callable) -> Callable:
+    """Let the arguments of an old checkpoint give a list of numbers as a text or as one number, such as ``lr="0.001"``."""
 
-    @functools.wraps(load)
-    def load_safely(path, *args, **kwargs):
-        try:
-            checkpoint_file.check(PathManager.get_local_path(os.fspath(path)))
-            with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-                return load(path, *args, **kwargs)
-        except checkpoint_file.Unsafe as error:
-            raise UserError(refusal(path, str(error))) from error
-        except checkpoint_file.Unfit as error:
-            raise UserError(f"{path} cannot be read as a checkpoint: {error}") from error
-        except (
-            KeyError,
-            AttributeError,
-        ) as error:  # fairseq's upgrade of old checkpoints takes what it needs for granted
-            raise UserError(f"{path} is no fairseq checkpoint: it lacks {error.args[0]!r}") from error
-        except (pickle.UnpicklingError, RuntimeError, EOFError, IndexError, TypeError) as error:
-            unsafe = re.search(r"GLOBAL (\S+) (was not an allowed|whose module)", str(error))
-            raise UserError(refusal(path, unsafe[1] if unsafe else None)) from error
+    @functools.wraps(upgrade)
+    def _upgrade_state_dict(state):
+        arguments = vars(state.get("args") or argparse.Namespace())
+        for name, kind in {"lr": float, "update_freq": int}.items():
+            if name in arguments:
+                arguments[name] = utils.eval_str_list(arguments[name], type=kind)
+        return upgrade(state)
 
-    return load_safely
+    return _upgrade_state_dict
 
 
-def refusal(path: str | os.PathLike, unsafe: str | None) -> str:
-    """The message for a checkpoint that did not load. torch's own advises to switch the safety off."""
-    if unsafe is not None:
-        return (
-            f"{path} was not loaded: it holds {unsafe}, which has no place in a fairseq checkpoint and could run "
-            "code while loading. If you trust the file, convert it where it was written."
-        )
-    return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
+def rebuild_with_metadata(rebuild: Callable) -> Callable:
+    """Let the state of a model reach every worker with its metadata, by which layers refuse it."""
+
+    @functools.wraps(rebuild)
+    def rebuild_whole(obj, tensors):
+        rebuilt = rebuild(obj, tensors)
+        if isinstance(obj, collections.OrderedDict):
+            rebuilt = collections.OrderedDict(rebuilt)
+            vars(rebuilt).update(vars(obj))
+        return rebuilt
+
+    return rebuild_whole
 
 
-# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, and --model-overrides to Python's eval,
-# and a checkpoint brings a configuration along: one of plain strings could run any code.
-def evaluate_literals_only() -> None:
-    """Let no module of fairseq or its commands, loaded before or after this, evaluate more than :func:`literal` does."""
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, types.ModuleType) and is_fairseq(name if name != "__main__" else command_module(module)):
-            module.eval = evaluation(name)
-    if not any(isinstance(finder, LiteralsOnly) for finder in sys.meta_path):
-        sys.meta_path.insert(0, LiteralsOnly())
+def unpack_within_the_folder(tarfile_module: types.ModuleType) -> types.SimpleNamespace:
+    """Let ``from_pretrained`` unpack an archive below its folder only."""
+    return types.SimpleNamespace(open=Archive.open)
 
 
-def is_fairseq(name: str) -> bool:
-    return name.partition(".")[0] in ("fairseq", "fairseq_cli")
-
-
-def evaluation(name: str) -> Callable[[str], object]:
-    """What a module of fairseq has as ``eval``."""
-    return literal_line if name == "fairseq.data.codedataset" else literal
-
-
-def command_module(main: types.ModuleType) -> str:
-    """The name under which what runs as ``__main__`` would be imported, if it is a file of ``fairseq_cli``."""
-    if (spec := getattr(main, "__spec__", None)) is not None:
-        return spec.name
-    file = Path(getattr(main, "__file__", None) or "unknown").resolve()
-    return f"{file.parent.name}.{file.stem}"
-
-
-class LiteralsOnly(importlib.abc.MetaPathFinder):
-    """Finds fairseq's modules as they would be found without it, and gives them :func:`literal` as ``eval``."""
-
-    def find_spec(self, name, path, target=None):
-        if not is_fairseq(name):
-            return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, found), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                module.eval = evaluation(name)
-                execute(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
-OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-}
-
-
-LONGEST = 10_000  # characters of a text to evaluate, and elements that a list in it may come to
-
-
-def literal_line(text: str) -> object:
-    """The value of a line of data, which may be as long as an hour of speech, see :func:`literal`."""
-    return literal(text, longest=10_000_000)
-
-
-def literal(text: str, *, longest: int = LONGEST) -> object:
-    """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
-
-    Raises:
-        UserError: anything else.
-    """
-    if not isinstance(text, str):
-        raise TypeError(f"expected a string, not {text!r}")
-    shown = repr(text if len(text) <= 200 else f"{text[:200]}…")
-    if len(text) > longest:
-        raise UserError(f"{shown} is not evaluated: it has {len(text):,} characters, at most {longest:,} are")
-
-    def value(node: ast.AST) -> object:
-        match node:
-            case ast.Constant():
-                return node.value
-            case ast.Tuple() | ast.List() | ast.Set():
-                kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
-                return kind(value(element) for element in node.elts)
-            case ast.Dict() if None not in node.keys:
-                return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True)}
-            case ast.UnaryOp() if type(node.op) in OPERATORS:
-                return OPERATORS[type(node.op)](value(node.operand))
-            case ast.BinOp() if type(node.op) in OPERATORS:
-                left, right = value(node.left), value(node.right)
-                if isinstance(node.op, ast.Mult):
-                    refuse_long(left, right)
-                return OPERATORS[type(node.op)](left, right)
-        raise UserError(
-            f"{shown} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
-        )
-
-    def refuse_long(*factors: object) -> None:
-        for repeated, times in (factors, factors[::-1]):
-            if isinstance(times, int) and not isinstance(repeated, (int, float, complex)):
-                text = isinstance(repeated, (str, bytes))
-                size = len(repeated) if text else checkpoint_file.spread(repeated, LONGEST)
-                if size * times > LONGEST:
-                    raise UserError(f"{shown} is not evaluated: it comes to more than {LONGEST:,} elements")
-
-    try:
-        return value(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError as error:
-        raise UserError(f"{shown} is not a value: {error.msg}") from error
-    except UserError:
-        raise
-    except (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        raise UserError(f"{shown} is not a value: {error or type(error).__name__}") from error
-
-
-# fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
-# says what its layers computed.
-def broadcast_whole_states() -> None:
-    """Let the state of a model reach every worker with its metadata, without which no layer can refuse it."""
-
-    def whole(rebuild):
-        @functools.wraps(rebuild)
-        def rebuild_whole(obj, tensors):
-            rebuilt = rebuild(obj, tensors)
-            if isinstance(obj, collections.OrderedDict):
-                rebuilt = collections.OrderedDict(rebuilt)
-                vars(rebuilt).update(vars(obj))
-            return rebuilt
-
-        return rebuild_whole
-
-    distributed_utils._split_tensors_from_obj = whole(distributed_utils._split_tensors_from_obj)
-    distributed_utils._put_tensors_in_obj = whole(distributed_utils._put_tensors_in_obj)
-
-
-# from_pretrained unpacks an archive of a model as it comes: over files elsewhere, if its members say so.
-def unpack_within_the_folder() -> None:
-    """Let ``from_pretrained`` unpack an archive below its own folder only, or refuse it in one line."""
-    load = file_utils.load_archive_file
-
-    @functools.wraps(load)
-    def load_archive_file(archive_file):
-        try:
-            return load(archive_file)
-        except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-            raise UserError(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
-
-    file_utils.tarfile = types.SimpleNamespace(open=Archive.open)
-    file_utils.load_archive_file = load_archive_file
-
-
-class WholeState(collections.OrderedDict):
-    """A state that hands its metadata on to its copies, which an ``OrderedDict`` does not."""
+class StateDictWithMetadata(collections.OrderedDict):
+    """A state dict that keeps its metadata when it is copied, which an ``OrderedDict`` does not."""
 
     def __init__(self, tensors: Mapping, metadata: Mapping) -> None:
         super().__init__(tensors)
         self._metadata = collections.OrderedDict(metadata)
 
-    def copy(self) -> "WholeState":
-        return WholeState(self, self._metadata)
+    def copy(self) -> "StateDictWithMetadata":
+        return StateDictWithMetadata(self, self._metadata)
 
 
-# Where only some layers are kept (--encoder-layers-to-keep) fairseq makes a new dictionary of their tensors, and others where it
-# takes the average of the weights (--store-ema) as the model, one component of a model (--load-pretrained-encoder-from), or the
-# languages of a multilingual one that are trained.
-def keep_metadata() -> None:
-    """Let the state of a model keep its metadata, renumbered with its layers, on every way from a file to the model."""
-    prune, load_average = checkpoint_utils.prune_state_dict, checkpoint_utils.load_ema_from_checkpoint
-    load_component, load_languages = checkpoint_utils.load_pretrained_component_from_model, Multilingual.load_state_dict
+def prune_with_metadata(prune: Callable) -> Callable:
+    """Let the metadata of a state be renumbered together with the layers that are kept."""
 
     @functools.wraps(prune)
     def prune_state_dict(state_dict, model_cfg):
@@ -323,7 +154,15 @@ def keep_metadata() -> None:
         if pruned is whole:
             return state_dict
         tensors = {name: value for name, value in pruned.items() if not name.endswith(".")}
-        return WholeState(tensors, {name[:-1]: value for name, value in pruned.items() if name.endswith(".")})
+        return StateDictWithMetadata(
+            tensors, {name[:-1]: value for name, value in pruned.items() if name.endswith(".")}
+        )
+
+    return prune_state_dict
+
+
+def load_average_with_metadata(load_average: Callable) -> Callable:
+    """Let an average of the weights (``--store-ema``) keep the metadata of the model's state."""
 
     @functools.wraps(load_average)
     def load_ema_from_checkpoint(path):
@@ -331,6 +170,12 @@ def keep_metadata() -> None:
         if metadata := getattr(state["extra_state"]["ema"], "_metadata", None):
             state["model"]._metadata = metadata
         return state
+
+    return load_ema_from_checkpoint
+
+
+def load_component_with_metadata(load_component: Callable) -> Callable:
+    """Let the state of one component of a model keep its metadata."""
 
     @functools.wraps(load_component)
     def load_pretrained_component_from_model(component, checkpoint, strict=True):
@@ -342,109 +187,96 @@ def keep_metadata() -> None:
             {name[len(kind) + 1 :]: value for name, value in values.items() if name.startswith(kind)}
             for values in (whole, getattr(whole, "_metadata", {}))
         )
-        with explained():
-            component.load_state_dict(WholeState(part, metadata), strict=strict)
+        with explain_mismatch(component):
+            component.load_state_dict(StateDictWithMetadata(part, metadata), strict=strict)
         return component
+
+    return load_pretrained_component_from_model
+
+
+def load_languages_with_metadata(load_languages: Callable) -> Callable:
+    """Let a multilingual model keep the metadata of a state of which it loads some languages."""
 
     @functools.wraps(load_languages)
     def load_state_dict(self, state_dict, strict=True, model_cfg=None):
-        whole = WholeState(state_dict, getattr(state_dict, "_metadata", {}))
+        whole = StateDictWithMetadata(state_dict, getattr(state_dict, "_metadata", {}))
         return load_languages(self, whole, strict, model_cfg)
 
-    checkpoint_utils.load_pretrained_component_from_model = load_pretrained_component_from_model
-    Multilingual.load_state_dict = load_state_dict
-    checkpoint_utils.prune_state_dict = prune_state_dict
-    checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
+    return load_state_dict
 
 
-# fairseq's layers do not look at what a state says of the layer that it was saved by, and weights of another activation, or
-# of other heads, may fit.
-def refuse_states_of_other_attention() -> None:
-    """Let fairseq's own attention refuse the states of this package's that compute something else."""
-    layer = fairseq.modules.MultiheadAttention
-    load = layer._load_from_state_dict
+def refuse_states_of_other_attention(load: Callable) -> Callable:
+    """Let fairseq's own attention refuse a state that was saved by attention with other settings."""
 
     @functools.wraps(load)
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
-        load(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
-        errors += states.differences(
-            prefix, states.saved_meaning(local_metadata), states.plain_meaning(self.num_heads, self.head_dim)
-        )
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
+        current = states.plain_meaning(self.num_heads, self.head_dim)
+        states.check_settings(prefix, states.saved_meaning(local_metadata), current)
+        load(self, state_dict, prefix, local_metadata, *args)
 
-    layer._load_from_state_dict = _load_from_state_dict
+    return _load_from_state_dict
 
 
-# torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
-def explain_unfit_checkpoints() -> None:
-    """Say in one line how a checkpoint differs from the model."""
-    load = models.BaseFairseqModel.load_state_dict
+def explain_unfit_checkpoints(load: Callable) -> Callable:
+    """Let a model raise :class:`StateDictMismatch` for a state that does not fit."""
 
     @functools.wraps(load)
     def load_state_dict(self, *args, **kwargs):
-        with explained():
+        with explain_mismatch(self):
             return load(self, *args, **kwargs)
 
-    models.BaseFairseqModel.load_state_dict = load_state_dict
-
-
-class Unfit(UserError, RuntimeError):
-    """A state does not fit. Programs, some of fairseq's models among them, catch torch's RuntimeError and go on with what fits."""
+    return load_state_dict
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Let torch's error about a state that does not fit say so in one line, as :class:`Unfit`."""
+def explain_mismatch(module: torch.nn.Module) -> Iterator[None]:
+    """Raise torch's error about a state that does not fit a module as :class:`StateDictMismatch`.
+
+    torch puts the differences into a text. Hooks of the module collect the saved shapes and the names instead.
+    """
+    saved, differing = {}, []
+
+    def collect_shapes(module, state_dict, *args):
+        saved.update(shapes_of(state_dict))
+
+    def collect_differences(module, keys):
+        current = shapes_of(module.state_dict())
+        shapes = [name for name, shape in saved.items() if current.get(name, shape) != shape]
+        names = [*shapes, *keys.unexpected_keys, *keys.missing_keys]
+        differing.extend((name, saved.get(name), current.get(name)) for name in names)
+
+    hooks = (
+        module.register_load_state_dict_pre_hook(collect_shapes),
+        module.register_load_state_dict_post_hook(collect_differences),
+    )
     try:
         yield
-    except RuntimeError as error:
-        if difference := differences(str(error)):
-            raise Unfit(difference) from error
+    except StateDictMismatch:
         raise
+    except RuntimeError as error:  # of torch, if it has been through all modules
+        if differing:
+            raise StateDictMismatch(*differing[0], others=len(differing) - 1) from error
+        raise
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
-# fairseq's RoBERTa leaves out the heads for classes of a checkpoint that its model has not; it does not know that for questions.
-def drop_heads_for_questions() -> None:
+def shapes_of(state_dict: Mapping) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a state dict, which may hold other values too."""
+    return {name: tuple(getattr(value, "shape", ())) for name, value in state_dict.items()}
+
+
+def drop_heads_for_questions(upgrade: Callable) -> Callable:
     """Let a model that was fine-tuned on questions be fine-tuned on another task."""
-    upgrade = models.roberta.RobertaModel.upgrade_state_dict_named
 
     @functools.wraps(upgrade)
     def upgrade_state_dict_named(self, state_dict, name):
         upgrade(self, state_dict, name)
         head = f"{name}.span_head." if name else "span_head."
         if not hasattr(self, "span_head") and (lost := [key for key in state_dict if key.startswith(head)]):
-            logging.getLogger(__name__).warning(
-                "leaving out the checkpoint's head for questions, which this task has not"
-            )
+            logging.getLogger(__name__).warning("leaving out the checkpoint's head for questions: this task has none")
             for key in lost:
                 del state_dict[key]
 
-    models.roberta.RobertaModel.upgrade_state_dict_named = upgrade_state_dict_named
-
-
-def differences(message: str) -> str | None:
-    """What torch's ``message`` about a state that does not fit a model comes down to, or None if it is about other things."""
-
-    def count(names: list[str]) -> str:
-        return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-
-    found, lost = [], []
-    for kind, owner in ("Unexpected", "checkpoint"), ("Missing", "model"):
-        if listed := re.search(rf"{kind} key\(s\) in state_dict: (.*)", message):
-            names = re.findall(r'"([^"]+)"', listed[1])
-            found.append(f"only the {owner} has {count(names)}")
-            lost = names if kind == "Missing" and all(re.search(r"\b(score_)?mixing\.", name) for name in names) else []
-    shapes = re.findall(r"size mismatch for (\S+): .*?Size\((.*?)\) from checkpoint.*?Size\((.*?)\)", message)
-    if shapes:
-        name, theirs, ours = shapes[0]
-        more = f", and {len(shapes) - 1} more differ" if len(shapes) > 1 else ""
-        found.append(f"{name} is {theirs} in the checkpoint and {ours} in the model{more}")
-    # a state that never had mixing misses none of it
-    if lost and len(found) == 1 and not re.search("was saved with (score_)?mixing=", message):
-        return f"The checkpoint is damaged: it has lost {count(lost)}, which it was saved with"
-    # of weights that fit, the layers of attention say what else is different
-    if not found and (meanings := re.findall(r"(\S+) was saved with (\S+) and is loaded with (\S+)", message)):
-        name, theirs, ours = meanings[0]
-        found.append(f"{name} was saved with {theirs} and is built with {ours}")
-    if not found:
-        return None
-    return f"The checkpoint is of another model: {'; '.join(found)}. Give the flags that it was trained with"
+    return upgrade_state_dict_named

@@ -1,23 +1,22 @@
-"""An interrupted training goes on as if it had never stopped, or says in one line why it cannot."""
+"""Resuming a training: bit for bit like an uninterrupted one, or an error that names the flag to add."""
 
 import argparse
 import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fairseq import checkpoint_utils, trainer
+from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
-from fairseq_lowrank.plugin.loading import UserError
+from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
+from fairseq_lowrank.plugin.loading import load_checkpoint
 
 
-# A task makes the batches of its training data once and shuffles that list anew in each epoch. The epoch in which the
-# process began decides what sentences are a batch, so a process that resumes in a later one trains on others, and a
-# checkpoint's place in the middle of an epoch points into another list. The loader made in epoch 1 keeps the shuffling of
-# that epoch (--curriculum), and its workers their copy of the data as that epoch had it. Goes when fairseq saves with a
-# checkpoint the epoch in which its batches were made.
-def resume_with_the_first_batches() -> None:
-    """Let every training that resumes after epoch 1, of stock models too, have the batches that were made in epoch 1."""
-    get = trainer.Trainer.get_train_iterator
+# A task makes the batches of its training data once, and shuffles their list in each epoch. They depend on the epoch in which
+# the process began. So a process that resumes in a later epoch trains on other batches, and a checkpoint's position within an
+# epoch refers to another list. A data loader made in epoch 1 also keeps that epoch's shuffling (--curriculum) and data.
+def resume_with_the_first_batches(get: Callable) -> Callable:
+    """Let a training that resumes after epoch 1 have the batches that are made in epoch 1."""
 
     @functools.wraps(get)
     def get_train_iterator(
@@ -30,7 +29,7 @@ def resume_with_the_first_batches() -> None:
         disable_iterator_cache=False,
     ):
         options = {"combine": combine, "data_selector": data_selector, "shard_batch_itr": shard_batch_itr}
-        # without a cache (sharded data) each epoch has data and batches of its own
+        # without a cache (sharded data) each epoch has its own data and batches
         if epoch == 1 or not load_dataset or disable_iterator_cache:
             return get(self, epoch, load_dataset=load_dataset, disable_iterator_cache=disable_iterator_cache, **options)
         first = get(self, 1, load_dataset=True, **options)
@@ -40,14 +39,14 @@ def resume_with_the_first_batches() -> None:
             batches.epoch = epoch
             batches.dataset.set_epoch(epoch)
             if callable(getattr(batches, "batch_sampler", None)):
-                batches._frozen_batches = None  # made again in each epoch
+                batches._frozen_batches = None  # such batches are made in each epoch
         return batches
 
-    trainer.Trainer.get_train_iterator = get_train_iterator
+    return get_train_iterator
 
 
 def _start_loader(batches, cfg) -> None:
-    """Make the loader that ``batches`` keeps for all epochs, and start its workers, as training does in epoch 1."""
+    """Make the data loader that ``batches`` keeps for all epochs, and start its workers, as in epoch 1."""
     if getattr(batches, "reuse_dataloader", False):
         fixed = cfg.distributed_training.fix_batches_to_gpus
         batches._get_iterator_for_epoch(1, shuffle=cfg.dataset.curriculum < 1, fix_batches_to_gpus=fixed)
@@ -55,17 +54,14 @@ def _start_loader(batches, cfg) -> None:
             iter(batches.dataloader)
 
 
-# fairseq copies each checkpoint in place onto checkpoint_last.pt and checkpoint_best.pt: a kill or a full disk in that
-# moment leaves half a file, and every later call is refused. Goes when fairseq renames copies as it does what it saves.
-def replace_checkpoints_whole() -> None:
-    """Let a copy of a checkpoint be made beside the file that it replaces, and take its place when it is whole."""
-    copy = PathManager.copy
+def replace_checkpoints_whole(copy: Callable) -> Callable:
+    """Let a copy of a checkpoint be written to a temporary file, which then replaces the old one in one step."""
 
     @functools.wraps(copy)
     def copy_whole(src_path, dst_path, overwrite=False):
         if not overwrite or not PathManager.supports_rename(dst_path):
             return copy(src_path, dst_path, overwrite)
-        unfinished = f"{dst_path}.tmp"  # the name that fairseq gives to what it is saving
+        unfinished = f"{dst_path}.tmp"  # as fairseq names what it saves
         try:
             done = copy(src_path, unfinished, overwrite=True)
             PathManager.rename(unfinished, dst_path)
@@ -73,119 +69,95 @@ def replace_checkpoints_whole() -> None:
         finally:
             Path(unfinished).unlink(missing_ok=True)
 
-    PathManager.copy = staticmethod(copy_whole)
+    return copy_whole
 
 
-# Goes when fairseq falls back on another checkpoint by itself.
-def name_whole_checkpoints() -> None:
-    """Where ``checkpoint_last.pt`` is damaged, name the newest whole checkpoint beside it and the flag that takes it."""
-    load = checkpoint_utils.load_checkpoint
+def name_whole_checkpoints(load: Callable) -> Callable:
+    """If ``checkpoint_last.pt`` is damaged, name the newest intact checkpoint in its folder and the flag that takes it."""
 
     @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
+    def load_from_folder(cfg, trainer, **kwargs):
         try:
             return load(cfg, trainer, **kwargs)
-        except UserError as error:
-            last = Path(cfg.save_dir, f"checkpoint_last{trainer.checkpoint_suffix}.pt")
-            if cfg.restore_file != "checkpoint_last.pt" or not last.exists() or _state(last) is not None:
+        except InvalidCheckpoint as error:
+            suffix = trainer.checkpoint_suffix
+            last = Path(cfg.save_dir, f"checkpoint_last{suffix}.pt")
+            if cfg.restore_file != "checkpoint_last.pt" or Path(error.path) != last:
                 raise
-            if (whole := _newest_whole(last, trainer.checkpoint_suffix)) is None:
+            if (intact := _newest_intact(last, suffix)) is None:
                 raise
             instead = " in place of --finetune-from-model" if cfg.finetune_from_model else ""
-            raise UserError(
-                f"{error}. To go on from the newest whole one, add --restore-file {whole}{instead}"
-            ) from error
+            remedy = f"To resume from the newest intact checkpoint, add --restore-file {intact}{instead}"
+            raise InvalidCheckpoint(error.path, error.reason, remedy) from error
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
+    return load_from_folder
 
 
-def _newest_whole(last: Path, suffix: str) -> Path | None:
-    """The checkpoint beside ``last`` that was written last of those that load."""
+def _newest_intact(last: Path, suffix: str) -> Path | None:
+    """Return the newest checkpoint in the folder of ``last`` that loads."""
     others = [path for path in last.parent.glob(f"checkpoint*{suffix}.pt") if path != last]
-    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path for path in others if _state(path) is not None), None)
-
-
-def _state(path: str | Path) -> dict | None:
-    """What a checkpoint holds; ``None`` if it does not load."""
-    try:
-        return checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    except (UserError, OSError):
-        return None
-
-
-# fairseq's trainer says only that architectures should match, below what the model says of it and two tracebacks, and it
-# leaves it to torch and to bare assertions to say that the optimizer's state is of other parameters. Goes when fairseq
-# answers in a line.
-def explain_what_cannot_resume() -> None:
-    """Say in one line why a checkpoint does not go on with these flags, and which flag to add."""
-    load = trainer.Trainer.load_checkpoint
-
-    @functools.wraps(load)
-    def load_checkpoint(self, filename, *args, **kwargs):
-        shortened = _shortened_alone(self.cfg.model)  # which loading forgets
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            return load(self, filename, *args, **kwargs)
-        except UserError:
-            raise
-        except Exception as error:
-            if reason := _why_not(error, filename, self.cfg, shortened):
-                raise UserError(reason) from error
-            raise
-
-    trainer.Trainer.load_checkpoint = load_checkpoint
-
-
-def _shortened_alone(model) -> str | None:
-    """The stack, of ``encoder`` and ``decoder``, of which layers are chosen while all of the other's are wanted."""
-    both = ("encoder", "decoder")
-    kept = [side for side in both if getattr(model, f"{side}_layers_to_keep", None)]
-    return kept[0] if len(kept) == 1 and all(getattr(model, f"{side}_layers", None) for side in both) else None
-
-
-def _why_not(error: Exception, filename: str, cfg, shortened: str | None) -> str | None:
-    """The line about an ``error`` of loading a checkpoint, or ``None`` if it is about other things."""
-    if isinstance(error.__context__, UserError) and shortened:
-        other = "decoder" if shortened == "encoder" else "encoder"
-        layers = ",".join(map(str, range(getattr(cfg.model, f"{other}_layers"))))
-        return (
-            f"Cannot load model parameters from checkpoint {filename}: beside --{shortened}-layers-to-keep alone fairseq keeps no "
-            f"layer of the {other}; add --{other}-layers-to-keep {layers}"
-        )
-    if cfg.ema.store_ema and isinstance(error, KeyError) and error.args == ("model",):
-        return f"{filename} holds no moving average of the parameters (EMA) to go on with: train without --store-ema"
-    if isinstance(error.__context__, UserError):
-        message = f"Cannot load model parameters from checkpoint {filename}: {error.__context__}"
-        flags = _flags_of(filename, cfg.model) if message.endswith("trained with") else ""
-        own = flags and Path(filename).parent == Path(cfg.checkpoint.save_dir)
-        return f"{message}{flags}{', or another --save-dir' if own else ''}"
-    if isinstance(error, AssertionError) and "--reset-optimizer" in str(error):
-        return f"{filename}: {error}"
-    if isinstance(error, ValueError) and "loaded state dict" in str(error):
-        return (
-            f"{filename} holds the optimizer's state of other parameters than this model's: add --reset-optimizer to take "
-            "its parameters alone (and --reset-dataloader to begin with epoch 1)"
-        )
+            load_checkpoint(path)
+        except (InvalidCheckpoint, OSError):
+            continue
+        return path
     return None
 
 
-def _flags_of(filename: str, model) -> str:
-    """``: --FLAG VALUE …``: the architecture and attention flags of a checkpoint that differ from those of ``model``."""
-    from fairseq_lowrank.plugin.flags import FLAGS  # registers models, which come after the repairs
+def explain_what_cannot_resume(load: Callable) -> Callable:
+    """Name the checkpoint that does not fit the model or its optimizer, and the flags that make it fit."""
 
-    theirs, ours = _options(_state(filename)["cfg"]["model"]), _options(model)
+    @functools.wraps(load)
+    def load_training(self, filename, *args, **kwargs):
+        try:
+            return load(self, filename, *args, **kwargs)
+        except Exception as error:
+            # fairseq raises a plain Exception while it handles the model's
+            mismatch = error if isinstance(error, StateDictMismatch) else error.__context__
+            if not isinstance(mismatch, StateDictMismatch):
+                raise
+            mismatch.path = str(filename)
+            if mismatch is not error and (flags := _differing_flags(filename, self.cfg.model)):
+                own = Path(filename).parent == Path(self.cfg.checkpoint.save_dir)
+                mismatch.remedy = f"Train with {', '.join(flags)}{', or with another --save-dir' if own else ''}"
+            raise mismatch from None
+
+    return load_training
+
+
+def check_parameter_groups(load: Callable) -> Callable:
+    """Refuse the state of an optimizer of other parameters, such as a stock model's for a model with head mixing."""
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict, optimizer_overrides=None):
+        saved, current = (
+            tuple(len(group["params"]) for group in groups)
+            for groups in (state_dict["param_groups"], self.optimizer.param_groups)
+        )
+        if saved != current:
+            remedy = "Add --reset-optimizer to load the model alone, and --reset-dataloader to begin with epoch 1"
+            raise StateDictMismatch("the number of parameters in the optimizer's groups", saved, current, remedy=remedy)
+        load(self, state_dict, optimizer_overrides)
+
+    return load_state_dict
+
+
+def _differing_flags(filename: str, model: argparse.Namespace | Mapping) -> list[str]:
+    """Return the architecture and attention flags of a checkpoint that differ from those of ``model``, as typed."""
+    from fairseq_lowrank.plugin.flags import FLAGS  # imports models, which need the patches
+
+    configuration = checkpoint_utils.load_checkpoint_to_cpu(str(filename)).get("cfg") or {}
+    saved, current = _options(configuration.get("model") or {}), _options(model)
     flags = []
     for name in ("arch", *FLAGS):
-        value = theirs.get(name)
-        if value == ours.get(name) or name in ("attention_backend", "mixing_lr_scale"):
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        flags.append(f"no {flag}" if value in (None, False) else flag if value is True else f"{flag} {value}")
-    return f": {', '.join(flags)}" if flags else ""
+        value = saved.get(name)
+        if value != current.get(name) and name not in ("attention_backend", "mixing_lr_scale"):
+            flag = f"--{name.replace('_', '-')}"
+            flags.append(f"no {flag}" if value in (None, False) else flag if value is True else f"{flag} {value}")
+    return flags
 
 
-def _options(model) -> dict:
-    """The options of a model; one with a dataclass keeps its name where others keep their architecture."""
-    if isinstance(model, argparse.Namespace):
-        return vars(model)
-    return {"arch": model.get("_name"), **model}
+def _options(model: argparse.Namespace | Mapping) -> dict:
+    """Return the options of a model; a dataclass calls the architecture ``_name``."""
+    return vars(model) if isinstance(model, argparse.Namespace) else {"arch": model.get("_name"), **model}

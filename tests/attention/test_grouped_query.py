@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fairseq_lowrank.attention import AXES, CAUSAL, build_attention
+from fairseq_lowrank.messages import StateDictMismatch
 
 HEADS = 6
 
@@ -93,8 +94,9 @@ def test_a_layer_has_d_times_d_k_times_2h_plus_2g_parameters(groups):
 
 def test_a_state_says_its_groups(make):
     layer = build(make, 2)
-    with pytest.raises(RuntimeError, match="was saved with key_value_heads=2 and is loaded with 3"):
+    with pytest.raises(StateDictMismatch) as error:
         build(make, 3).load_state_dict(layer.state_dict())
+    assert (error.value.saved, error.value.current) == ({"key_value_heads": 2}, {"key_value_heads": 3})
     # as many groups as heads are what states from before there was a choice mean
     state = make("mha", 12, HEADS, head_dim=4).state_dict()
     del state._metadata[""]["attention"]["key_value_heads"]

@@ -8,6 +8,7 @@ from torch import nn
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.projections import PROJECTIONS, Projection
 from fairseq_lowrank.attention.projections.projection import Entry, split_heads
+from fairseq_lowrank.messages import StateDictMismatch
 
 RANK, HEADS = 5, 3
 
@@ -106,5 +107,6 @@ def test_it_learns_and_its_state_says_what_it_is(latent, inputs):
     layer(x, x, x, need_weights=False)[0].square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for name, parameter in layer.named_parameters() if name != "k_proj.bias")
     latent().load_state_dict(layer.state_dict())
-    with pytest.raises(RuntimeError, match="was saved with projection=latent and is loaded with independent"):
+    with pytest.raises(StateDictMismatch) as error:
         build_attention("mha", 12, HEADS, dtype=torch.float64).load_state_dict(layer.state_dict())
+    assert (error.value.saved["projection"], error.value.current["projection"]) == ("latent", "independent")

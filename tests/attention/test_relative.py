@@ -7,6 +7,7 @@ from needed_axes import needed_axes
 
 from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, build_attention
 from fairseq_lowrank.attention.scores.relative import sinusoids
+from fairseq_lowrank.messages import StateDictMismatch
 
 HEADS, SIZE = 3, 12
 TIME, KEYS = 3, 5
@@ -121,12 +122,12 @@ def test_a_state_says_that_it_is_relative(relative):
     state = relative().state_dict()
     relative().load_state_dict(state)
     plain = build_attention("mha", SIZE, HEADS, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="was saved with score=relative and is loaded with dot-product"):
+    with pytest.raises(StateDictMismatch) as error:
         plain.load_state_dict(state, strict=False)
-    with pytest.raises(
-        RuntimeError, match=r'Missing key\(s\) in state_dict: "pos_bias_u", "pos_bias_v", "pos_proj.weight"'
-    ):
+    assert (error.value.saved, error.value.current) == ({"score": "relative"}, {"score": "dot-product"})
+    with pytest.raises(StateDictMismatch) as error:
         relative().load_state_dict(plain.state_dict())
+    assert (error.value.saved, error.value.current) == ({"score": "dot-product"}, {"score": "relative"})
 
 
 @pytest.mark.parametrize(

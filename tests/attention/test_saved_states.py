@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.messages import StateDictMismatch
 
 LEARNED = {
     "mixhead-a": ["mixing.weight"],
@@ -61,8 +62,9 @@ def test_a_layer_without_values_draws_no_number():
 
 def test_a_state_with_a_key_of_zeros_is_refused_without_one():
     state = build_attention("mha", 12, 3, add_zero_attn=True).state_dict()
-    with pytest.raises(RuntimeError, match="saved with add_zero_attn=True and is loaded with False"):
+    with pytest.raises(StateDictMismatch) as error:
         build_attention("mha", 12, 3).load_state_dict(state)
+    assert (error.value.saved, error.value.current) == ({"add_zero_attn": True}, {"add_zero_attn": False})
 
 
 @pytest.mark.parametrize(
@@ -109,5 +111,6 @@ def test_a_state_of_before_scores_were_mixed_goes_on_with_the_identity():
 
 
 def test_a_state_that_mixes_scores_is_no_mixhead():
-    with pytest.raises(RuntimeError, match="saved with score_mixing=static and is loaded with none"):
+    with pytest.raises(StateDictMismatch) as error:
         build_attention("mixhead-a", 12, 3).load_state_dict(trained("talking-heads"))
+    assert (error.value.saved, error.value.current) == ({"score_mixing": "static"}, {"score_mixing": "none"})

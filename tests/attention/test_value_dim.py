@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fairseq_lowrank.attention import AXES, CAUSAL, build_attention
+from fairseq_lowrank.messages import StateDictMismatch
 
 PROJECTIONS = sorted(set(AXES["projection"]) - {"shared-kv", "el"})
 
@@ -98,8 +99,9 @@ def test_what_does_not_fit_is_refused(options, message):
 def test_a_state_says_its_value_size(make):
     layer = make(value_dim=7)
     assert layer.state_dict()._metadata[""]["attention"]["value_dim"] == 7
-    with pytest.raises(RuntimeError, match="was saved with value_dim=7 and is loaded with 4"):
+    with pytest.raises(StateDictMismatch) as error:
         make().load_state_dict(layer.state_dict())
+    assert (error.value.saved, error.value.current) == ({"value_dim": 7}, {"value_dim": 4})
     # states from before there was a choice
     state = make().state_dict()
     del state._metadata[""]["attention"]["value_dim"]

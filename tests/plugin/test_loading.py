@@ -1,16 +1,11 @@
-"""Checkpoint files that are damaged or made to harm: refused in one line, before anything in them is made."""
+"""Checkpoint files: loaded as they were saved, or refused before a small file grows."""
 
 import argparse
 import collections
-import importlib.util
 import os
-import re
 import resource
-import struct
-import sys
 import tarfile
 import tempfile
-import types
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -24,26 +19,13 @@ pytest.importorskip("fairseq")
 import omegaconf
 from fairseq import checkpoint_utils, file_utils
 from fairseq.data import Dictionary
+from fairseq.file_io import PathManager
+from torch.serialization import safe_globals
 
-from fairseq_lowrank.plugin.checkpoint_file import MOST_PICKLED
-from fairseq_lowrank.plugin.loading import (
-    UserError,
-    evaluate_literals_only,
-    evaluation,
-    is_fairseq,
-    literal,
-    load_checkpoint,
-)
-
-
-class Call:
-    """Pickled, it is a call of ``function`` with ``args``, and then given ``state``."""
-
-    def __init__(self, function, *args, state=None):
-        self.call = (function, args, state) if state is not None else (function, args)
-
-    def __reduce__(self):
-        return self.call
+from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
+from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
+from fairseq_lowrank.plugin import checkpoint_file
+from fairseq_lowrank.plugin.loading import explain_mismatch, load_checkpoint
 
 
 def save(folder, *, legacy=False, **parts):
@@ -60,13 +42,34 @@ def save(folder, *, legacy=False, **parts):
     return path
 
 
-def repack(path, compression=zipfile.ZIP_STORED, replace=None, extra=()):
-    """Write the archive at ``path`` anew, with members replaced and others added."""
+def repack(path, compression=zipfile.ZIP_STORED, replace=None):
+    """Write the archive at ``path`` again, with other compression and members."""
     with zipfile.ZipFile(path) as archive:
         members = [(member.filename, archive.read(member)) for member in archive.infolist()]
     with zipfile.ZipFile(path, "w", compression) as archive:
-        for name, data in [*members, *extra]:
+        for name, data in members:
             archive.writestr(name, (replace or {}).get(name, data))
+
+
+LOADERS = {
+    "ours": load_checkpoint,
+    "fairseq": checkpoint_utils.load_checkpoint_to_cpu,
+    "average of the weights": checkpoint_utils.load_ema_from_checkpoint,
+}
+
+
+@pytest.fixture(params=LOADERS)
+def refused(request):
+    """``refused(path)``: the error of a function that loads checkpoints."""
+
+    def refused(path):
+        with pytest.raises(InvalidCheckpoint) as error:
+            LOADERS[request.param](str(path))
+        assert error.value.path == str(path)
+        assert "\n" not in str(error.value)
+        return error.value
+
+    return refused
 
 
 @pytest.fixture
@@ -79,184 +82,144 @@ def a_gigabyte():
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def nested(depth, width=1, bottom=()):
-    part = list(bottom)
-    for _ in range(depth):
-        part = [part] * width
-    return part
-
-
-def cyclic():
-    part = []
-    part.append(part)
-    return part
-
-
-reconstruct = np.zeros(1).__reduce__()[0]
-array_state = np.zeros(1).__reduce__()[2]
-BOMBS = {
-    "lists in lists in lists": ({"cfg": {"model": nested(150)}}, "nested more than 100 deep"),
-    "lists of one list twice, and so on": (
-        {"cfg": {"model": nested(40, width=2)}},
-        "more than 20,000 entries",
-    ),
-    "the same in the optimizer's state": ({"last_optimizer_state": nested(40, width=2)}, "more than 1,000,000 entries"),
-    "a list in itself": ({"extra_state": cyclic()}, "more than 1,000,000 entries|100 deep"),
-    "100,000 settings": ({"cfg": {"model": dict.fromkeys(map(str, range(100_000)))}}, "more than 20,000 entries"),
-    "100,000 arguments": ({"args": argparse.Namespace(x=[None] * 100_000)}, "more than 20,000 entries"),
-    "a setting of a megabyte": ({"cfg": {"model": {"x": "x" * 2**20}}}, "a text of 1,048,576 characters"),
-    "an element repeated": (
-        {"model": {"w": torch.ones(1).expand(2**32)}},
-        r"shape \[4294967296\] that repeats 4 bytes",
-    ),
-    "an element repeated, as a parameter": (
-        {"model": {"w": torch.nn.Parameter(torch.ones(1).expand(2**32))}},
-        r"shape \[4294967296\] that repeats 4 bytes",
-    ),
-    "a tensor under many names": (
-        {"model": {str(number): tensor for number, tensor in enumerate(torch.ones(2**18).expand(99, -1).unbind())}},
-        "share their data so often",
-    ),
-    "an array larger than its numbers": (
-        {"extra_state": Call(reconstruct, np.ndarray, (50 * 10**9,), b"b")},
-        r"holds numpy\._core\.multiarray\._reconstruct",
-    ),
-    "an array filled later": (
-        {"extra_state": Call(reconstruct, np.ndarray, (0,), b"b", state=(1, (10**10,), np.dtype("f8"), False, b"ab"))},
-        r"an array of shape \[10000000000\] lies in 2 bytes",
-    ),
-    "an array of objects": (
-        {"extra_state": Call(reconstruct, np.ndarray, (0,), b"b", state=(1, (10**10,), np.dtype("O"), False, []))},
-        "an array of 'O8'",
-    ),
-    "an array, made": ({"extra_state": Call(np.ndarray, (50 * 10**9,))}, r"holds numpy\.ndarray"),
-    "bytes, made": ({"extra_state": Call(bytearray, 10**11)}, "holds builtins.bytearray|holds __builtin__.bytearray"),
-    "a tensor, made": ({"extra_state": Call(torch.Tensor, 10**11)}, r"holds torch\._tensor\.Tensor|torch\.Tensor"),
-    "a pickle of many megabytes": ({"extra_state": "x" * MOST_PICKLED}, "its pickle has"),
-}
-
-
 @pytest.mark.parametrize("legacy", [False, True])
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_what_would_grow_beyond_measure_is_refused_before_it_grows(tmp_path, a_gigabyte, bomb, legacy):
-    parts, reason = BOMBS[bomb]
-    path = save(tmp_path, legacy=legacy, **parts)
-    assert path.stat().st_size < 2 * MOST_PICKLED
-    with pytest.raises(
-        UserError, match=rf"^{re.escape(str(path))} (cannot be read as a checkpoint|was not loaded): .*({reason})"
-    ):
-        checkpoint_utils.load_checkpoint_to_cpu(path)
+def test_load_refuses_a_tensor_larger_than_its_storage(tmp_path, a_gigabyte, refused, legacy):
+    repeated = torch.ones(1).expand(2**32)
+    refused(save(tmp_path, legacy=legacy, model={"w": repeated}, extra_state={"ema": {"w": repeated}}))
 
 
-def test_a_compressed_archive_is_refused_before_it_unfolds(tmp_path, a_gigabyte):
-    path = save(tmp_path, model={"w": torch.zeros(2**22)})
+def test_load_refuses_a_compressed_archive(tmp_path, a_gigabyte, refused):
+    path = save(tmp_path, model={"w": torch.zeros(2**24, dtype=torch.uint8)})
     repack(path, zipfile.ZIP_DEFLATED)
-    assert path.stat().st_size < 2**16
-    with pytest.raises(UserError, match="its parts are compressed"):
-        checkpoint_utils.load_checkpoint_to_cpu(path)
+    assert path.stat().st_size < 2**17
+    assert "compressed" in refused(path).reason
 
 
-def test_a_key_nested_very_deep_does_not_end_the_process(tmp_path):
+def test_load_names_a_part_that_does_not_match_its_checksum(tmp_path, refused):
     path = save(tmp_path)
-    deep = b"\x80\x02}(" + b")" + b"\x85" * 10**5 + b"K\x01u."
-    repack(path, replace={"checkpoint/data.pkl": deep})
-    with pytest.raises(UserError, match="keys are no names"):
-        load_checkpoint(path)
+    path.write_bytes(path.read_bytes().replace(np.float32(2999).tobytes(), np.float32(2999.5).tobytes()))
+    assert "checkpoint/data/0" in refused(path).reason
 
 
-def test_every_flipped_bit_of_an_archive_is_found_or_changes_nothing(tmp_path):
-    path = save(tmp_path)
-    written, expected, refused = path.read_bytes(), load_checkpoint(path), 0
-    places = np.random.default_rng(1).choice(len(written), 150, replace=False)
-    for place in places:
+def test_load_finds_every_flipped_bit_that_changes_something(tmp_path):
+    path = save(tmp_path, model={"w": torch.arange(30.0)})
+    written, expected, outcomes = path.read_bytes(), load_checkpoint(path), collections.Counter()
+    for place in np.random.default_rng(1).choice(8 * len(written), 1500, replace=False):
         damaged = bytearray(written)
-        damaged[place] ^= 1 << int(place) % 8
+        damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)
         try:
             found = load_checkpoint(path)
-        except UserError as error:
-            assert "\n" not in str(error)
-            refused += 1
+        except (InvalidCheckpoint, RuntimeError, OSError) as error:
+            outcomes[type(error)] += 1
         else:  # padding, dates and the like
-            assert all(torch.equal(found["model"][name], tensor) for name, tensor in expected["model"].items())
+            outcomes["unchanged"] += 1
+            assert found["model"]["w"].equal(expected["model"]["w"])
             assert {**found, "model": 0} == {**expected, "model": 0}
-    assert refused > 130
+    assert outcomes[InvalidCheckpoint] > 500
+    assert outcomes[RuntimeError] + outcomes[OSError] < 150  # of torch and Python, about the archive's directory
 
 
-def test_a_flipped_bit_of_the_weights_is_named(tmp_path):
+def test_load_refuses_an_entry_that_torch_would_not_read(tmp_path, refused):
+    """torch does not read an entry that is marked as a folder, and gives what was in memory for it."""
     path = save(tmp_path)
-    written = path.read_bytes()
-    value = struct.pack("<f", 2999.0)
-    path.write_bytes(written.replace(value, struct.pack("<f", 2999.5)))
-    with pytest.raises(UserError, match="it is damaged: checkpoint/data/0 does not match its checksum"):
-        checkpoint_utils.load_checkpoint_to_cpu(path)
+    with zipfile.ZipFile(path) as archive:
+        members = [(member, archive.read(member)) for member in archive.infolist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in members:
+            member.external_attr = 0x10 * (member.filename == "checkpoint/data/0")
+            archive.writestr(member, data)
+    refused(path)
 
 
-@pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("cut", [1, 100, 5000, 12000])
-def test_a_file_that_is_cut_short_is_refused(tmp_path, legacy, cut):
-    path = save(tmp_path, legacy=legacy)
+def test_load_refuses_a_file_that_is_cut_short(tmp_path, refused, cut):
+    path = save(tmp_path)
     os.truncate(path, path.stat().st_size - cut)
-    with pytest.raises(UserError, match=r"cannot be read as a checkpoint: .*(damaged|cut short)"):
+    refused(path)
+
+
+def test_load_of_a_legacy_file_that_is_cut_short_raises_torchs_error(tmp_path):
+    """The format of torch before 1.6 has no checksums."""
+    path = save(tmp_path, legacy=True)
+    os.truncate(path, path.stat().st_size - 100)
+    with pytest.raises(RuntimeError, match="unexpected EOF"):
         load_checkpoint(path)
 
 
 @pytest.mark.parametrize(
     "data", [b"text\n", b"PK\x03\x04", b"\x80\x02}.", b"", b"\x1f\x8b\x08\x00", bytes(range(99, 199))]
 )
-def test_other_files_are_no_checkpoints(tmp_path, data):
+def test_load_refuses_other_files(tmp_path, refused, data):
     path = tmp_path / "other.pt"
     path.write_bytes(data)
-    for load in (load_checkpoint, checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_ema_from_checkpoint):
-        with pytest.raises(
-            UserError, match=f"^{path} cannot be read as a checkpoint: it is damaged, cut short or another"
-        ):
+    refused(path)
+
+
+@pytest.mark.parametrize("content", [{"weights": torch.ones(2)}, torch.ones(2)], ids=["dictionary", "tensor"])
+def test_load_refuses_a_file_without_a_model(tmp_path, refused, content):
+    path = tmp_path / "other.pt"
+    torch.save(content, path)
+    assert "'model'" in refused(path).reason
+
+
+class Call:
+    """Pickled, it is a call of ``mkdir``."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_load_runs_no_code(tmp_path, refused, legacy):
+    error = refused(save(tmp_path, legacy=legacy, extra_state=Call(tmp_path / "made")))
+    assert not (tmp_path / "made").exists()
+    assert legacy or "posix.mkdir" in error.reason
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError(), AttributeError("x"), KeyError("model")], ids=repr)
+def test_load_passes_unexpected_errors_on(tmp_path, monkeypatch, error):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    path = save(tmp_path)
+    for load in LOADERS.values():
+        with pytest.raises(type(error)) as raised:
             load(str(path))
+        assert raised.value is error
 
 
-@pytest.mark.parametrize("size", [11999, 12001, 0, 4])
-def test_a_storage_that_is_not_all_in_the_file_is_refused(tmp_path, size):
-    path = save(tmp_path)
-    repack(path, replace={"checkpoint/data/0": b"\0" * size})
-    with pytest.raises(UserError, match=f"3,000 elements of a tensor lie in {size:,} bytes"):
-        load_checkpoint(path)
+def test_upgrade_passes_unexpected_errors_on(tmp_path):
+    """A state that fairseq's upgrades do not understand is not a damaged file."""
+    path = save(tmp_path, optimizer_history=[{}])
+    with pytest.raises(KeyError, match="best_loss"):
+        checkpoint_utils.load_checkpoint_to_cpu(path)
 
 
-def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
-    path = save(tmp_path)
-    with zipfile.ZipFile(path) as archive:
-        pickled = archive.read("checkpoint/data.pkl")
-    shape = b"M\xb8\x0b\x85"  # (3000,)
-    assert shape in pickled
-    repack(path, replace={"checkpoint/data.pkl": pickled.replace(shape, b"M\xb9\x0b\x85")})
-    with pytest.raises(UserError, match=r"a tensor of shape \[3001\] lies in 12,000 bytes"):
-        load_checkpoint(path)
+def test_load_opens_files_by_fairseqs_path_manager(tmp_path, monkeypatch):
+    path, opened = save(tmp_path), []
+
+    def open_elsewhere(name, *args, **kwargs):
+        opened.append(name)
+        return open(path, *args, **kwargs)
+
+    monkeypatch.setattr(PathManager, "open", open_elsewhere)
+    load_checkpoint("remote://checkpoint.pt")
+    assert opened == ["remote://checkpoint.pt"]
 
 
-def test_parts_of_one_name_are_refused(tmp_path):
-    path = save(tmp_path)
-    with pytest.warns(UserWarning, match="Duplicate name"):
-        repack(path, extra=[("checkpoint/data.pkl", b"\x80\x02}.")])
-    with pytest.raises(UserError, match="several of its parts have one name"):
-        load_checkpoint(path)
-
-
-def test_an_archive_that_begins_later_in_the_file_is_refused(tmp_path):
-    path = save(tmp_path)
-    inner = path.read_bytes()
-    path.write_bytes(b"PK\x03\x04" + b"\0" * 96 + inner)
-    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
-        load_checkpoint(path)
-
-
-def test_a_file_of_torch_before_1_6_loads_as_it_was_saved(tmp_path):
+def test_load_reads_the_legacy_format(tmp_path):
     weights = torch.randn(4, 6)
     model = collections.OrderedDict(w=weights, part=weights[1:3, 2:], turned=weights.t(), none=torch.empty(0))
     state = load_checkpoint(save(tmp_path, legacy=True, model=model))
     assert all(torch.equal(state["model"][name], tensor) for name, tensor in model.items())
 
 
-def test_all_kinds_of_tensors_that_models_hold_load_as_they_were_saved(tmp_path):
+def test_load_keeps_all_kinds_of_tensors_and_numbers(tmp_path):
     weight = torch.nn.Parameter(torch.randn(4, 6))
     weight.marked = True
     model = {"parameter": torch.nn.Parameter(torch.randn(3)), "marked": weight, "empty": torch.empty(0, 5)}
@@ -267,145 +230,76 @@ def test_all_kinds_of_tensors_that_models_hold_load_as_they_were_saved(tmp_path)
     dictionary = Dictionary()
     dictionary.add_symbol("word", 3)
     numbers = {"acc_and_f1": np.float64(0.25), "count": np.int64(7), "half": np.float32(0.5), "sure": np.bool_(True)}
-    loaded = load_checkpoint(
-        save(tmp_path, model=model, extra_state={"best": numbers}, task_state={"words": dictionary})
-    )
-    assert loaded["extra_state"]["best"] == numbers and loaded["task_state"]["words"].count == dictionary.count
+    path = save(tmp_path, model=model, extra_state={"best": numbers}, task_state={"words": dictionary})
+    loaded = load_checkpoint(path)
+    assert loaded["extra_state"]["best"] == numbers
+    assert loaded["task_state"]["words"].count == dictionary.count
     found = loaded["model"]
     assert all(torch.equal(found[name], tensor) for name, tensor in model.items())
     assert found["marked"].marked
 
 
-# --- configurations ---
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["${oc.env:SECRET}", "a ${oc.env:SECRET} b", "${oc.decode:${oc.env:SECRET}}", "${${task.data}:SECRET}", "${x"],
-)
-@pytest.mark.parametrize("place", ["cfg", "deep", "args", "object"])
-def test_a_setting_that_is_computed_where_it_is_read_is_refused(tmp_path, monkeypatch, text, place):
-    monkeypatch.setenv("SECRET", "hidden")
-    parts = {
-        "cfg": {"cfg": {"model": {"data": text}}},
-        "deep": {"cfg": {"model": {"data": [{"x": text}]}}},
-        "args": {"args": argparse.Namespace(data=text)},
-        "object": {"cfg": {"model": argparse.Namespace(data=text)}},
-    }
-    with pytest.raises(UserError, match="which would be computed here, from environment variables") as refused:
-        checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, **parts[place]))
-    assert "hidden" not in str(refused.value)
-
-
-def test_a_configuration_of_2020_is_refused_where_it_computes_settings_and_loads_where_not(tmp_path):
+def test_load_keeps_a_configuration_of_2020(tmp_path):
     config = omegaconf.OmegaConf.create({"model": {"_name": "transformer_lm", "sizes": [1, 2]}, "task": {"data": "x"}})
     assert checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg=config))["cfg"].model.sizes == [1, 2]
-    config.task.data = "${oc.env:HOME}"
-    with pytest.raises(UserError, match="which would be computed here"):
-        checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg=config))
 
 
-def test_a_setting_may_refer_to_another(tmp_path):
-    config = {"task": {"data": "here"}, "model": {"data": "${task.data}"}}
-    assert checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg=config))["cfg"].model.data == "here"
+def test_load_allows_no_class_that_is_not_listed(tmp_path):
+    with safe_globals([]), open(save(tmp_path, args=argparse.Namespace(x=1)), "rb") as file:
+        with pytest.raises(InvalidCheckpoint) as error:
+            checkpoint_file.load(file)
+        assert "argparse.Namespace" in error.value.reason
+        file.seek(0)
+        assert checkpoint_file.load(file, [argparse.Namespace])["args"].x == 1
 
 
-def test_references_that_multiply_are_refused(tmp_path):
-    section = {"a0": [1] * 1000, **{f"a{number}": "${m.a0}" for number in range(1, 100)}}
-    chain = {"a0": "x", **{f"a{number + 1}": f"${{m.a{number}}}" for number in range(9)}}
-    doubling = {"a0": "x", **{f"a{number + 1}": [f"${{m.a{number}}}"] * 2 for number in range(40)}}
-    for settings, reason in (
-        (section, "refers to more than"),
-        (chain, "would be computed"),
-        (doubling, "would be computed"),
-    ):
-        with pytest.raises(UserError, match=reason):
-            checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, cfg={"m": settings}))
+@pytest.mark.parametrize("rate", ["0.001", "[0.001]", 0.001, [0.001], ["0.001"]], ids=repr)
+@pytest.mark.parametrize("frequency", ["4", 4, [4]], ids=repr)
+def test_upgrade_reads_numbers_of_old_arguments(tmp_path, rate, frequency):
+    arguments = argparse.Namespace(arch="transformer", lr=rate, update_freq=frequency, task="translation", data="x")
+    optimization = checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, args=arguments, cfg=None))["cfg"].optimization
+    assert (optimization.lr, optimization.update_freq) == ([0.001], [4])
 
 
-def test_a_state_without_a_model_is_no_fairseq_checkpoint(tmp_path):
-    path = tmp_path / "other.pt"
-    torch.save({"weights": torch.ones(2)}, path)
-    with pytest.raises(UserError, match="is no fairseq checkpoint: it lacks 'model'"):
-        load_checkpoint(path)
-    with pytest.raises(UserError, match="is no fairseq checkpoint"):
-        checkpoint_utils.load_checkpoint_to_cpu(path)
-    torch.save(torch.ones(2), path)
-    with pytest.raises(UserError, match="is no fairseq checkpoint"):
-        load_checkpoint(path)
-
-
-# --- what fairseq gives to Python's eval ---
+# --- states that do not fit ---
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("change", "name", "saved", "current", "others"),
     [
-        *("[0] * 10**10", "[0] * 9999999999", "'a' * 99999 * 99999", "[[0] * 9999] * 9999", "5 * '12' * 10000"),
-        *(
-            "1 / 0",
-            "'a' + 1",
-            "{[]: 1}",
-            "-" * 5000 + "1",
-            "(" * 5000,
-            "1+" * 4999 + "1",
-            "9" * 5000,
-            "\0",
-            "1" * 20000,
-        ),
+        ({"weight": torch.ones(3, 2)}, "weight", (3, 2), (4, 3), 0),
+        ({"weight": torch.ones(3, 2), "bias": torch.ones(3), "more": torch.ones(1)}, "weight", (3, 2), (4, 3), 2),
+        ({"more": torch.ones(2), "most": torch.ones(2)}, "more", (2,), None, 1),
+        ({"bias": None}, "bias", None, (4,), 0),
     ],
+    ids=["shape", "shapes and names", "unexpected", "missing"],
 )
-def test_a_text_that_is_no_value_or_a_boundless_one_is_refused(a_gigabyte, text):
-    with pytest.raises(UserError, match=r"is not evaluated|is not a value") as refused:
-        literal(text)
-    assert len(str(refused.value)) < 1000
+def test_explain_mismatch_names_the_tensor_and_both_shapes(change, name, saved, current, others):
+    layer = torch.nn.Linear(3, 4)
+    state = {key: value for key, value in {**layer.state_dict(), **change}.items() if value is not None}
+    for kind in (ValueError, RuntimeError, StateDictMismatch):
+        with pytest.raises(kind) as error, explain_mismatch(layer):
+            layer.load_state_dict(state)
+    found = error.value
+    assert (found.name, found.saved, found.current, found.others) == (name, saved, current, others)
+    assert not layer._load_state_dict_pre_hooks
+    assert not layer._load_state_dict_post_hooks
 
 
-@pytest.mark.parametrize("command", ["eval_lm", "validate", "generate", "interactive"])
-@pytest.mark.parametrize("text", ["__import__('os').mkdir({!r})", "5", "{{'a': 1", "{{**{{}}}}"])
-def test_overrides_that_are_no_dictionary_are_refused_and_run_nothing(tmp_path, capsys, monkeypatch, command, text):
-    module = importlib.import_module(f"fairseq_cli.{command}")
-    target = tmp_path / "made"
-    overrides = text.format(str(target))
-    arguments = [str(tmp_path), "--path", str(save(tmp_path)), "--task", "language_modeling"]
-    monkeypatch.setattr("sys.argv", [command, *arguments, "--model-overrides", overrides])
-    with pytest.raises(SystemExit) as exit:
-        module.cli_main()
-    assert exit.value.code == 2
-    assert f"error: --model-overrides {overrides!r}: expected a dictionary" in capsys.readouterr().err.splitlines()[-1]
-    assert not target.exists()
+def test_explain_mismatch_passes_other_runtime_errors_on():
+    layer = torch.nn.Linear(3, 4)
+    layer.register_load_state_dict_pre_hook(lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("full")))
+    with pytest.raises(torch.OutOfMemoryError, match="full"), explain_mismatch(layer):
+        layer.load_state_dict({})
 
 
-def test_no_module_of_fairseq_has_pythons_eval_whenever_it_is_loaded(monkeypatch):
-    for name in ("fairseq_cli.eval_lm", "fairseq_cli.validate"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name in ("fairseq_cli.eval_lm", "fairseq_cli.validate"):
-        assert importlib.import_module(name).eval is literal
-    assert [
-        name for name, module in sys.modules.items() if is_fairseq(name) and module.eval is not evaluation(name)
-    ] == []
-    of_data = evaluation("fairseq.data.codedataset")
-    assert importlib.import_module("fairseq.data.codedataset").eval is of_data
-    assert of_data(str({"cpc_km100": "1 " * 10_000}))["cpc_km100"] == "1 " * 10_000
-    with pytest.raises(UserError, match="at most 10,000"):
-        literal(str([1] * 10_000))
+def test_errors_with_fields_can_be_pickled():
+    import pickle
 
-
-@pytest.mark.parametrize("how", ["module", "file"])
-def test_a_command_of_fairseq_that_is_run_as_a_module_or_file_evaluates_literals_only(monkeypatch, how):
-    main = types.ModuleType("__main__")
-    file = importlib.util.find_spec("fairseq_cli.eval_lm").origin
-    if how == "module":
-        main.__spec__ = importlib.util.spec_from_file_location("fairseq_cli.eval_lm", file)
-    else:
-        main.__file__ = file
-    other = types.ModuleType("__main__")
-    other.__file__ = __file__
-    for module in (main, other):
-        monkeypatch.setitem(sys.modules, "__main__", module)
-        evaluate_literals_only()
-    assert main.eval is literal
-    assert not hasattr(other, "eval")
+    error = StateDictMismatch("encoder.w", (3, 2), None, others=2, path="x.pt", remedy="Do this")
+    copy = pickle.loads(pickle.dumps(error))
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
 
 
 # --- archives of models ---
@@ -420,24 +314,15 @@ def make_archive(path, *members):
     return str(path)
 
 
-def test_an_archive_of_a_model_is_unpacked_in_its_place(tmp_path):
+def test_load_archive_file_unpacks_an_archive_in_its_place(tmp_path):
     folder = file_utils.load_archive_file(make_archive(tmp_path / "model.tar.gz", "model/one.txt", "model/two.txt"))
     assert sorted(os.listdir(folder)) == ["one.txt", "two.txt"]
 
 
 @pytest.mark.parametrize("member", ["../../out.txt", "model/../../out.txt"])
-def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path, monkeypatch, member):
+def test_load_archive_file_writes_nothing_elsewhere(tmp_path, monkeypatch, member):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     archive = make_archive(tmp_path / "model.tar.gz", "model/one.txt", member)
-    with pytest.raises(UserError, match=r"is no archive of a model, or a damaged one: .*outside the destination"):
+    with pytest.raises(tarfile.TarError):
         file_utils.load_archive_file(archive)
     assert not list(tmp_path.rglob("out.txt"))
-
-
-def test_a_damaged_archive_of_a_model_is_refused(tmp_path):
-    path = Path(make_archive(tmp_path / "model.tar.gz", "model/one.txt"))
-    for data in (path.read_bytes()[:60], b"text"):
-        path.write_bytes(data)
-        with pytest.raises(UserError, match="is no archive of a model, or a damaged one") as refused:
-            file_utils.load_archive_file(str(path))
-        assert "\n" not in str(refused.value)

@@ -9,7 +9,7 @@ import torch
 from fairseq.search import Search
 from torch import Tensor
 
-from fairseq_lowrank.plugin.patches import Patch
+from fairseq_lowrank.plugin.patch import Patch
 
 logger = logging.getLogger(__name__)
 
