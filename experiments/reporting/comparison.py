@@ -154,6 +154,11 @@ def family(metric: str) -> str:
     return FAMILIES.get(metric, metric)
 
 
+def lower_is_better(metric: str) -> bool:
+    """Return True for losses, perplexities and errors; all other metrics are scores."""
+    return family(metric) in LOWER_IS_BETTER or "error" in metric.split()
+
+
 def collect(lines: list[dict], published: dict | None) -> dict:
     """One row of a report from the lines of one row of a table: mean and spread over seeds.
 
@@ -339,7 +344,7 @@ def add_ratios(rows: list[dict]) -> None:
             other if other and 2 / 3 < share(other) / share(row["ours"]) < 1.5 else None for other in (mha, sha)
         )
         for score in row["ours"]["scores"]:
-            if family(score["metric"]) in LOWER_IS_BETTER:
+            if lower_is_better(score["metric"]):
                 continue
             if preset != "mha" and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
                 score["prr"] = prr(*means)
