@@ -7,7 +7,6 @@ evaluation and compare only within themselves, and a run at another scale than t
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 import statistics
 from collections.abc import Iterable
@@ -89,16 +88,30 @@ def flags_of(line: dict) -> list[tuple[str, str]]:
     return found
 
 
-def cut_short(line: dict) -> list[str]:
-    """How much of its recipe's updates or epochs a run has, if it has fewer."""
+def extent(line: dict) -> tuple[int, int, str] | None:
+    """Return a run's updates or epochs, its recipe's, and which of the two these are; ``None`` where its flags set no end."""
     ends = [(name, int(value)) for name, value in flags_of(line) if name in ENDS and value.isdigit()]
     if not ends:
-        return []
+        return None
     # What a user adds stands behind the recipe's flags: the first is of the recipe's kind, the largest is not shortened.
     end = ends[0][0]
     wanted = max(value for name, value in ends if name == end)
     done = line["updates"] if end == "max-update" else len(line.get("curve") or []) or wanted
-    return [f"{done} of {wanted} {ENDS[end]}"] if done < wanted else []
+    return done, wanted, ENDS[end]
+
+
+def cut_short(line: dict) -> list[str]:
+    """Say how much of its recipe's updates or epochs a run has, if it has fewer."""
+    done, wanted, unit = extent(line) or (0, 0, "")
+    return [f"{done} of {wanted} {unit}"] if done < wanted else []
+
+
+def completed(line: dict, published: dict | None) -> float:
+    """Return the share of the paper's updates, or else of its recipe's updates or epochs, that a run has."""
+    if wanted := (published or {}).get("settings", {}).get("max-update"):
+        return line["updates"] / int(wanted)
+    done, wanted, _ = extent(line) or (1, 1, "")
+    return min(1.0, done / wanted) if wanted else 1.0
 
 
 def other_scale(line: dict, published: dict | None) -> list[str]:
@@ -200,6 +213,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
             for (metric, split), found in by_seed.items()
         ],
         "other_scale": scale,
+        "completed": min(completed(line, published) for line in latest.values()),
         "curves": [
             {"task": line.get("task"), "seed": line["seed"], "points": line["curve"]}
             for line in latest.values()
@@ -305,24 +319,23 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
 
 
 def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
-    """Rows as recipes declare them, whichever run ended first: by the position that their lines tell.
+    """Order rows as their recipes declare them, whichever run ended first: by the position in their lines.
 
-    Where a line tells none: sizes together, methods in the same order at every size. Sizes (words such as h32) and methods (the
-    other words) stand in the order in which the lines first name them.
+    Rows of one position come from several recipes. These follow each other in the order in which their rows first appear.
+    Rows without a position come last, in the order of the results file.
     """
-    positions = {row: lines[-1].get("position") for row, lines in by_row.items()}
-    if all(isinstance(position, int) for position in positions.values()):
-        return [by_row[row] for row in sorted(by_row, key=positions.get)]
-    parts = {row: size_and_method(row) for row in by_row}
-    sizes, methods = (list(dict.fromkeys(part[index] for part in parts.values())) for index in (0, 1))
-    order = sorted(by_row, key=lambda row: (sizes.index(parts[row][0]), methods.index(parts[row][1])))
-    return [by_row[row] for row in order]
-
-
-def size_and_method(row: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words of a row's name that are a letter and a number, and the others."""
-    sizes = tuple(word for word in row if re.fullmatch(r"[a-z]\d+", word))
-    return sizes, tuple(word for word in row if word not in sizes)
+    recipes: list[dict[int, list[dict]]] = []
+    rest = []
+    for lines in by_row.values():
+        position = lines[-1].get("position")
+        if position is None:
+            rest.append(lines)
+            continue
+        recipe = next((recipe for recipe in recipes if position not in recipe), None)
+        if recipe is None:
+            recipes.append(recipe := {})
+        recipe[position] = lines
+    return [*(recipe[position] for recipe in recipes for position in sorted(recipe)), *rest]
 
 
 def add_ratios(rows: list[dict]) -> None:
@@ -341,7 +354,7 @@ def add_ratios(rows: list[dict]) -> None:
             for partner in ("mha", "sha")
         )
         mha, sha = (
-            other if other and 2 / 3 < share(other) / share(row["ours"]) < 1.5 else None for other in (mha, sha)
+            other if other and about_as_long(other, row["ours"]) else None for other in (mha, sha)
         )
         for score in row["ours"]["scores"]:
             if lower_is_better(score["metric"]):
@@ -354,12 +367,9 @@ def add_ratios(rows: list[dict]) -> None:
                 score["peop"] = peop(*means, *counts)
 
 
-def share(ours: dict) -> float:
-    """How much of its recipe's updates or epochs a row has, as its marks say."""
-    done = rf"(\d+) of (\d+) (?:{'|'.join(ENDS.values())})|(?:{'|'.join(ENDS)}) (\d+) \(paper (\d+)\)"
-    found = [re.fullmatch(done, mark) for mark in ours["other_scale"]]
-    counts = [[int(count) for count in match.groups() if count] for match in found if match]
-    return min((updates / wanted for updates, wanted in counts), default=1.0)
+def about_as_long(one: dict, other: dict) -> bool:
+    """Return True if two rows have about the same share of their updates or epochs."""
+    return 2 / 3 * other["completed"] < one["completed"] < 1.5 * other["completed"]
 
 
 def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | None) -> tuple[float, float] | None:
