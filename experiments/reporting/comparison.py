@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.recipes.results import read_results, results_files
+from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.tools.papers import canonical_paper, canonical_row, canonical_table, split_row
 
@@ -86,6 +87,28 @@ def flags_of(line: dict) -> list[tuple[str, str]]:
             name, _, value = word[2:].partition("=")
             found.append((name, value or ("" if following.startswith("--") else following)))
     return found
+
+
+def attention_flags(line: dict) -> dict[str, str] | None:
+    """Return the preset and the axes that a run's flags choose; ``None`` for fairseq's own attention.
+
+    Lines of controlled tasks call an axis by its name, such as `--activation` for `--attention-activation`.
+    """
+    flags = dict(flags_of(line))
+    axes = {name: flags[flag] for name in AXES for flag in _flags_of_axis(name) if flag in flags}
+    if "attention" not in flags and not axes and not line.get("architecture", "").startswith("lowrank_"):
+        return None
+    return {"preset": flags.get("attention", "mha"), **axes}
+
+
+def other_settings(line: dict) -> dict[str, str]:
+    """Return a run's flags except its architecture, its seed, and those of its attention."""
+    apart = {"arch", "seed", "attention", *(flag for name in AXES for flag in _flags_of_axis(name))}
+    return {name: value for name, value in flags_of(line) if name not in apart}
+
+
+def _flags_of_axis(name: str) -> tuple[str, str]:
+    return name.replace("_", "-"), AXES[name].flag.replace("_", "-")
 
 
 def extent(line: dict) -> tuple[int, int, str] | None:
@@ -194,6 +217,8 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     last = list(latest.values())[-1]
     return {
         "architecture": last["architecture"],
+        "attention": attention_flags(last),
+        "settings": other_settings(last),
         "smoke": last["smoke"],
         "seeds": sorted({line["seed"] for line in latest.values()}),
         "parameters": last["parameters"],
@@ -353,9 +378,7 @@ def add_ratios(rows: list[dict]) -> None:
             by_name.get((canonical_row(f"{rest}-{partner}".strip("-")), row["ours"]["smoke"]))
             for partner in ("mha", "sha")
         )
-        mha, sha = (
-            other if other and about_as_long(other, row["ours"]) else None for other in (mha, sha)
-        )
+        mha, sha = (other if other and about_as_long(other, row["ours"]) else None for other in (mha, sha))
         for score in row["ours"]["scores"]:
             if lower_is_better(score["metric"]):
                 continue

@@ -380,7 +380,7 @@ def draw(rows: Sequence[dict]):
     """
     from fairseq_lowrank.tools import pictures
 
-    names = [f"{textwrap.fill(row['contrast'], 60)}\n{textwrap.fill(verdict(row), 60)}" for row in rows]
+    names = [f"{textwrap.fill(row['contrast'], 70)}\n{textwrap.fill(verdict(row), 70)}" for row in rows]
     names = [pictures.plain(name) for name in names]
     lines = sum(1 + name.count("\n") for name in names)
     figure, axes = pictures.new_figure(8.5, 1.1 + 0.12 * len(rows) + 0.17 * lines)
