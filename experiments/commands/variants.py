@@ -37,7 +37,7 @@ def run(args) -> None:
         raise ValueError(f"variant {unknown[0]!r}: expected one of {', '.join(variants.VARIANTS)}")
     results = args.results or variants.RESULTS
     if args.results and not args.results.is_dir():
-        raise ValueError(f"--results {args.results}: is no folder; expected one of results files (.jsonl)")
+        raise ValueError(f"--results {args.results}: is not a folder. Give a folder of results files (.jsonl).")
     pages = {f"{name}.md": variants.page(name, results) for name in args.names}
     if args.output is None:
         _output.say(("\n".join(pages.values()) if pages else variants.index()).removesuffix("\n"))
