@@ -24,6 +24,7 @@ Intervals over seeds or sentences need scipy (extra `analysis`).
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "compare"
 HELP = "compare rows of results, paired by seed and sentence, with p-values"
@@ -58,12 +59,12 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     if not args.pair and not args.interaction and not args.contrasts:
-        raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
+        raise UserError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
     chosen_otherwise = args.pair or args.interaction or args.logarithm or args.metric or args.split
     if args.contrasts and (chosen_otherwise or not args.table):
-        raise ValueError(
-            f"--contrasts {args.contrasts}: expected --table beside it, and no --pair, --interaction, --logarithm, --metric "
-            "or --split, which the file chooses"
+        raise UserError(
+            f"--contrasts {args.contrasts}: needs --table, and the file chooses the rest. Add --table TABLE, and remove "
+            "--pair, --interaction, --logarithm, --metric and --split."
         )
 
     from experiments.reporting import contrasts

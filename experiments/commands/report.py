@@ -1,7 +1,7 @@
-"""Show results of runs beside the values that the papers publish.
+"""Show results of runs next to the values that the papers publish.
 
 Reads the JSON lines that the recipes write, and prints one Markdown table for every table of a paper that has results:
-our value beside the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
+our value next to the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
 better, and, for every run at another scale than the paper's (a smoke run, other sizes, updates other than the paper's,
 or fewer than the recipe's where the paper gives none), in what it differs. Tables are never mixed: the Mixhead paper
 calls its tables 7 to 10 comparable only within themselves.
@@ -19,9 +19,10 @@ prints values and no formula; these give its values.
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "report"
-HELP = "print results beside the papers' values, with learning curves"
+HELP = "print results next to the papers' values, with learning curves"
 
 
 def add_arguments(parser) -> None:
@@ -39,9 +40,9 @@ def run(args) -> None:
     from fairseq_lowrank.tools import papers
 
     if not args.results and not args.logs:
-        raise ValueError("nothing to report. Give files of results, or logs with --logs.")
+        raise UserError("nothing to report. Give files of results, or logs with --logs.")
     if args.logs and not args.output:
-        raise ValueError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
+        raise UserError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
     lines = comparison.load_results(args.results)
     found = comparison.build(lines, papers.load_papers(), paper=args.paper, table=args.table)
     plots = curves.with_logs(found, args.logs)
@@ -49,7 +50,7 @@ def run(args) -> None:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
         where = ", ".join(map(str, args.results))
         hint = "; with --table its published values are shown" if args.paper and not args.table else ""
-        raise ValueError(f"no results{asked} in {where}{hint}")
+        raise UserError(f"no results{asked} in {where}{hint}")
     files = {}
     if args.output:
         from fairseq_lowrank.tools import pictures

@@ -24,6 +24,7 @@ from experiments.recipes.results import append_measurement, read_results
 from experiments.reporting.comparison import attention_flags
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.messages import UserError
 
 PAPER = "evidence"
 
@@ -76,7 +77,7 @@ class Journal:
             found = torch.load(self._file, map_location="cpu", weights_only=True)
             lines, seconds, state = found["lines"], found["seconds"], found["state"]
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
+            raise UserError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
         if lines[0] != self.lines[0]:
             warnings.warn(
                 f"{self._file} was kept by '{lines[0]}': this run is '{self.lines[0]}', and starts anew", stacklevel=2

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines, say
+from fairseq_lowrank.messages import UserError
 
 Number, Text = (int, float), (str,)
 # Every line has these, of these types.
@@ -46,10 +47,10 @@ def results_files(paths: Iterable[Path]) -> list[Path]:
     found = []
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path} does not exist")
+            raise UserError(f"{path} does not exist")
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise ValueError(f"{path} holds no .jsonl file")
+            raise UserError(f"{path} holds no .jsonl file")
         found += files
     return found
 

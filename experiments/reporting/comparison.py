@@ -1,4 +1,4 @@
-"""Results of runs beside the values that the papers publish, one paper's table at a time.
+"""Results of runs next to the values that the papers publish, one paper's table at a time.
 
 Tables are never joined: Mixhead's section 4.4 says that its ablation tables (7 to 10) use different batching and
 evaluation and compare only within themselves, and a run at another scale than the paper's is marked as such.
@@ -15,6 +15,7 @@ from pathlib import Path
 from experiments.recipes.results import read_results, results_files
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.papers import canonical_paper, canonical_row, canonical_table, split_row
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
@@ -66,7 +67,7 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
     for file in results_files(paths):
         lines += read_results(file, broken.append)
     if broken and not lines:
-        raise ValueError(broken[0])
+        raise UserError(broken[0])
     for complaint in broken:
         say(f"{complaint}; left out")
     return lines
@@ -284,7 +285,7 @@ def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: s
         table: only tables of this name.
 
     Raises:
-        ValueError: the paper or table is neither published nor in the results.
+        UserError: the paper or table is neither published nor in the results.
     """
     groups: dict[tuple[str, str], list[dict]] = {}
     for line in lines:
@@ -297,7 +298,7 @@ def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: s
     ]
     if not chosen:
         asked = " ".join(str(name) for name in (paper, table) if name is not None)
-        raise ValueError(f"no results and no published values for {asked}; known: {', '.join(map(' '.join, known))}")
+        raise UserError(f"no results and no published values for {asked}; known: {', '.join(map(' '.join, known))}")
     if table is None:
         chosen = [key for key in chosen if key in groups]
     return [build_table(*key, groups.get(key, []), papers) for key in chosen]

@@ -16,6 +16,7 @@ import numpy as np
 from experiments.recipes.results import origins, read_results, results_files
 from experiments.reporting import statistics
 from experiments.reporting.comparison import lower_is_better
+from fairseq_lowrank.messages import UserError
 
 KEY = ("paper", "table", "metric", "split")
 
@@ -101,7 +102,7 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
     A line needs ``row``, ``seed``, ``metric`` and ``value``, and ``sentence_values`` for a test over sentences.
 
     Raises:
-        ValueError: a path that does not exist or holds no such file.
+        UserError: a path that does not exist or holds no such file.
     """
     lines = []
     for file in results_files(paths):
@@ -127,21 +128,21 @@ def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int,
     """A row's scores by seed; of lines of the same seed the last one counts.
 
     Raises:
-        ValueError: no such row, lines of several papers, tables, metrics or splits, or a logarithm of what is not above 0.
+        UserError: no such row, lines of several papers, tables, metrics or splits, or a logarithm of what is not above 0.
     """
     chosen = [line for line in lines if line["row"] == row]
     if not chosen:
         known = ", ".join(sorted({line["row"] for line in lines})[:20]) or "none"
-        raise ValueError(f"row {row!r}: no line has it; rows there are: {known}")
+        raise UserError(f"row {row!r}: no line has it; rows there are: {known}")
     for name in KEY:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
-            raise ValueError(
+            raise UserError(
                 f"row {row!r} has lines of several {name}s: choose one with --{name} {'|'.join(sorted(values))}"
             )
     found = {line["seed"]: np.atleast_1d(line.get("sentence_values", line["value"])) for line in chosen}
     if logarithm:
         if any((values <= 0).any() for values in found.values()):
-            raise ValueError(f"row {row!r}: --logarithm needs values above 0")
+            raise UserError(f"row {row!r}: --logarithm needs values above 0")
         found = {seed: np.log(values) for seed, values in found.items()}
     return found
 
@@ -157,7 +158,7 @@ def between(
     """A − B for each pair and (A − B) − (C − D) for each interaction, in this order.
 
     Raises:
-        ValueError: rows have scores of other sentences, or see :func:`scores` and
+        UserError: rows have scores of other sentences, or see :func:`scores` and
             :func:`~experiments.reporting.statistics.differences`.
     """
 
@@ -170,7 +171,7 @@ def between(
             else:
                 comparison = statistics.compare_interaction(found[:2], found[2:], draws=draws)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            raise UserError(f"{name}: {error}") from error
         metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
         unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
         return Contrast(name, unit, tuple(rows), metrics[0], comparison, _notes(lines, rows))
@@ -203,15 +204,15 @@ def read_named(path: Path, table: str) -> list[Named]:
     Where "= 0" is predicted, an entry may give its ``margin``.
 
     Raises:
-        ValueError: no such file or table, or an entry that is not a contrast.
+        UserError: no such file or table, or an entry that is not a contrast.
     """
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"--contrasts {path}: {error}; expected a JSON file") from error
+        raise UserError(f"--contrasts {path}: {error}; expected a JSON file") from error
     if not isinstance(tables, dict) or not isinstance(tables.get(table), list):
         known = ", ".join(tables) if isinstance(tables, dict) else "none"
-        raise ValueError(f"--contrasts {path}: no contrasts for table {table!r}; expected one of {known}")
+        raise UserError(f"--contrasts {path}: no contrasts for table {table!r}; expected one of {known}")
     found = []
     for entry in tables[table]:
         try:
@@ -220,7 +221,7 @@ def read_named(path: Path, table: str) -> list[Named]:
         except (TypeError, ValueError) as error:
             fields = ", ".join(field.name for field in dataclasses.fields(Named))
             text = json.dumps(entry, ensure_ascii=False)[:60]
-            raise ValueError(f"--contrasts {path}: {text} is not a contrast ({error}); expected {fields}") from error
+            raise UserError(f"--contrasts {path}: {text} is not a contrast ({error}); expected {fields}") from error
         found.append(one)
     return found
 
@@ -256,7 +257,7 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
     """The named contrasts, in their order; one whose rows were not all run, or under no common seed, stands there without a comparison.
 
     Raises:
-        ValueError: see :func:`~experiments.reporting.statistics.differences`.
+        UserError: see :func:`~experiments.reporting.statistics.differences`.
     """
     run, result = {line["row"] for line in lines}, []
     for one in named:
@@ -290,7 +291,7 @@ def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
     names = ("corpus", "split") if all("corpus" in line for line in chosen) else ("paper", "table", "split")
     for name in names:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{' and '.join(dict.fromkeys(rows))}: their sentences differ in {name} ({', '.join(sorted(values))}) and "
                 "cannot be paired"
             )

@@ -9,6 +9,7 @@ import numpy
 
 from experiments.recipes.scoring import read_training_log
 from experiments.reporting.comparison import plot_name
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.papers import canonical_row, split_row
 
 # More rows than this are drawn by setting.
@@ -34,7 +35,7 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
                 own.append({**about, "seed": curve["seed"], "points": curve["points"]})
     files = [file for path in logs for file in (sorted(path.rglob("train.log")) if path.is_dir() else [path])]
     if logs and not files:
-        raise ValueError(f"no train.log in {', '.join(map(str, logs))}")
+        raise UserError(f"no train.log in {', '.join(map(str, logs))}")
     if files:
         plots["logs"] = [
             {
