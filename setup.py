@@ -31,7 +31,7 @@ setup(
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece", "subword-nmt"],
-        "analysis": ["jinja2", "matplotlib", "scipy", "tqdm"],
+        "analysis": ["matplotlib", "scipy", "tqdm"],
         "bert": ["safetensors", "tokenizers"],
         "tensorboard": ["tensorboard"],
         "transformers": ["safetensors", "transformers>=5.23"],

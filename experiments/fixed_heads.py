@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from fairseq_lowrank.messages import UserError
+
 BATCH, HELD_OUT = 32, 512
 
 
@@ -143,7 +145,7 @@ def experiment(
         ValueError: sizes with which the theorem says nothing.
     """
     if n < 2 or steps < 1 or embed_dim % heads or not embed_dim // heads < head_dim <= embed_dim:
-        raise ValueError(
+        raise UserError(
             f"length {n}, embedding size {embed_dim}, heads {heads}, head size {head_dim}, steps {steps}: expected a length of at "
             "least 2, heads that divide the embedding size, d/h < head size <= d, and at least 1 step"
         )
@@ -151,7 +153,7 @@ def experiment(
     halves = {max(embed_dim >> power, standard) for power in range(embed_dim.bit_length())}
     ranks = sorted(set(input_ranks or halves), reverse=True)
     if not 1 <= ranks[-1] <= ranks[0] <= embed_dim:
-        raise ValueError(f"input ranks {ranks}: expected 1 to {embed_dim}, the embedding size")
+        raise UserError(f"input ranks {ranks}: expected 1 to {embed_dim}, the embedding size")
     sizes = sorted({standard, *(standard << power for power in range(8) if standard << power < head_dim), head_dim})
     generator = torch.Generator().manual_seed(seed)
     target = theorem_layer(embed_dim, heads, head_dim, generator=generator)

@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from fairseq_lowrank.messages import UserError
+
 ONE_HEAD, ONE_MATRIX, ALL_MATRICES = "one head", "h heads mixed into one matrix", "h heads mixed into h matrices"
 
 
@@ -47,9 +49,9 @@ def random_row_stochastic(count: int, n: int, *, generator: torch.Generator) -> 
 def random_inputs(n: int, embed_dim: int, rank: int | None = None, *, generator: torch.Generator) -> Tensor:
     """Normal hidden states `[n, d]`; of full row rank with probability one, or of rank `rank`."""
     if rank is not None and not 1 <= rank <= min(n, embed_dim):
-        raise ValueError(f"input rank {rank}: expected 1 to {min(n, embed_dim)}, the length and the embedding size")
+        raise UserError(f"input rank {rank}: expected 1 to {min(n, embed_dim)}, the length and the embedding size")
     if rank is None and embed_dim < n:
-        raise ValueError(f"embed_dim is {embed_dim}, must be at least the length {n} for X to have full row rank")
+        raise UserError(f"embed_dim is {embed_dim}, must be at least the length {n} for X to have full row rank")
     if rank in (None, n):
         return torch.randn(n, embed_dim, dtype=torch.float64, generator=generator)
     z = torch.randn(n, rank, dtype=torch.float64, generator=generator)
@@ -190,12 +192,12 @@ def experiment(
         steps: updates of each gradient fit.
     """
     if n < 2 or heads < 2 or matrices < 1 or steps < 1:
-        raise ValueError(
+        raise UserError(
             f"length {n}, heads {heads}, matrices {matrices}, steps {steps}: expected at least 2, 2, 1 and 1"
         )
     head_dims = sorted(set(head_dims or default_head_dims(n)))
     if head_dims[0] < 1:
-        raise ValueError(f"head size {head_dims[0]} is not positive")
+        raise UserError(f"head size {head_dims[0]} is not positive")
     generator = torch.Generator().manual_seed(seed)
     x = random_inputs(n, n if embed_dim is None else embed_dim, input_rank, generator=generator)
     full_rank = input_rank in (None, n)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean, geometric_mean, stdev
 
 import torch
 
@@ -100,8 +100,9 @@ VARIANTS: dict[str, Variant] = {
         _CACHED,
         ("transformer", "fixedhead"),
         "The scores of a head have rank d_k at most: that is the low-rank bottleneck. With positions of full rank, a head size of "
-        "n − 1 already makes any positive pattern over n positions (softmax ignores a constant a row), and (n − 1)/2 any causal one, "
-        "whose other half is free. Fairseq's own module, number for number, and its checkpoints load.",
+        "n − 1 already makes any positive pattern over n positions, since softmax ignores a constant a row. A head size of (n − 1)/2 makes "
+        "almost any causal pattern, whose other half is free: all but a set of measure zero. With n 3 and d_k 1 the rows (0.7, 0.3) and "
+        "(0.4, 0.4, 0.2) are out of reach. Fairseq's own module, number for number, and its checkpoints load.",
         "mha",
     ),
     "fixedhead": Variant(
@@ -111,7 +112,7 @@ VARIANTS: dict[str, Variant] = {
         _CACHED,
         ("fixedhead",),
         "Theorem 1 of the paper: with d_k ≥ n a head can make any positive row-stochastic n × n matrix of positions of full rank, and not "
-        "with every smaller d_k. Beyond the paper: n − 1 suffices, for softmax ignores a constant a row, and (n − 1)/2 for causal ones. The "
+        "with every smaller d_k. Beyond the paper: n − 1 suffices, for softmax ignores a constant a row, and (n − 1)/2 for almost every causal pattern. The "
         "cache grows with the head size too. Counted with heads of 128.",
         "fixedhead",
         {"head_dim": 128},
@@ -196,7 +197,7 @@ VARIANTS: dict[str, Variant] = {
         "2·d_k",
         ("mhe",),
         "Exactly multi-query attention: e^k_i adds (q + e^q_i)·e^k_i/√d_k to a whole row, which softmax cancels (sigsoftmax does not, nor "
-        "does softmax beside an appended key of zeros), and e^v_i adds e^v_i times the sum of the row. So one key and one value are "
+        "does softmax with an appended key of zeros), and e^v_i adds e^v_i times the sum of the row. So one key and one value are "
         "projected, cached and read. All heads share a value of size d_k: what it lets through has that rank.",
         "mhe-add",
     ),
@@ -304,7 +305,7 @@ VARIANTS: dict[str, Variant] = {
         None,
         ("vocabulary_bottleneck",),
         "The vocabulary bottleneck: where r < d, width beyond r is worth little and depth is worth more. For language models, "
-        "beside any attention. A full embedding has V·d. With --embed-kernel K a position reads the last K tokens by a "
+        "with any attention. A full embedding has V·d. With --embed-kernel K a position reads the last K tokens by a "
         "convolution (K·r·d parameters in place of r·d), whose rank is K·r at most: the paper's equations 2 and 4, with a stride "
         "of one token.",
         None,
@@ -318,48 +319,77 @@ class Setting:
     """Runs of this repository that a variant may have a row in.
 
     Args:
-        title: what was run.
+        title: what was run and measured.
         file: of results.
         table: in it.
         row: name of the row, of the variant's ``{name}``.
-        mean: of the seeds' values.
         style: how a value is printed.
-        task: of which alone, where lines have one.
+        geometric: whether the mean is geometric, for values that span orders of magnitude.
+        split: whose loss in bits counts; ``None`` for a line's own value.
+        task: whose lines count, where lines have one.
     """
 
     title: str
     file: str
     table: str
     row: str
-    mean: Callable[[Sequence[float]], float] = fmean
     style: str = ".2f"
+    geometric: bool = False
+    split: str | None = None
     task: str | None = None
 
+    def value(self, line: dict) -> float | None:
+        """Return what counts of a line of results, if it has it."""
+        return line["value"] if self.split is None else line.get("losses", {}).get(self.split, {}).get("bits")
 
+    def text(self, values: Sequence[float]) -> str:
+        """Return mean and standard deviation; of a geometric mean the least and the greatest value."""
+        mean = format((geometric_mean if self.geometric else fmean)(values), self.style)
+        if len(values) == 1:
+            return mean
+        if self.geometric:
+            return f"{mean} ({min(values):{self.style}} to {max(values):{self.style}})"
+        return f"{mean} ± {stdev(values):{self.style}}"
+
+
+_TRANSLATION = (
+    ("Multi30k de-en, 4 heads of 32", "fast-start", "h4-{name}-2e-3"),
+    ("Multi30k de-en, 32 heads of 4", "fast-start", "h32-{name}-2e-3"),
+    ("Multi30k, four sentences as one, 4 heads of 32", "above-head-size", "h4-{name}"),
+    ("Multi30k, four sentences as one, 32 heads of 4", "above-head-size", "h32-{name}"),
+)
 SETTINGS = (
-    Setting("Multi30k de-en, 4 heads: BLEU", "multi30k.jsonl", "compare", "{name}"),
-    Setting("Multi30k de-en, 32 heads: BLEU", "multi30k.jsonl", "compare", "{name}-h32"),
-    Setting("Brown, 4 heads: test perplexity", "brown.jsonl", "compare", "{name}"),
-    Setting("Brown, 32 heads: test perplexity", "brown.jsonl", "compare", "{name}-h32"),
-    Setting(
-        "small BERT, sentence polarity: accuracy", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
+    *(Setting(f"{title}: BLEU ↑", "evidence.jsonl", table, row) for title, table, row in _TRANSLATION),
+    *(
+        Setting(f"{title}: test loss, bits ↓", "evidence.jsonl", table, row, ".3f", split="test")
+        for title, table, row in _TRANSLATION
     ),
     Setting(
-        "one known matrix, 16 heads: error (geometric mean)",
+        "one known matrix, 16 heads: error ↓",
         "evidence-matrices.jsonl",
         "matrices",
         "n16-shared-h16-{name}",
-        geometric_mean,
         ".2g",
+        True,
     ),
     Setting(
-        "eight known matrices, 16 heads: error (geometric mean)",
+        "eight known matrices, 16 heads: error ↓",
         "evidence-matrices.jsonl",
         "matrices",
         "n16-own-h16-{name}",
-        geometric_mean,
         ".2g",
+        True,
     ),
+    Setting(
+        "nearest point, 8 heads: squared error ↓", "evidence-nearest-point.jsonl", "nearest-point", "h8-{name}", ".3f"
+    ),
+    Setting(
+        "small BERT, sentence polarity: accuracy ↑", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
+    ),
+    Setting("Multi30k de-en, 4 heads of 64: BLEU ↑", "multi30k.jsonl", "compare", "{name}"),
+    Setting("Multi30k de-en, 32 heads of 8: BLEU ↑", "multi30k.jsonl", "compare", "{name}-h32"),
+    Setting("Brown, 4 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}"),
+    Setting("Brown, 32 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}-h32"),
 )
 
 
@@ -416,7 +446,7 @@ def cached(layer: MultiheadAttention) -> int:
 def flags(variant: Variant) -> str:
     """What chooses the variant, and the axes that its preset sets."""
     if variant.preset is None:
-        return "`--embed-rank R`; `--embed-kernel K` beside it, or alone"
+        return "`--embed-rank R`; `--embed-kernel K` with it, or alone"
     own, of_preset = (
         "".join(
             f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type is int else value}"
@@ -425,7 +455,7 @@ def flags(variant: Variant) -> str:
         for axes in (variant.axes, PRESETS[variant.preset])
     )
     if variant.preset == "mha" and own:
-        return f"`{own.strip()}`, beside any `--attention`"
+        return f"`{own.strip()}`, with any `--attention`"
     text = f"`--attention {variant.preset}{own}`"
     return f"{text}, which is `--attention mha{of_preset}{own}`" if of_preset else text
 
@@ -450,24 +480,45 @@ def code(variant: Variant) -> list[Path]:
 
 
 def measured(name: str, results: Path = RESULTS) -> list[dict]:
-    """The rows of a variant among our results, beside those of ``mha``: ``setting``, ``value``, ``mha``, ``seeds``."""
+    """Return a variant's rows among our results, with those of ``mha`` under the same seeds.
+
+    Each has ``setting``, ``value``, ``mha`` (empty for `mha` itself, or without a common seed) and ``seeds``.
+    """
     rows = []
     for setting in SETTINGS:
         lines = read_results(results / setting.file, measurements=True)
         lines = [line for line in lines if line["table"] == setting.table and line.get("task") == setting.task]
-        values = {
-            preset: {line["seed"]: line["value"] for line in lines if line["row"] == row and not line["smoke"]}
-            for preset, row in ((preset, setting.row.format(name=preset)) for preset in (name, "mha"))
-        }
-        if values[name]:
-            means = {
-                preset: format(setting.mean(list(of.values())), setting.style) if of else ""
-                for preset, of in values.items()
-            }
-            rows.append(
-                {"setting": setting.title, "value": means[name], "mha": means["mha"], "seeds": len(values[name])}
+
+        def by_seed(preset: str, setting: Setting = setting, lines: list[dict] = lines) -> dict[int, float]:
+            row = setting.row.format(name=preset)
+            found = {line["seed"]: setting.value(line) for line in lines if line["row"] == row and not line["smoke"]}
+            return {seed: value for seed, value in sorted(found.items()) if value is not None}
+
+        own, plain = by_seed(name), by_seed("mha") if name != "mha" else {}
+        seeds = [seed for seed in own if seed in plain] or list(own)
+        if seeds:
+            texts = (
+                setting.text([of[seed] for seed in seeds]) if set(seeds) <= of.keys() else "" for of in (own, plain)
             )
-    return rows
+            rows.append(dict(zip(("setting", "value", "mha"), (setting.title, *texts), strict=True), seeds=len(seeds)))
+    return sorted(rows, key=lambda row: row["seeds"] == 1)
+
+
+def results_table(name: str, rows: list[dict]) -> str:
+    """Return the Markdown table of :func:`measured`."""
+    columns = ["", f"`{name}`", *(["`mha`"] if name != "mha" else []), "seeds"]
+    lines = [columns, ["---"] * len(columns)]
+    for row in rows:
+        seeds = "one" if row["seeds"] == 1 else str(row["seeds"])
+        lines.append([row["setting"], row["value"], *([row["mha"]] if name != "mha" else []), seeds])
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    notes = "Mean ± standard deviation over seeds; errors of known matrices: geometric mean (least to greatest).\n"
+    if any(row["seeds"] == 1 for row in rows):
+        notes += (
+            "A row of one seed tells little: two runs of one function differ by 0.99 BLEU "
+            "([results.md](../results.md#multi30k-german-to-english)).\n"
+        )
+    return f"{notes}\n{table}"
 
 
 def citations(variant: Variant) -> str:
@@ -504,16 +555,9 @@ def page(name: str, results: Path = RESULTS) -> str:
     cost = costs(variant)
     files = ", ".join(f"[{file}](../../fairseq_lowrank/{file})" for file in code(variant))
     counted = "Counted" if variant.preset is None else f"Counted on a layer of d {EMBED_DIM}, h {HEADS}, without biases"
-    rows = "".join(
-        f"| {row['setting']} | {row['value']} | {row['mha']} | {row['seeds']} |\n" for row in measured(name, results)
-    )
-    table = (
-        f"| mean of the seeds | `{name}` | `mha` | seeds |\n| --- | --- | --- | --- |\n{rows}"
-        if rows
-        else "None yet.\n"
-        if Path(results).exists()
-        else f"No results here: {results} is not there.\n"
-    )
+    rows = measured(name, results)
+    missing = "None yet.\n" if Path(results).exists() else f"No results here: {results} does not exist.\n"
+    table = results_table(name, rows) if rows else missing
     formula = "".join(f"    {line}\n" for line in variant.formula.splitlines())
     return (
         f"# {variant.title} (`{name}`)\n\n{formula}\n"

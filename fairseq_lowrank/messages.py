@@ -11,7 +11,7 @@ PLAIN = (ValueError, OSError, AssertionError, ModuleNotFoundError)
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
-    "analysis": ("jinja2", "matplotlib", "scipy", "tqdm"),
+    "analysis": ("matplotlib", "scipy", "tqdm"),
     "bert": ("safetensors", "tokenizers"),
 }
 

@@ -1,5 +1,6 @@
 """The tables of docs/evidence.md print what the recorded lines say: every cell, and no row without a line.
 
+A row of the page names its recorded row in a comment, such as ``<!-- h4-mha -->``, so its label is free text.
 Lines may be there that the page does not tell of yet: they are recorded as each run ends.
 """
 
@@ -48,6 +49,12 @@ def lines(file: str) -> dict[tuple[str, str], dict[int, dict]]:
     return result
 
 
+def key_of(row: dict[str, str]) -> str | None:
+    """Return the recorded row that a row of the page names in its first cell."""
+    named = re.search(r"<!-- (\S+) -->", next(iter(row.values())))
+    return named and named[1]
+
+
 TRAININGS, SOURCE_USE = lines("evidence.jsonl"), lines("evidence-source-use.jsonl")
 
 
@@ -66,23 +73,6 @@ def losses(found: dict[int, dict], seeds: Iterable[int]) -> dict[str, float]:
     return means | {"BLEU": fmean(line["value"] for line in chosen)}
 
 
-JOINED_BY_FOUR = {
-    "4 heads of 32": "h4-mha",
-    "32 heads of 4": "h32-mha",
-    "narrow feed-forward layer, 4 heads of 32": "h4-mha-narrow",
-    "mhe-mul, 4 heads of 32": "h4-mhe-mul",
-    "sha, 4 heads of 32": "h4-sha",
-    "mixhead-a, 4 heads of 32": "h4-mixhead-a",
-    "mixhead-a, 32 heads of 4": "h32-mixhead-a",
-    "fixedhead, 32 heads of 32": "h32-fixedhead",
-    "wide feed-forward layer, 32 heads of 4": "h32-mha-wide",
-    "fixedhead with a small start": "h32-fixedhead-small-start",
-    "gain, 32 heads of 4": "h32-gain",
-    "column sums, 32 heads of 4": "h32-column-sums",
-    "small start, 32 heads of 4": "h32-small-start",
-    "mixhead-a with a small start, 32 heads of 4": "h32-mixhead-a-small-start",
-    "32 heads of 4 at 1e-3": "h32-mha-1e-3",
-}
 ABOVE = "Results above the head size"
 WRONG_SOURCE = "bits a token that a wrong source costs"
 
@@ -90,7 +80,7 @@ WRONG_SOURCE = "bits a token that a wrong source costs"
 def test_each_training_above_the_head_size_is_printed_as_recorded():
     name = ""
     for row in table(ABOVE, "row", "seed", "fit"):
-        name = JOINED_BY_FOUR[row["row"]] if row["row"] else name
+        name = key_of(row) or name
         key, seed = ("above-head-size", name), int(row["seed"])
         for column, value in losses(TRAININGS[key], [seed]).items():
             assert prints(row[column], value), (name, seed, column, value)
@@ -98,16 +88,9 @@ def test_each_training_above_the_head_size_is_printed_as_recorded():
         assert row[WRONG_SOURCE] == "not kept" or prints(row[WRONG_SOURCE], recorded["value"]), (name, seed, recorded)
 
 
-def fast_start_row(label: str) -> str:
-    rate, *middle, method = label.split(", ")
-    heads = "h32" if "32 heads of 4" in middle else "h4"
-    norms = "-pre-norm" if "norms before sublayers" in middle else ""
-    return f"{heads}-{method.replace(' ', '-')}{norms}-{rate}"
-
-
 def test_each_row_of_the_fast_start_is_printed_as_recorded():
     for row in table("Results of the fast start", "rate, row", "fit"):
-        name = fast_start_row(row["rate, row"])
+        name = key_of(row)
         found, seeds = TRAININGS["fast-start", name], range(1, int(row["seeds"]) + 1)
         for column, value in losses(found, seeds).items():
             assert prints(row[column], value), (name, column, value)
@@ -120,9 +103,7 @@ def test_each_row_of_the_fast_start_is_printed_as_recorded():
 
 def test_each_training_joined_by_ten_is_printed_as_recorded():
     for row in table("Results of the riddle", "row", "seed", "fit"):
-        label, _, rate = row["row"].partition(" at ")
-        label, seed = label.replace("norms before sublayers", "mha-pre-norm").replace(" ", "-"), int(row["seed"])
-        name = f"{label}-{rate or 'paper'}"
+        name, seed = key_of(row), int(row["seed"])
         for column, value in losses(TRAININGS["joined-by-ten", name], [seed]).items():
             assert prints(row[column], value), (name, seed, column, value)
         if (cell := row[WRONG_SOURCE]) != "not kept":
@@ -148,11 +129,13 @@ def test_named_contrasts_are_printed_as_they_come_out(heading, of):
         outcomes += contrasts.of_named([line for line in recorded if line["seed"] in seeds], [one])
     for row, outcome in zip(rows, contrasts.as_rows(outcomes), strict=True):
         assert prints(row["mean"], outcome["mean"]), outcome
-        for cell, value in zip(row["95 % interval"].split(" … "), (outcome["low"], outcome["high"]), strict=True):
+        for cell, value in zip(row["95 % interval (t)"].split(" … "), (outcome["low"], outcome["high"]), strict=True):
             assert prints(cell, value), outcome
         assert row["seeds above 0"] == f"{outcome['positive']} of {outcome['seeds']}"
-        for cell, value in zip(list(row.values())[-2:], (outcome["t"], outcome["t_holm"]), strict=True):
-            assert not cell if value is None else prints(cell, value), outcome
+        assert prints(row["t"], outcome["t"]), outcome
+        [corrected] = [cell for column, cell in row.items() if "Holm" in column]
+        assert prints(corrected, outcome["t_holm"]), outcome
+        assert row["outcome by the interval alone"].split("; ")[0] == outcome["outcome"]
 
 
 CONTROLS = {  # columns of the tables of effective ranks, and the labels of `spectrum --random-mixing` behind a row's name
@@ -178,25 +161,10 @@ def test_effective_ranks_are_printed_as_recorded(heading, name):
             assert prints(row[column], fmean(ranks)), (seed, row["site"], column, fmean(ranks))
 
 
-NEAREST_POINT = {
-    "mha, one head of 32": "h1-mha",
-    "gain": "h8-gain",
-    "sigsoftmax": "h8-sigsoftmax",
-    "mixhead-a": "h8-mixhead-a",
-    "mixhead-b": "h8-mixhead-b",
-    "values of 32": "h8-values-32",
-    "queries and keys of 32": "h8-queries-32",
-    "static mixing before the softmax alone": "h8-score-mixing",
-    "talking heads: before and after it": "h8-talking-heads",
-}
-
-
 def test_each_row_of_the_nearest_point_is_printed_as_recorded():
     found = lines("evidence-nearest-point.jsonl")
     for row in table("Results of the nearest point", "row", "squared error"):
-        name = NEAREST_POINT.get(row["row"], f"h8-{row['row'].replace(' ', '-')}")
-        if heads := re.fullmatch(r"(.+), (\d+) heads of \d+", row["row"]):
-            name = f"h{heads[2]}-{NEAREST_POINT.get(heads[1], f'h8-{heads[1]}').removeprefix('h8-').replace(' ', '-')}"
+        name = key_of(row)
         values = [line["value"] for _, line in sorted(found["nearest-point", name].items())]
         cells = row["squared error"].split(", ")
         if len(cells) == 1:
@@ -205,25 +173,10 @@ def test_each_row_of_the_nearest_point_is_printed_as_recorded():
             assert all(prints(*pair) for pair in zip(cells, values, strict=True)), (name, values)
 
 
-RECALL = {
-    "mha, one head of 64": "h1-mha",
-    "mha, 2 heads of 32": "h2-mha",
-    "mha, 4 heads of 16": "h4-mha",
-    "mha, 8 heads of 8": "h8-mha",
-    "mha, 8 heads of 8, at 1e-3": "h8-mha-1e-3",
-    "values of 64, 8 heads": "h8-values-64",
-    "queries and keys of 64, 8 heads": "h8-queries-64",
-    "mixhead-a, 8 heads of 8": "h8-mixhead-a",
-    "talking heads, 8 heads of 8": "h8-talking-heads",
-    "fixedhead 64, 4 heads": "h4-fixedhead",
-    "fixedhead 64, 8 heads": "h8-fixedhead",
-}
-
-
 def test_each_run_of_recall_is_printed_as_recorded():
     found = lines("evidence-recall.jsonl")
     for row in table("Results of recall", "row", "QK", "OV"):
-        name = RECALL[row["row"]]
+        name = key_of(row)
         for seed, cell in enumerate(list(row.values())[3:], 1):
             if not cell:
                 continue
@@ -236,25 +189,24 @@ def test_each_run_of_recall_is_printed_as_recorded():
 
 
 MATRICES = lines("evidence-matrices.jsonl")
-PARTS = {  # heading, what the page's label stands for in front of `shared` or `own`, updates
-    "Results: n 16, full rank, five seeds": ("n16-", 800),
-    "n 32, five seeds": ("n32-", 800),
-    "8,000 updates: what can be expressed, and what is learned soon": ("n16-", 8000),
-    "Positions of rank n/2": ("", 800),
+PARTS = {  # heading and updates
+    "Results: n 16, full rank, five seeds": 800,
+    "n 32, five seeds": 800,
+    "8,000 updates: what can be expressed, and what is learned soon": 8000,
+    "Positions of rank n/2": 800,
 }
 
 
 @pytest.mark.parametrize("heading", PARTS)
 def test_each_error_of_the_known_matrices_is_printed_as_recorded(heading):
-    start, updates = PARTS[heading]
+    updates = PARTS[heading]
     checked = 0
     for header, _, *rows in tables(heading):
         methods = [name for name in header[1:] if ("matrices", f"n16-shared-h8-{name}") in MATRICES]
         for label, *cells in rows if methods else []:
-            label = label.replace("n 16, ", "n16-rank8-").replace("n 32, ", "n32-rank16-").replace(", ", "-")
-            *target, heads = re.fullmatch(r"(?:(.+)-)?(\d+) × \d+", label).groups()
+            row = key_of({header[0]: label})
             for method, cell in zip(methods, cells, strict=True):
-                name = f"{start}{target[0] or header[0]}-h{heads}-{method}"
+                name = f"{row}-{method}"
                 values = matrices(name, updates)
                 if not cell:
                     assert not values, name

@@ -1,23 +1,30 @@
 """Compare rows of results: differences paired by seed and sentence, with an interval and p-values.
 
-Each contrast is A − B over the seeds that both rows have, or an interaction (A − B) − (C − D). For each: the mean
-difference, a 95 % interval of a two-level bootstrap (seeds, then sentences; 10,000 draws) and its p, in how many seeds the
-difference is above 0 with the p of all choices of signs, Student's t over seeds, and both p-values after Holm's correction
-over all contrasts named (one that has no p, as with one seed or before it was run, counts as 1). Sentences count where lines have `sentence_values`, one number a sentence in one order; else each
-line's value is one.
+Each contrast is A − B over the seeds that both rows have, or an interaction (A − B) − (C − D). For each the table shows
+
+- the number of seeds, the mean difference, Student's 95 % interval over seeds and its p;
+- this p after Holm's correction over all contrasts named (one without a p, as with one seed, counts as 1);
+- which side is better, where the interval leaves no doubt of the sign;
+- a 95 % interval over test sentences, for these trainings, where lines have `sentence_values`;
+- in how many seeds the difference is above 0, and the p of all choices of signs.
+
+A file of contrasts (`--contrasts`) says what was predicted: "> 0", "< 0", "at most 0.01", or "= 0" with a `margin`. The table
+then shows the outcome: held, contradicted or unclear. "= 0" holds where two one-sided t-tests place the difference within
+the margin. A line of results needs `row`, `seed`, `metric` and `value`; other fields are compared where lines have them.
 
   python -m experiments compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
   python -m experiments compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
   python -m experiments compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
   python -m experiments compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
 
-With 3 to 5 seeds the bootstrap is too sure of itself: read it beside t. BLEU is no mean over sentences, so its lines
-compare by seed alone; for sentences take `sacrebleu REFERENCES -i A B --paired-bs`.
+BLEU is no mean over sentences, so its lines compare by seed alone; for sentences take `sacrebleu REFERENCES -i A B --paired-bs`.
+Intervals over seeds or sentences need scipy (extra `analysis`).
 """
 
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "compare"
 HELP = "compare rows of results, paired by seed and sentence, with p-values"
@@ -52,12 +59,12 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     if not args.pair and not args.interaction and not args.contrasts:
-        raise ValueError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
+        raise UserError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
     chosen_otherwise = args.pair or args.interaction or args.logarithm or args.metric or args.split
     if args.contrasts and (chosen_otherwise or not args.table):
-        raise ValueError(
-            f"--contrasts {args.contrasts}: expected --table beside it, and no --pair, --interaction, --logarithm, --metric "
-            "or --split, which the file chooses"
+        raise UserError(
+            f"--contrasts {args.contrasts}: needs --table, and the file chooses the rest. Add --table TABLE, and remove "
+            "--pair, --interaction, --logarithm, --metric and --split."
         )
 
     from experiments.reporting import contrasts
@@ -84,24 +91,37 @@ def figures(data: list[dict]) -> dict:
 
 
 def as_text(data: list[dict]) -> str:
-    header = ["contrast", "difference", "95 % interval", "p", "Holm", "above 0", "p signs", "t", "p t", "Holm t"]
-    rows = [
-        [
-            row["contrast"],
-            "–" if row["mean"] is None else f"{row['mean']:.4g}",
-            "–" if row["low"] is None else f"{row['low']:.4g} … {row['high']:.4g}",
-            _p(row["bootstrap_p"]),
-            _p(row["bootstrap_holm"]),
-            "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}",
-            _p(row["signs_p"]),
-            "–" if row["t"] is None else f"{row['t']:.2f}",
-            _p(row["t_p"]),
-            _p(row["t_holm"]),
-        ]
-        for row in data
-    ]
+    planned = any(row["prediction"] for row in data)
+    by_sentence = any(row["sentences_low"] is not None for row in data)
+    columns = {
+        "contrast": lambda row: row["contrast"],
+        "seeds": lambda row: "–" if row["seeds"] is None else row["seeds"],
+        "difference": lambda row: "–" if row["mean"] is None else f"{row['mean']:.4g}",
+        "95 % interval (t)": lambda row: _interval(row["low"], row["high"]),
+        "p (t)": lambda row: _p(row["t_p"]),
+        "Holm": lambda row: _p(row["t_holm"]),
+        "better": lambda row: row["better"] or "–",
+    }
+    if planned:
+        columns["predicted"] = predicted
+        columns["outcome"] = lambda row: row["outcome"] or "–"
+        columns["p (within margin)"] = lambda row: _p(row["equivalence_p"])
+    if by_sentence:
+        columns["95 % over sentences"] = lambda row: _interval(row["sentences_low"], row["sentences_high"])
+    columns["above 0"] = lambda row: "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}"
+    columns["p (signs)"] = lambda row: _p(row["signs_p"])
+    rows = [[cell(row) for cell in columns.values()] for row in data]
     notes = [f"{row['contrast']}: {note}" for row in data for note in row["notes"]]
-    return "\n".join([_output.table(header, rows), *notes])
+    return "\n".join([_output.table(list(columns), rows), *notes])
+
+
+def predicted(row: dict) -> str:
+    margin = "" if row["margin"] is None else f" ± {row['margin']:g}"
+    return f"{row['prediction'] or '–'}{margin}"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "–" if low is None else f"{low:.4g} … {high:.4g}"
 
 
 def _p(value: float | None) -> str:

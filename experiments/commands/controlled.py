@@ -7,8 +7,8 @@
   recall          find the value that stood behind a key (zoology's MQAR): sparse attention, for which theory
                   asks for small heads alone
 
-Each finished run is a line of the results file; runs that have a line are not repeated, so an interrupted grid goes on
-where it was; one of recall, which can take ten minutes, goes on after its last test (kept beside the results as .pt).
+Each finished run is a line of the results file. Runs that have a line are not repeated, so an interrupted grid continues
+where it was. A run of recall can take ten minutes; it resumes after its last test (kept next to the results as .pt).
 The table and the picture are made from the whole file.
 
   python -m experiments controlled matrices --quick --results matrices.jsonl              in minutes
@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "controlled"
 HELP = "train one or two attention layers on tasks whose answer is known"
@@ -42,7 +43,7 @@ def add_arguments(parser) -> None:
         "--steps",
         type=int,
         metavar="N",
-        help="other than the task's updates: rows of their own, trials where they are fewer",
+        help="number of updates (default: the task's). Another number makes separate rows; fewer updates are trials",
     )
     parser.add_argument("--no-runs", action="store_true", help="train nothing: show what the file holds")
     _output.add_output_arguments(parser, "the picture as .png and .pdf, the lines as .csv and .json")
@@ -50,11 +51,11 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     if args.steps is not None and args.steps < 1:
-        raise ValueError(f"--steps {args.steps}: expected a positive integer")
+        raise UserError(f"--steps {args.steps}: expected a positive integer")
     try:
         wanted = re.compile(args.rows or ".*")
     except re.error as error:
-        raise ValueError(f"--rows {args.rows!r}: not a regular expression ({error})") from error
+        raise UserError(f"--rows {args.rows!r}: not a regular expression ({error})") from error
 
     import torch
     from tqdm import tqdm
@@ -68,7 +69,7 @@ def run(args) -> None:
         runs = task.runs(args.seeds, quick=args.quick, steps=args.steps)
         runs = [run for run in runs if wanted.fullmatch(run.setting_name)]
         if not runs:
-            raise ValueError(f"--rows {args.rows!r}: no row of {args.task} matches")
+            raise UserError(f"--rows {args.rows!r}: no row of {args.task} matches")
         with tqdm(bar_format="{desc}", disable=None, leave=False) as status:
             say = functools.partial(status.write, file=sys.stderr)
             complete(task, runs, args.results, args.log, say, status.set_description_str)
@@ -76,7 +77,7 @@ def run(args) -> None:
     suffix = "" if args.steps in (None, task.STEPS) else f"-{args.steps}-updates"
     lines = [line for line in lines if wanted.fullmatch(line["row"].removesuffix(suffix))]
     if not lines:
-        raise ValueError(f"--results {args.results}: holds no finished run of {args.task}")
+        raise UserError(f"--results {args.results}: holds no finished run of {args.task}")
     tables = [f"{table.title}\n{_output.table(table.header, table.rows)}" for table in task.tables(lines)]
     _output.show(args, lines, "\n\n".join(tables))
     figures = {task.TABLE: task.draw(lines)} if args.output else {}

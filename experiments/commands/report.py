@@ -1,14 +1,15 @@
-"""Show results of runs beside the values that the papers publish.
+"""Show results of runs next to the values that the papers publish.
 
 Reads the JSON lines that the recipes write, and prints one Markdown table for every table of a paper that has results:
-our value beside the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
+our value next to the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
 better, and, for every run at another scale than the paper's (a smoke run, other sizes, updates other than the paper's,
 or fewer than the recipe's where the paper gives none), in what it differs. Tables are never mixed: the Mixhead paper
 calls its tables 7 to 10 comparable only within themselves.
 
   python -m experiments report results/
   python -m experiments report results/ --paper mixhead --table table4
-  python -m experiments report results/ --output report/           report.md, report.html and the learning curves
+  python -m experiments report results/ --output report/           report.md and the learning curves
+  python -m experiments report --logs mha.log mixhead-a.log --output report/     the curves of logs alone
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
 the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are the MHE poster's, which
@@ -18,27 +19,30 @@ prints values and no formula; these give its values.
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "report"
-HELP = "print results beside the papers' values, with learning curves"
+HELP = "print results next to the papers' values, with learning curves"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("results", type=Path, nargs="+", help="a folder of .jsonl files, or such files")
+    parser.add_argument("results", type=Path, nargs="*", help="folders of .jsonl files, or such files")
     parser.add_argument("--paper", help="only this paper (mixhead, mhe, fixedhead, …)")
     parser.add_argument("--table", help="only this table (table4, wmt14, …), shown even where nothing was run yet")
     parser.add_argument(
         "--logs", type=Path, nargs="+", default=[], metavar="PATH", help="logs of fairseq-train to draw curves from"
     )
-    _output.add_output_arguments(parser, "report.md, report.html, the curves as .png and .pdf, report.json and .csv")
+    _output.add_output_arguments(parser, "report.md, the curves as .png and .pdf, report.json and .csv")
 
 
 def run(args) -> None:
     from experiments.reporting import comparison, curves, tables
-    from fairseq_lowrank.tools import papers, pictures
+    from fairseq_lowrank.tools import papers
 
+    if not args.results and not args.logs:
+        raise UserError("nothing to report. Give files of results, or logs with --logs.")
     if args.logs and not args.output:
-        raise ValueError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
+        raise UserError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
     lines = comparison.load_results(args.results)
     found = comparison.build(lines, papers.load_papers(), paper=args.paper, table=args.table)
     plots = curves.with_logs(found, args.logs)
@@ -46,13 +50,17 @@ def run(args) -> None:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
         where = ", ".join(map(str, args.results))
         hint = "; with --table its published values are shown" if args.paper and not args.table else ""
-        raise ValueError(f"no results{asked} in {where}{hint}")
-    files = pictures.file_names("curves", plots) if args.output else {}
+        raise UserError(f"no results{asked} in {where}{hint}")
+    files = {}
+    if args.output:
+        from fairseq_lowrank.tools import pictures
+
+        files = pictures.file_names("curves", plots)
     text = tables.as_markdown(found, {name: f"{file}.png" for name, file in files.items()})
     drawn = {name: curves.draw(plots[name], name) for name in files}
     _output.show(args, found, text)
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
-    pages = {"report.md": text, "report.html": tables.as_html(found, drawn)} if args.output else {}
+    pages = {"report.md": text}
     _output.write(args, NAME, found, rows, {files[name]: figure for name, figure in drawn.items()}, pages)
 
 

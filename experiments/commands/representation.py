@@ -24,6 +24,7 @@ Source: Theorems 1 and 2 of Bhojanapalli et al. 2020 (ICML), on which the Mixhea
 """
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "representation"
 HELP = "fit attention matrices, or whole layers, with heads of every size (theorems 1 and 2 of the FixedHead paper)"
@@ -101,7 +102,7 @@ def run_theorem_2(args) -> None:
     from experiments import fixed_heads
 
     if args.matrices is not None:
-        raise ValueError(f"--matrices {args.matrices}: expected with --theorem 1 alone")
+        raise UserError(f"--matrices {args.matrices}: expected with --theorem 1 alone")
     sizes = {"n": args.length, "embed_dim": args.embed_dim, "heads": args.heads, "steps": args.steps}
     sizes["head_dim"] = only_one(args, "head_dims", "--theorem 2 takes one size of the fixed heads")
     given = {name: value for name, value in sizes.items() if value is not None}
@@ -117,7 +118,7 @@ def only_one(args, name: str, expected: str) -> int | None:
     """The one value of an option that may have several, None where it was not given."""
     values = getattr(args, name)
     if values is not None and len(values) > 1:
-        raise ValueError(f"--{name.replace('_', '-')} {' '.join(map(str, values))}: {expected}")
+        raise UserError(f"--{name.replace('_', '-')} {' '.join(map(str, values))}: {expected}")
     return values and values[0]
 
 

@@ -10,6 +10,7 @@ Parameters and cache are counted on a layer that is built for it, and rows are l
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "variants"
 HELP = "a page for each kind of attention: formula, costs, flags, code, paper, our rows"
@@ -34,10 +35,10 @@ def run(args) -> None:
     from experiments import variants
 
     if unknown := [name for name in args.names if name not in variants.VARIANTS]:
-        raise ValueError(f"variant {unknown[0]!r}: expected one of {', '.join(variants.VARIANTS)}")
+        raise UserError(f"variant {unknown[0]!r}: expected one of {', '.join(variants.VARIANTS)}")
     results = args.results or variants.RESULTS
     if args.results and not args.results.is_dir():
-        raise ValueError(f"--results {args.results}: is no folder; expected one of results files (.jsonl)")
+        raise UserError(f"--results {args.results}: is not a folder. Give a folder of results files (.jsonl).")
     pages = {f"{name}.md": variants.page(name, results) for name in args.names}
     if args.output is None:
         _output.say(("\n".join(pages.values()) if pages else variants.index()).removesuffix("\n"))

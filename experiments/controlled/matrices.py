@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from experiments.controlled.runs import Log, Method, Run, Table, geometric_mean, marked, over_seeds
+from experiments.controlled.runs import Log, Method, Run, Table, geometric_mean, marked, over_seeds, styles_of
 from experiments.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
@@ -239,7 +239,7 @@ def draw(lines: list[dict]):
     names = [name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS) if name in present]
     for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
         sizes = sorted({line["small_head_dim"] for line in chosen})
-        for name, style in zip(names, pictures.styles(names), strict=True):
+        for name, style in zip(names, styles_of(lines, names), strict=True):
             values: dict[int, list[float]] = {}
             for line in chosen:
                 if line["method"] == name:
@@ -254,5 +254,8 @@ def draw(lines: list[dict]):
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(sizes, labels=[f"{EMBED_DIM // size}×{size}" for size in sizes])
         axes.set_title(title(*key), fontsize=9)
-    plots[0].legend(fontsize=7, handlelength=3.5)
+    handles = {line.get_label(): line for axes in plots for line in axes.get_lines() if line.get_label() in names}
+    shown = [handles[name] for name in names]
+    columns = 4 if len(plots) > 1 else 2
+    figure.legend(handles=shown, loc="outside lower center", ncols=columns, fontsize=8, handlelength=3.5)
     return figure

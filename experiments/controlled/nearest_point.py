@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.controlled.runs import Log, Method, Run, Table, marked, over_seeds
+from experiments.controlled.runs import Log, Method, Run, Table, marked, over_seeds, styles_of
 from fairseq_lowrank.attention import build_attention
 
 TABLE = "nearest-point"
@@ -195,31 +195,30 @@ def _cell(values: list[float], seeds: list[int]) -> str:
 
 
 def draw(lines: list[dict]):
-    """Error against heads: ours by method, and the published curve; bars go from the least to the greatest seed.
+    """Draw error against heads: ours by method, and the published curve; bars go from the least to the greatest seed.
 
-    Methods stand side by side, each a little to the right of the one before; first those with the longest curves.
+    Methods stand side by side, within a third of an octave around their number of heads; `mha` has its place.
     """
     from fairseq_lowrank.tools import pictures
 
-    figure, axes = pictures.new_figure()
+    figure, axes = pictures.new_figure(8.5, 4.8)
     values = _by_row(lines)
     counts = Counter(name for name, _ in values)
     names = sorted(counts, key=lambda name: -counts[name])
-    for place, (name, style) in enumerate(zip(names, pictures.styles(names), strict=True)):
-        aside = 1.04**place
+    places = zip(names, styles_of(lines, names), pictures.asides(len(names)), strict=True)
+    for name, style, place in places:
+        aside = 2 ** (0.3 * place)
         heads = sorted(heads for other, heads in values if other == name)
         means = [statistics.fmean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
         # a row of one number of heads has no line to tell it by
-        marker = "osD^vP"[pictures.LINE_STYLES.index(style["linestyle"])]
-        axes.errorbar(
-            [count * aside for count in heads], means, (low, high), marker=marker, ms=5, capsize=2, label=name, **style
-        )
+        points = {"marker": pictures.marker(style), "ms": 5, "capsize": 2}
+        axes.errorbar([count * aside for count in heads], means, (low, high), label=name, **points, **style)
     heads = [64 // rank for rank in PUBLISHED]
     axes.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
     axes.set_xscale("log", base=2)
     axes.set_xticks(heads, map(str, heads))
     axes.set(xlabel="heads; those of mha have rank d / heads", ylabel=METRIC, ylim=(0, 1))
-    axes.legend(fontsize=7)
+    figure.legend(loc=pictures.OUTSIDE, fontsize=8, handlelength=3.5)
     return figure

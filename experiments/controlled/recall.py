@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.controlled.runs import Journal, Method, Run, Table
+from experiments.controlled.runs import Journal, Method, Run, Table, styles_of
 from fairseq_lowrank.attention import CAUSAL, build_attention
 
 TABLE = "recall"
@@ -201,7 +201,7 @@ def tables(lines: list[dict]) -> list[Table]:
             f"{statistics.fmean(line['value'] for line in chosen):.4f}",
             f"{statistics.fmean(line['updates'] for line in chosen):,.0f}",
         ]
-        for (name, heads), chosen in sorted(groups.items())
+        for (name, heads), chosen in groups.items()
     ]
     header = ["method", "heads × size", "seeds", METRIC, "updates"]
     return [
@@ -212,30 +212,35 @@ def tables(lines: list[dict]) -> list[Table]:
 
 
 def draw(lines: list[dict]):
-    """Updates until 99 % of answers are right against head size; hollow where they were not by the end.
+    """Draw updates until 99 % of answers are right against head size; hollow where they were not by the end.
 
-    Methods stand side by side; other rates than the task's are drawn where nothing else is there.
+    Methods stand side by side within the band of their head size. Other rates than the task's are drawn only if there is
+    nothing else.
     """
     from fairseq_lowrank.tools import pictures
 
-    figure, axes = pictures.new_figure()
+    figure, axes = pictures.new_figure(8.5, 4.4)
     lines = [line for line in lines if line.get("learning_rate", float(RATE)) == float(RATE)] or lines
     names = list(dict.fromkeys(line["method"] for line in lines))
-    for place, (name, style) in enumerate(zip(names, pictures.styles(names), strict=True)):
-        aside = 1.06 ** (place - (len(names) - 1) / 2)
+    sizes = sorted({line["head_dim"] for line in lines})
+    places = zip(names, styles_of(lines, names), pictures.asides(len(names)), strict=True)
+    for name, style, place in places:
         for reached in (True, False):
             chosen = [line for line in lines if line["method"] == name and (line["value"] <= ENOUGH) == reached]
             axes.plot(
-                [line["head_dim"] * aside for line in chosen],
+                [sizes.index(line["head_dim"]) + 0.7 * place for line in chosen],
                 [line["updates"] for line in chosen],
-                "o",
+                pictures.marker(style),
                 color=style["color"],
                 fillstyle="full" if reached else "none",
                 label=name if reached else None,
             )
-    axes.set(xscale="log", xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong", ylim=(0, None))
-    sizes = sorted({line["head_dim"] for line in lines})
-    axes.set_xticks(sizes, labels=sizes)
-    axes.set_xticks([], minor=True)
-    axes.legend(fontsize=8)
+    axes.set(
+        xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong (hollow: not reached)", ylim=(0, None)
+    )
+    axes.set_xticks(range(len(sizes)), labels=sizes)
+    axes.grid(False, axis="x")
+    for border in range(len(sizes) - 1):
+        axes.axvline(border + 0.5, color="0.85", linewidth=0.8)
+    figure.legend(loc=pictures.OUTSIDE, fontsize=8)
     return figure

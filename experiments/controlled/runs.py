@@ -21,8 +21,10 @@ import fairseq_lowrank
 from experiments.recipes.provenance import commit as checked_out
 from experiments.recipes.provenance import machine, versions
 from experiments.recipes.results import append_measurement, read_results
+from experiments.reporting.comparison import attention_flags
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.messages import UserError
 
 PAPER = "evidence"
 
@@ -75,7 +77,7 @@ class Journal:
             found = torch.load(self._file, map_location="cpu", weights_only=True)
             lines, seconds, state = found["lines"], found["seconds"], found["state"]
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
+            raise UserError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
         if lines[0] != self.lines[0]:
             warnings.warn(
                 f"{self._file} was kept by '{lines[0]}': this run is '{self.lines[0]}', and starts anew", stacklevel=2
@@ -246,8 +248,9 @@ def checked_out_commit() -> str:
 
 
 def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:
-    """The task's lines of a results file whose runs were to have so many updates, by default the task's; of lines of one
-    row and seed the last one.
+    """Read the task's lines whose runs were to have so many updates, by default the task's, in the order of its runs.
+
+    Of lines of one row and seed the last one counts.
     """
     steps = task.STEPS if steps is None else steps
     found = {
@@ -255,7 +258,17 @@ def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[
         for line in read_results(results, measurements=True)
         if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
     }
-    return list(found.values())
+    runs = task.runs(steps=steps)
+    order = {row: place for place, row in enumerate(dict.fromkeys(run.row for run in runs))}
+    return sorted(found.values(), key=lambda line: order.get(line["row"], len(order)))
+
+
+def styles_of(lines: Sequence[dict], names: Sequence[str]) -> list[dict]:
+    """Return the style of each method in a picture: its colour follows the attention in the flags of its lines."""
+    from fairseq_lowrank.tools import pictures
+
+    flags = {line["method"]: line for line in lines}
+    return pictures.styles(pictures.kind_of_flags(attention_flags(flags[name])) for name in names)
 
 
 def geometric_mean(values: Iterable[float]) -> float:

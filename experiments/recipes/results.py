@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines, say
+from fairseq_lowrank.messages import UserError
 
 Number, Text = (int, float), (str,)
 # Every line has these, of these types.
@@ -29,6 +30,8 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
 # A measurement that is no training has these, and no architecture.
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
 MEASURED["commit"] = OPTIONAL["commit"]
+# A score to compare has these, whatever else it has.
+SCORED = {field: FIELDS[field] for field in ("row", "seed", "metric", "value")}
 POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
 ORIGIN = {"commit": OPTIONAL["commit"], "machine": OPTIONAL["machine"], "versions": FIELDS["versions"]}
 LOSS = {"bits": Number, "sentence_values": (list,)}
@@ -44,10 +47,10 @@ def results_files(paths: Iterable[Path]) -> list[Path]:
     found = []
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path} does not exist")
+            raise UserError(f"{path} does not exist")
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise ValueError(f"{path} holds no .jsonl file")
+            raise UserError(f"{path} holds no .jsonl file")
         found += files
     return found
 
@@ -57,16 +60,23 @@ def origins(line: dict) -> list[dict]:
     return [line, *line.get("earlier_starts", [])]
 
 
-def read_results(path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False) -> list[dict]:
+def read_results(
+    path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False, scores: bool = False
+) -> list[dict]:
     """The trainings in a results file; none if it is not there.
 
     A line that is broken is left out, after `complain` was told its number and what is wrong with it; a measurement that
     is no training (it has no architecture) is left out without a word unless `measurements` are asked for as well.
+    With `scores`, every line counts that has a row, a seed, a metric and a value.
     """
     lines = []
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
         try:
             line = json.loads(text)
+            if scores:
+                check(line, text, SCORED)
+                lines.append(line)
+                continue
             measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
             if measured and not measurements:
                 continue
@@ -79,11 +89,11 @@ def read_results(path: Path, complain: Callable[[str], None] = say, *, measureme
     return lines
 
 
-def check(line: object, text: str = "") -> None:
-    """Raise ValueError, saying what is wrong, unless `line` is a result."""
+def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> None:
+    """Raise ValueError, saying what is wrong, unless `line` is a result that has the required fields."""
     if not isinstance(line, dict):
         raise ValueError(f"{text[:40]} is no result, which is a JSON object")
-    if missing := [field for field in FIELDS if field not in line]:
+    if missing := [field for field in required if field not in line]:
         raise ValueError(f"lacks {', '.join(missing)}")
     for field, kinds in (FIELDS | OPTIONAL).items():
         if field in line:
@@ -98,6 +108,14 @@ def check(line: object, text: str = "") -> None:
             check_type(f"a sentence's loss of {split}", value, Number)
     for metric, value in line.get("scores", {}).items():
         check_type(f"score {metric}", value, Number)
+    check_sentences(line)
+
+
+def check_sentences(line: dict) -> None:
+    """Raise ValueError, saying what is wrong, unless a line's values a sentence are numbers."""
+    check_type("sentence_values", line.get("sentence_values", []), (list,))
+    for value in line.get("sentence_values", []):
+        check_type("a sentence's value", value, Number)
 
 
 def check_measurement(line: dict) -> None:
@@ -106,9 +124,7 @@ def check_measurement(line: dict) -> None:
         raise ValueError(f"lacks {', '.join(missing)}")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
-    check_type("sentence_values", line.get("sentence_values", []), (list,))
-    for value in line.get("sentence_values", []):
-        check_type("a sentence's value", value, Number)
+    check_sentences(line)
 
 
 def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:

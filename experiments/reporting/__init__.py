@@ -1,1 +1,1 @@
-"""Results of runs beside the values that the papers publish: papers, comparison, tables, curves."""
+"""Results of runs next to the values that the papers publish: papers, comparison, tables, curves."""

@@ -1,4 +1,4 @@
-"""Results of runs beside the values that the papers publish, one paper's table at a time.
+"""Results of runs next to the values that the papers publish, one paper's table at a time.
 
 Tables are never joined: Mixhead's section 4.4 says that its ablation tables (7 to 10) use different batching and
 evaluation and compare only within themselves, and a run at another scale than the paper's is marked as such.
@@ -7,14 +7,15 @@ evaluation and compare only within themselves, and a run at another scale than t
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.recipes.results import read_results, results_files
+from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.papers import canonical_paper, canonical_row, canonical_table, split_row
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
@@ -66,7 +67,7 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
     for file in results_files(paths):
         lines += read_results(file, broken.append)
     if broken and not lines:
-        raise ValueError(broken[0])
+        raise UserError(broken[0])
     for complaint in broken:
         say(f"{complaint}; left out")
     return lines
@@ -89,16 +90,52 @@ def flags_of(line: dict) -> list[tuple[str, str]]:
     return found
 
 
-def cut_short(line: dict) -> list[str]:
-    """How much of its recipe's updates or epochs a run has, if it has fewer."""
+def attention_flags(line: dict) -> dict[str, str] | None:
+    """Return the preset and the axes that a run's flags choose; ``None`` for fairseq's own attention.
+
+    Lines of controlled tasks call an axis by its name, such as `--activation` for `--attention-activation`.
+    """
+    flags = dict(flags_of(line))
+    axes = {name: flags[flag] for name in AXES for flag in _flags_of_axis(name) if flag in flags}
+    if "attention" not in flags and not axes and not line.get("architecture", "").startswith("lowrank_"):
+        return None
+    return {"preset": flags.get("attention", "mha"), **axes}
+
+
+def other_settings(line: dict) -> dict[str, str]:
+    """Return a run's flags except its architecture, its seed, and those of its attention."""
+    apart = {"arch", "seed", "attention", *(flag for name in AXES for flag in _flags_of_axis(name))}
+    return {name: value for name, value in flags_of(line) if name not in apart}
+
+
+def _flags_of_axis(name: str) -> tuple[str, str]:
+    return name.replace("_", "-"), AXES[name].flag.replace("_", "-")
+
+
+def extent(line: dict) -> tuple[int, int, str] | None:
+    """Return a run's updates or epochs, its recipe's, and which of the two these are; ``None`` where its flags set no end."""
     ends = [(name, int(value)) for name, value in flags_of(line) if name in ENDS and value.isdigit()]
     if not ends:
-        return []
+        return None
     # What a user adds stands behind the recipe's flags: the first is of the recipe's kind, the largest is not shortened.
     end = ends[0][0]
     wanted = max(value for name, value in ends if name == end)
     done = line["updates"] if end == "max-update" else len(line.get("curve") or []) or wanted
-    return [f"{done} of {wanted} {ENDS[end]}"] if done < wanted else []
+    return done, wanted, ENDS[end]
+
+
+def cut_short(line: dict) -> list[str]:
+    """Say how much of its recipe's updates or epochs a run has, if it has fewer."""
+    done, wanted, unit = extent(line) or (0, 0, "")
+    return [f"{done} of {wanted} {unit}"] if done < wanted else []
+
+
+def completed(line: dict, published: dict | None) -> float:
+    """Return the share of the paper's updates, or else of its recipe's updates or epochs, that a run has."""
+    if wanted := (published or {}).get("settings", {}).get("max-update"):
+        return line["updates"] / int(wanted)
+    done, wanted, _ = extent(line) or (1, 1, "")
+    return min(1.0, done / wanted) if wanted else 1.0
 
 
 def other_scale(line: dict, published: dict | None) -> list[str]:
@@ -154,6 +191,11 @@ def family(metric: str) -> str:
     return FAMILIES.get(metric, metric)
 
 
+def lower_is_better(metric: str) -> bool:
+    """Return True for losses, perplexities and errors; all other metrics are scores."""
+    return family(metric) in LOWER_IS_BETTER or "error" in metric.split()
+
+
 def collect(lines: list[dict], published: dict | None) -> dict:
     """One row of a report from the lines of one row of a table: mean and spread over seeds.
 
@@ -176,6 +218,8 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     last = list(latest.values())[-1]
     return {
         "architecture": last["architecture"],
+        "attention": attention_flags(last),
+        "settings": other_settings(last),
         "smoke": last["smoke"],
         "seeds": sorted({line["seed"] for line in latest.values()}),
         "parameters": last["parameters"],
@@ -195,6 +239,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
             for (metric, split), found in by_seed.items()
         ],
         "other_scale": scale,
+        "completed": min(completed(line, published) for line in latest.values()),
         "curves": [
             {"task": line.get("task"), "seed": line["seed"], "points": line["curve"]}
             for line in latest.values()
@@ -240,7 +285,7 @@ def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: s
         table: only tables of this name.
 
     Raises:
-        ValueError: the paper or table is neither published nor in the results.
+        UserError: the paper or table is neither published nor in the results.
     """
     groups: dict[tuple[str, str], list[dict]] = {}
     for line in lines:
@@ -253,7 +298,7 @@ def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: s
     ]
     if not chosen:
         asked = " ".join(str(name) for name in (paper, table) if name is not None)
-        raise ValueError(f"no results and no published values for {asked}; known: {', '.join(map(' '.join, known))}")
+        raise UserError(f"no results and no published values for {asked}; known: {', '.join(map(' '.join, known))}")
     if table is None:
         chosen = [key for key in chosen if key in groups]
     return [build_table(*key, groups.get(key, []), papers) for key in chosen]
@@ -300,24 +345,23 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
 
 
 def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
-    """Rows as recipes declare them, whichever run ended first: by the position that their lines tell.
+    """Order rows as their recipes declare them, whichever run ended first: by the position in their lines.
 
-    Where a line tells none: sizes together, methods in the same order at every size. Sizes (words such as h32) and methods (the
-    other words) stand in the order in which the lines first name them.
+    Rows of one position come from several recipes. These follow each other in the order in which their rows first appear.
+    Rows without a position come last, in the order of the results file.
     """
-    positions = {row: lines[-1].get("position") for row, lines in by_row.items()}
-    if all(isinstance(position, int) for position in positions.values()):
-        return [by_row[row] for row in sorted(by_row, key=positions.get)]
-    parts = {row: size_and_method(row) for row in by_row}
-    sizes, methods = (list(dict.fromkeys(part[index] for part in parts.values())) for index in (0, 1))
-    order = sorted(by_row, key=lambda row: (sizes.index(parts[row][0]), methods.index(parts[row][1])))
-    return [by_row[row] for row in order]
-
-
-def size_and_method(row: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The words of a row's name that are a letter and a number, and the others."""
-    sizes = tuple(word for word in row if re.fullmatch(r"[a-z]\d+", word))
-    return sizes, tuple(word for word in row if word not in sizes)
+    recipes: list[dict[int, list[dict]]] = []
+    rest = []
+    for lines in by_row.values():
+        position = lines[-1].get("position")
+        if position is None:
+            rest.append(lines)
+            continue
+        recipe = next((recipe for recipe in recipes if position not in recipe), None)
+        if recipe is None:
+            recipes.append(recipe := {})
+        recipe[position] = lines
+    return [*(recipe[position] for recipe in recipes for position in sorted(recipe)), *rest]
 
 
 def add_ratios(rows: list[dict]) -> None:
@@ -335,11 +379,9 @@ def add_ratios(rows: list[dict]) -> None:
             by_name.get((canonical_row(f"{rest}-{partner}".strip("-")), row["ours"]["smoke"]))
             for partner in ("mha", "sha")
         )
-        mha, sha = (
-            other if other and 2 / 3 < share(other) / share(row["ours"]) < 1.5 else None for other in (mha, sha)
-        )
+        mha, sha = (other if other and about_as_long(other, row["ours"]) else None for other in (mha, sha))
         for score in row["ours"]["scores"]:
-            if family(score["metric"]) in LOWER_IS_BETTER:
+            if lower_is_better(score["metric"]):
                 continue
             if preset != "mha" and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
                 score["prr"] = prr(*means)
@@ -349,12 +391,9 @@ def add_ratios(rows: list[dict]) -> None:
                 score["peop"] = peop(*means, *counts)
 
 
-def share(ours: dict) -> float:
-    """How much of its recipe's updates or epochs a row has, as its marks say."""
-    done = rf"(\d+) of (\d+) (?:{'|'.join(ENDS.values())})|(?:{'|'.join(ENDS)}) (\d+) \(paper (\d+)\)"
-    found = [re.fullmatch(done, mark) for mark in ours["other_scale"]]
-    counts = [[int(count) for count in match.groups() if count] for match in found if match]
-    return min((updates / wanted for updates, wanted in counts), default=1.0)
+def about_as_long(one: dict, other: dict) -> bool:
+    """Return True if two rows have about the same share of their updates or epochs."""
+    return 2 / 3 * other["completed"] < one["completed"] < 1.5 * other["completed"]
 
 
 def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | None) -> tuple[float, float] | None:

@@ -9,29 +9,33 @@ import numpy
 
 from experiments.recipes.scoring import read_training_log
 from experiments.reporting.comparison import plot_name
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.papers import canonical_row, split_row
+
+# More rows than this are drawn by setting.
+MOST_ROWS = 9
 
 
 def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:
-    """Learning curves by plot: one for every table that carries curves, or every task in it, and one for the logs given.
+    """Collect learning curves by plot: one for every table that has curves, or every task in it, and one for the logs given.
 
     Args:
         logs: files that fairseq-train wrote, or folders with files named `train.log`.
 
     Returns:
-        Lists of `{"label", "points"}`, and `row` and `seed` of a table's runs, by the plot's name.
+        Lists of `{"label", "points"}`, and `row`, `seed`, `attention` and `settings` of a table's runs, by the plot's name.
     """
     plots = {}
     for table in tables:
         for row in table["rows"]:
             for curve in row["ours"]["curves"] if row["ours"] else ():
-                seeds = len(row["ours"]["seeds"])
-                label = f"{row['label']}, seed {curve['seed']}" if seeds > 1 else row["label"]
                 own = plots.setdefault(plot_name(table, curve["task"]), [])
-                own.append({"row": row["row"], "label": label, "seed": curve["seed"], "points": curve["points"]})
+                about = {"row": row["row"], "label": row["label"]}
+                about |= {key: row["ours"][key] for key in ("attention", "settings")}
+                own.append({**about, "seed": curve["seed"], "points": curve["points"]})
     files = [file for path in logs for file in (sorted(path.rglob("train.log")) if path.is_dir() else [path])]
     if logs and not files:
-        raise ValueError(f"no train.log in {', '.join(map(str, logs))}")
+        raise UserError(f"no train.log in {', '.join(map(str, logs))}")
     if files:
         plots["logs"] = [
             {
@@ -44,40 +48,100 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
 
 
 def draw(curves: list[dict], title: str):
-    """Loss against updates, and below it each run's validation loss less its baseline's, as a matplotlib figure.
+    """Draw loss against updates, and below it each row's validation loss less its baseline's, as a matplotlib figure.
 
-    The baseline of a run is the `mha` run of the same sizes and seed, or the first of such; without one, as for logs,
-    there are no differences.
+    A line is the mean over a row's seeds, its band goes from the least to the greatest. The baseline of a run is the
+    `mha` run of the same sizes and seed, or the first of such. Logs have no baseline, so they have no differences.
+    A table of many rows gets a pair of plots for the rows of each setting, which differ in their attention alone.
     """
     from fairseq_lowrank.tools import pictures
 
-    compared = [(curve, baseline) for curve in curves if (baseline := baseline_of(curve, curves)) is not None]
-    heights = [3, 2] if compared else [3]
-    figure, plots = pictures.column(heights)
-    styles = pictures.styles(curve.get("row", curve["label"]) for curve in curves)
-    for curve, style in zip(curves, styles, strict=True):
-        updates = [point["updates"] for point in curve["points"]]
-        training = [point["train_loss"] for point in curve["points"]]
-        plots[0].plot(updates, training, ":", color=style["color"], linewidth=0.8)
-        plots[0].plot(*validation(curve), **style, marker=".", label=pictures.plain(curve["label"]))
-    plots[0].set(ylabel="loss (base 2)", title=pictures.plain(f"{title}: validation (lines), training (thin dots)"))
-    plots[0].legend(fontsize=8)
-    if compared:
-        for curve, baseline in compared:
-            style = styles[curves.index(curve)]
-            plots[1].plot(*difference(curve, baseline), **style, marker=".")
-        names = dict.fromkeys(baseline["label"] for _, baseline in compared)
-        plots[1].axhline(0, color="0.5", linewidth=0.8)
-        plots[1].set(ylabel="less its baseline's")
-        plots[1].set_title(pictures.plain(f"Validation loss less that of {' or '.join(names)}"), fontsize=10)
-    plots[-1].set(xlabel="updates")
+    rows: dict[str, list[dict]] = {}
+    for number, curve in enumerate(curves):
+        rows.setdefault(curve.get("row", f"log {number}"), []).append(curve)
+    compared = any(baseline_of(curve, curves) is not None for curve in curves)
+    groups = by_settings(rows) if compared and len(rows) > MOST_ROWS else [list(rows)]
+    across = 3 if len(groups) == 1 else 1  # entries of a legend side by side
+    longest = -(-max(map(len, groups)) // across)
+    figure, panels = pictures.panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest)
+    about = "validation (lines: means, bands: all seeds), training (thin dots)"
+    figure.suptitle(pictures.plain(f"{title}: {about}"), fontsize=10)
+    for group, (losses, *differences) in zip(groups, panels, strict=True):
+        styles = pictures.styles(_kind(rows[row][0]) for row in group)
+        for row, style in zip(group, styles, strict=True):
+            runs = rows[row]
+            updates, means, _, _ = over_seeds([points_of(run, "train_loss") for run in runs])
+            losses.plot(updates, means, ":", color=style["color"], linewidth=0.8)
+            seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+            label = pictures.plain(f"{runs[0]['label']}{seeds}")
+            _band(losses, over_seeds([validation(run) for run in runs]), style, label)
+            found = [(run, baseline) for run in runs if (baseline := baseline_of(run, curves)) is not None]
+            if found:
+                _band(differences[0], over_seeds([difference(*pair) for pair in found]), style)
+        losses.set(ylabel="loss (base 2)")
+        lowest = losses
+        for axes in differences:
+            if not axes.lines:  # rows without a baseline
+                axes.remove()
+                losses.tick_params(labelbottom=True)
+                continue
+            axes.axhline(0, color="0.5", linewidth=0.8)
+            axes.set(ylabel="less that of mha")
+            lowest = axes
+        lowest.set(xlabel="updates")
+        handles = losses.get_legend_handles_labels()
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncols": across}
+        lowest.legend(*handles, **place, fontsize=7, handlelength=3.5)
     return figure
 
 
+def by_settings(rows: dict[str, list[dict]]) -> list[list[str]]:
+    """Group rows whose runs differ in attention alone. Rows that are alone in their setting form the last group."""
+    groups: dict[tuple, list[str]] = {}
+    for row, runs in rows.items():
+        groups.setdefault(tuple(sorted(runs[0]["settings"].items())), []).append(row)
+    alone = [row for group in groups.values() if len(group) == 1 for row in group]
+    return [group for group in groups.values() if len(group) > 1] + ([alone] if alone else [])
+
+
+def _kind(run: dict) -> str:
+    """The key of a run's colour: its attention, or its label where only a log is known."""
+    from fairseq_lowrank.tools import pictures
+
+    return pictures.kind_of_flags(run["attention"]) if "attention" in run else run["label"]
+
+
+def _band(axes, curve: tuple[list[float], list[float], list[float], list[float]], style: dict, label: str = "") -> None:
+    updates, means, low, high = curve
+    axes.plot(updates, means, **style, marker=".", markersize=4, linewidth=1.2, label=label)
+    axes.fill_between(updates, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def over_seeds(
+    curves: list[tuple[list[float], list[float]]],
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Return updates, means, least and greatest values of curves, at the first curve's updates that all of them span.
+
+    Between the points of a curve its value lies on a straight line.
+    """
+    curves = [curve for curve in curves if curve[0]]
+    if not curves:
+        return [], [], [], []
+    start, end = max(updates[0] for updates, _ in curves), min(updates[-1] for updates, _ in curves)
+    common = [update for update in curves[0][0] if start <= update <= end]
+    values = numpy.array([numpy.interp(common, *curve) for curve in curves])
+    return common, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
+
+
 def validation(curve: dict) -> tuple[list[float], list[float]]:
-    """Updates and validation losses of a curve, where there are any."""
-    points = [point for point in curve["points"] if point["valid_loss"] is not None]
-    return [point["updates"] for point in points], [point["valid_loss"] for point in points]
+    """Return the updates and validation losses of a curve, where there are any."""
+    return points_of(curve, "valid_loss")
+
+
+def points_of(curve: dict, loss: str) -> tuple[list[float], list[float]]:
+    """Return the updates and losses of a curve, where there are any."""
+    points = [point for point in curve["points"] if point[loss] is not None]
+    return [point["updates"] for point in points], [point[loss] for point in points]
 
 
 def difference(curve: dict, baseline: dict) -> tuple[list[float], list[float]]:
@@ -88,13 +152,19 @@ def difference(curve: dict, baseline: dict) -> tuple[list[float], list[float]]:
 
 
 def baseline_of(curve: dict, curves: list[dict]) -> dict | None:
-    """The curve of the `mha` row that differs from this one's in the method alone, of the same seed where it can be."""
+    """Return the curve of the `mha` row that differs from this one's in the method alone, of the same seed if there is one.
+
+    A row that is not named for a preset has the `mha` row of its settings for a baseline, or else plain `mha`.
+    """
     if "row" not in curve or not validation(curve)[0]:
         return None
     row = canonical_row(f"{split_row(curve['row'])[0]}-mha".strip("-"))
     if row == canonical_row(curve["row"]):
         return None
-    same = [other for other in curves if canonical_row(other["row"]) == row and validation(other)[0]]
-    # a row of no method's name, such as stock, stands against plain mha
-    same = same or [other for other in curves if canonical_row(other["row"]) == ("mha",) and validation(other)[0]]
+    drawn = [other for other in curves if validation(other)[0]]
+    same = [other for other in drawn if canonical_row(other["row"]) == row]
+    if not same and "settings" in curve:
+        alike = [other for other in drawn if other["settings"] == curve["settings"]]
+        same = [other for other in alike if split_row(other["row"])[1] == "mha"]
+    same = same or [other for other in drawn if canonical_row(other["row"]) == ("mha",)]
     return next((other for other in same if other["seed"] == curve["seed"]), same[0] if same else None)

@@ -1,17 +1,17 @@
 """Is one row better than another? Differences paired by seed and sentence, and what they are worth.
 
 Two rows are compared where they have the same seed (the same data order and, where shapes allow, the same start) and the
-same sentence. Three questions have answers of their own:
+same sentences. Each question has its own answer:
 
-- **bootstrap**: other seeds *and* other sentences. Seeds are drawn with replacement, then sentences; the sentences are the
-  same ones under every seed, so one draw of them serves all seeds of a draw (drawing anew for each seed would average away
-  what makes a sentence easy for one row under every seed, and the interval would be too short).
-- **all signs**: if the two rows were one, each seed's difference could as well have had the other sign. The p-value is
-  the share of all 2^seeds choices of signs whose mean is as far from 0. It cannot be below 2 / 2^seeds.
-- **t**: Student's test of the seeds' means, on this test set.
+- **Student's t** (other seeds): interval and p of the seeds' mean differences, on this test set. With few seeds the
+  interval is long, and it covers the truth as often as it says. A bootstrap over three seeds covers it in 75 % of cases.
+- **bootstrap over sentences** (other test sentences): the trainings stay as they are. It needs one value a sentence.
+- **all signs**: if the two rows were one, each seed's difference could have had the other sign. The p-value is the share
+  of all 2^seeds choices of signs whose mean is as far from 0. It cannot be below 2 / 2^seeds.
+- **equivalence**: two one-sided t-tests (TOST) against a margin that was stated. "No difference" needs this test: a p of
+  difference that is above 0.05 says only that nothing was found.
 
-With 3 to 5 seeds the bootstrap of seeds is too sure of itself (three seeds of one sign never give an interval with 0 in
-it), so read it beside t. For several named contrasts p-values are raised by Holm's rule.
+For several named contrasts :func:`holm` raises the p-values.
 
 BLEU is no mean over sentences: for it take sacrebleu's own tests, ``sacrebleu REFERENCES -i A B --paired-bs``.
 """
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 DRAWS = 10_000
 CONFIDENCE = 0.95
@@ -35,31 +34,31 @@ Scores = Mapping[int, ArrayLike]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a contrast is worth. Values that need two seeds are ``None`` where there is one, the bootstrap's where there is but
-    one number.
+    """What a contrast is worth. Values that need two seeds, or two sentences, are ``None`` where there is one.
 
     Args:
         mean: mean difference over seeds and sentences.
-        low, high: the bootstrap's 95 % interval.
-        bootstrap_p: twice the smaller share of draws on one side of 0.
+        low, high: Student's 95 % interval of the seeds' means.
+        t, t_p: Student's t of the seeds' means and its two-sided p.
         seeds, sentences: how many.
         seed_means: the mean difference of each seed.
         positive: in how many seeds it is above 0.
         signs_p: two-sided, over all choices of signs.
-        t, t_p: Student's t of the seeds' means and its two-sided p.
+        sentences_low, sentences_high: the bootstrap's 95 % interval over sentences, for these trainings.
     """
 
     mean: float
     low: float | None
     high: float | None
-    bootstrap_p: float | None
+    t: float | None
+    t_p: float | None
     seeds: int
     sentences: int
     seed_means: tuple[float, ...]
     positive: int
     signs_p: float | None
-    t: float | None
-    t_p: float | None
+    sentences_low: float | None
+    sentences_high: float | None
 
 
 def differences(first: Scores, second: Scores) -> tuple[list[int], NDArray]:
@@ -83,58 +82,54 @@ def differences(first: Scores, second: Scores) -> tuple[list[int], NDArray]:
     return seeds, matrix
 
 
-def bootstrap(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> NDArray:
-    """Means of ``draws`` two-level draws from ``[seeds, sentences]``: rows with replacement, then columns."""
-    generator = np.random.default_rng(seed)
-    seeds, sentences = matrix.shape
-    means = np.empty(draws)
-    for start in range(0, draws, chunk := 500):
-        count = min(chunk, draws - start)
-        # how often each seed and each sentence is drawn
-        rows = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
-        columns = generator.multinomial(sentences, np.full(sentences, 1 / sentences), size=count)
-        means[start : start + count] = ((rows @ matrix) * columns).sum(1) / (seeds * sentences)
-    return means
+def sentence_interval(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
+    """Return the bootstrap's 95 % interval over the columns of ``[seeds, sentences]``.
 
+    A draw of sentences serves all seeds: what makes a sentence easy for one row does so under every seed.
+    """
+    from scipy import stats
 
-def summary(means: NDArray) -> tuple[float, float, float]:
-    """The 95 % interval of drawn means, and twice the smaller share of them on one side of 0."""
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    # one is added so that no finite number of draws makes a p of 0
-    smaller = (min((means <= 0).sum(), (means >= 0).sum()) + 1) / (len(means) + 1)
-    return float(low), float(high), float(min(1.0, 2 * smaller))
+    result = stats.bootstrap(
+        (matrix.mean(0),),
+        np.mean,
+        n_resamples=draws,
+        batch=500,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def compare_matrix(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
-    """Everything that is said of paired differences ``[seeds, sentences]``.
+    """Compute everything that is said of paired differences ``[seeds, sentences]``.
 
     Raises:
         ValueError: there are none.
     """
     if not matrix.size:
         raise ValueError("no scores: a comparison needs one at least")
-    low, high, bootstrap_p = (None, None, None)
-    if matrix.size > 1:
-        low, high, bootstrap_p = summary(bootstrap(matrix, draws=draws, seed=seed))
     by_seed = matrix.mean(1)
-    t, t_p = _student(by_seed)
+    low, high, t, t_p = student(by_seed)
+    sentences = sentence_interval(matrix, draws=draws, seed=seed) if matrix.shape[1] > 1 else (None, None)
     return Comparison(
         mean=float(matrix.mean()),
         low=low,
         high=high,
-        bootstrap_p=bootstrap_p,
+        t=t,
+        t_p=t_p,
         seeds=matrix.shape[0],
         sentences=matrix.shape[1],
         seed_means=tuple(map(float, by_seed)),
         positive=int((by_seed > 0).sum()),
         signs_p=_all_signs(by_seed, seed),
-        t=t,
-        t_p=t_p,
+        sentences_low=sentences[0],
+        sentences_high=sentences[1],
     )
 
 
 def compare(first: Scores, second: Scores, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
-    """first − second, paired by seed and sentence.
+    """Compare first − second, paired by seed and sentence.
 
     Raises:
         ValueError: see :func:`differences`.
@@ -145,13 +140,47 @@ def compare(first: Scores, second: Scores, *, draws: int = DRAWS, seed: int = 0)
 def compare_interaction(
     first: tuple[Scores, Scores], second: tuple[Scores, Scores], *, draws: int = DRAWS, seed: int = 0
 ) -> Comparison:
-    """(a − b) − (c − d), paired by seed and sentence: does what tells a from b depend on what tells (a, b) from (c, d)?
+    """Compare (a − b) − (c − d), paired by seed and sentence: does a's lead over b depend on what tells the pairs apart?
 
     Raises:
         ValueError: see :func:`differences`.
     """
     inner = [dict(zip(*differences(*pair), strict=True)) for pair in (first, second)]
     return compare(*inner, draws=draws, seed=seed)
+
+
+def student(values: ArrayLike) -> tuple[float, float, float, float] | tuple[None, None, None, None]:
+    """Return the 95 % interval of the mean, t and its two-sided p; ``None`` four times for fewer than two values."""
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2:
+        return None, None, None, None
+    mean = float(values[0])
+    if np.ptp(values) == 0:  # no spread: certain, or no difference at all
+        return (0.0, 0.0, 0.0, 1.0) if mean == 0 else (mean, mean, math.copysign(math.inf, mean), 0.0)
+    from scipy import stats
+
+    result = stats.ttest_1samp(values, 0.0)
+    interval = result.confidence_interval(CONFIDENCE)
+    return float(interval.low), float(interval.high), float(result.statistic), float(result.pvalue)
+
+
+def equivalence_p(values: Sequence[float], margin: float) -> float | None:
+    """Return the p of two one-sided t-tests that the mean lies within ± margin; ``None`` for fewer than two values.
+
+    Raises:
+        ValueError: a margin that is not above 0.
+    """
+    if not margin > 0:
+        raise ValueError(f"margin {margin}: expected a number above 0")
+    if len(values) < 2:
+        return None
+    if np.ptp(values) == 0:
+        return 0.0 if abs(values[0]) < margin else 1.0
+    from scipy import stats
+
+    above = stats.ttest_1samp(values, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(values, margin, alternative="less").pvalue
+    return float(max(above, below))
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -168,18 +197,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def _student(by_seed: NDArray) -> tuple[float | None, float | None]:
-    if len(by_seed) < 2:
-        return None, None
-    if np.ptp(by_seed) == 0:  # no spread: certain, or no difference at all
-        return (0.0, 1.0) if by_seed[0] == 0 else (math.copysign(math.inf, by_seed[0]), 0.0)
-    result = stats.ttest_1samp(by_seed, 0.0)
-    return float(result.statistic), float(result.pvalue)
-
-
 def _all_signs(by_seed: NDArray, seed: int) -> float | None:
     if len(by_seed) < 2:
         return None
+    from scipy import stats
+
     # exact up to 13 seeds; above, as many choices as the bootstrap has draws
     result = stats.permutation_test(
         (by_seed,), np.mean, permutation_type="samples", n_resamples=DRAWS, rng=np.random.default_rng(seed)

@@ -1,12 +1,9 @@
-"""A report as Markdown and HTML tables."""
+"""A report as Markdown tables."""
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 import re
-from importlib import resources
 
 from experiments.reporting.comparison import family, plot_name, short_count
 
@@ -153,19 +150,3 @@ def escape(text: str) -> str:
     text = re.sub(r"[\\`*\[\]|~$]", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     # addresses become links by themselves
     return re.sub(r"(?i)\bwww\.", "www&#46;", text.replace("://", "&#58;//"))
-
-
-def as_html(tables: list[dict], figures: dict) -> str:
-    """The report as one HTML page, its pictures inside it."""
-    import jinja2
-
-    template = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-    images = {}
-    for name, figure in figures.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-        images[name] = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
-        tables=[{**table, "cells": columns(table), "plots": plots(table)} for table in tables], images=images
-    )

@@ -130,7 +130,8 @@ def measure(path: Path, label: str, args) -> list[dict]:
     from fairseq_lowrank.tools import checkpoints, spectrum
 
     model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
-    training_seed = checkpoints.configuration(checkpoints.load_state(path), "common", "seed")
+    state = checkpoints.load_state(path)
+    training_seed = checkpoints.configuration(state, "common", "seed")
     spectra = {label: spectrum.Spectra()}
     generator, tokens = torch.Generator().manual_seed(args.seed), 0
 
@@ -152,6 +153,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
         {
             "checkpoint": str(path),
             "label": name,
+            "attention": checkpoints.attention_flags(state),
             "subset": args.subset,
             "sequences": len(chosen),
             "mean_length": tokens / len(chosen),

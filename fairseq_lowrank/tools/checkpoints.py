@@ -14,6 +14,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor, nn
 
 import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
+from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.plugin.flags import as_namespace
 from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers
 
@@ -57,6 +58,14 @@ def configuration(state: dict, part: str, name: str, default=None):
         section = state["cfg"].get(part) or {}
         return section.get(name, default) if hasattr(section, "get") else getattr(section, name, default)
     return getattr(state["args"], name, default)
+
+
+def attention_flags(state: dict) -> dict[str, object] | None:
+    """Return the preset and the axes in a checkpoint's configuration; ``None`` for fairseq's own attention."""
+    chosen = {name: configuration(state, "model", axis.flag) for name, axis in AXES.items()}
+    chosen = {"preset": configuration(state, "model", "attention"), **chosen}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    return {"preset": "mha", **chosen} if chosen else None
 
 
 def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> list[dict]:

@@ -250,5 +250,5 @@ def draw(rows: list[dict], quantity: str, architecture: str, heads: int, head_di
     axes.set(xlabel=label, ylabel="attention parameters, millions", title=f"{architecture}, {fixed[quantity]}")
     axes.set_xticks([value for value in SWEEPS[quantity] if value >= max(SWEEPS[quantity]) / 16])
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", fontsize=8)
     return figure

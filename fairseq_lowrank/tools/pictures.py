@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-# A method has one colour in all pictures.
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec
+
+# A kind of attention has one colour in all pictures.
 COLOURS = {
     "stock": "#7f7f7f",
     "mha": "#1f77b4",
@@ -32,33 +35,66 @@ COLOURS = {
     "skv": "#9edae5",
     "el": "#393b79",
 }
-# What no method of these names gets, in turn.
+# Other kinds of attention get these, in turn.
 OTHER_COLOURS = ("#111111", "#5254a3", "#637939", "#8c6d31", "#843c39", "#7b4173")
+# The legend of a figure with this location stands outside its plots.
+OUTSIDE = "outside right upper"
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (3, 3)))
+MARKERS = "osD^vP"  # one for each line style, for points without a line
 
 
-def method(name: str) -> str | None:
-    """The method that a row, label or path names: ``mixhead-a`` of ``h32-mixhead-a`` or ``Mixhead A, seed 1``."""
-    words = "-".join(re.findall(r"[a-z0-9]+", name.lower()))
-    named = [known for known in COLOURS if f"-{known}-" in f"-{words}-"]
-    return max((known for known in named if known != "sigsoftmax"), key=len, default=named[0] if named else None)
+def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxyType({})) -> str:
+    """Return the preset that a model's attention amounts to, its sizes aside: the key of its colour.
+
+    Args:
+        preset: the value of ``--attention``; ``None`` for fairseq's own attention.
+        axes: values that override the preset, by the name of the axis.
+
+    Returns:
+        A key of :data:`COLOURS`, or the preset with what overrides it, if no preset amounts to it.
+    """
+    if preset is None:
+        return "stock"
+    kinds = [name for name, axis in AXES.items() if axis.type is not int]
+    plain = AttentionSpec()
+
+    def values(preset: str, axes: Mapping[str, object]) -> dict[str, object]:
+        chosen = {**PRESETS.get(preset, {}), **{name: value for name, value in axes.items() if value is not None}}
+        return {name: chosen.get(name, getattr(plain, name)) for name in kinds}
+
+    found = values(preset, axes)
+    for known in (preset, *PRESETS):
+        if found == values(known, {}):
+            return known
+    if found == values("mha", {"activation": "sigsoftmax"}):
+        return "sigsoftmax"
+    own = values(preset, {})
+    return ", ".join([preset, *(f"{name} {value}" for name, value in found.items() if value != own[name])])
 
 
-def styles(names: Iterable[str]) -> list[dict]:
-    """Colour and line style for each name: the colour of its method, another style where a method comes again, and a lighter
-    shade where all styles have been used.
+def kind_of_flags(flags: Mapping[str, object] | None) -> str:
+    """Return the :func:`attention_kind` of ``{"preset": …, AXIS: …}``, or of ``None`` for fairseq's own attention."""
+    axes = dict(flags or {"preset": None})
+    return attention_kind(axes.pop("preset"), axes)
+
+
+def styles(kinds: Iterable[str]) -> list[dict]:
+    """Return a colour and a line style for each model, by the kind of its attention (see :func:`attention_kind`).
+
+    If a kind comes again, it gets another line style, and a lighter shade once all styles have been used.
     """
     found, seen, unknown = [], Counter(), {}
-    for name in names:
-        known = method(name)
-        if known is None:
-            colour = unknown.setdefault(name, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
-        else:
-            colour = COLOURS[known]
+    for kind in kinds:
+        colour = COLOURS.get(kind) or unknown.setdefault(kind, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
         rounds, style = divmod(seen[colour], len(LINE_STYLES))
         found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": LINE_STYLES[style]})
         seen[colour] += 1
     return found
+
+
+def marker(style: dict) -> str:
+    """Return the marker that belongs to a line style of :func:`styles`."""
+    return MARKERS[LINE_STYLES.index(style["linestyle"])]
 
 
 def _lighter(colour: str, share: float) -> str:
@@ -107,14 +143,33 @@ def grid(count: int, *, width: float = 3.2, height: float = 2.8) -> tuple[Figure
     return figure, plots[:count]
 
 
-def column(heights: list[float], *, width: float = 7.0) -> tuple[Figure, list[Axes]]:
-    """A figure of plots below each other that share their x axis, each as high as said, in inches."""
-    figure = Figure(figsize=(width, 1.2 + sum(heights)), layout="constrained")
-    shape = {"height_ratios": heights}
-    plots = list(figure.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw=shape).flat)
-    for axes in plots:
-        _dress(axes)
-    return figure, plots
+def panels(count: int, heights: list[float], *, below: float, width: float = 7.0) -> tuple[Figure, list[list[Axes]]]:
+    """Return a figure of ``count`` columns of plots that share their x axis, up to three columns side by side.
+
+    Args:
+        count: number of columns.
+        heights: of the plots of a column, in inches.
+        below: room below a column for its legend, in inches.
+        width: of one column alone, in inches.
+    """
+    across = min(count, 3)
+    down = math.ceil(count / across)
+    width = width if count == 1 else 4.4
+    size = (width * across, 0.4 + down * (sum(heights) + 0.8 + below))
+    figure = Figure(figsize=size, layout="constrained")
+    found = []
+    for block in figure.subfigures(down, across, squeeze=False).flat[:count]:
+        shape = {"height_ratios": heights}
+        plots = list(block.subplots(len(heights), 1, squeeze=False, sharex=True, gridspec_kw=shape).flat)
+        for axes in plots:
+            _dress(axes)
+        found.append(plots)
+    return figure, found
+
+
+def asides(count: int) -> list[float]:
+    """Return places side by side within ± 0.5, the first in the middle."""
+    return [(-1) ** place * ((place + 1) // 2) / count for place in range(count)]
 
 
 def _dress(axes: Axes) -> None:

@@ -181,7 +181,7 @@ def draw_layers(results: list[dict], site: str):
 
     count = max(len(result["sites"][site]["layers"]) for result in results)
     figure, plots = pictures.grid(count)
-    styles = pictures.styles(result["label"] for result in results)
+    styles = pictures.styles(pictures.kind_of_flags(result["attention"]) for result in results)
     for number, axes in enumerate(plots):
         for style, result in zip(styles, results, strict=True):
             layers = result["sites"][site]["layers"]
@@ -203,7 +203,9 @@ def draw_mean(results: list[dict], site: str):
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure(5.5, 4.4)
-    for style, result in zip(pictures.styles(result["label"] for result in results), results, strict=True):
+    for style, result in zip(
+        pictures.styles(pictures.kind_of_flags(result["attention"]) for result in results), results, strict=True
+    ):
         for layer in result["sites"][site]["layers"]:
             _plot(axes, layer["curve"], color=style["color"], linewidth=0.7, alpha=0.6)
         label = pictures.plain(result["label"])

@@ -110,7 +110,7 @@ def test_odd_names_are_written_whole_and_inside_the_folder(tmp_path, name):
     assert report(tmp_path, line(paper=name, table=name, row=name)) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.jsonl", "report"]
     written = {path.name for path in (tmp_path / "report").iterdir()}
-    assert {"report.md", "report.html", "report.csv", "report.json"} < written and len(written) == 6
+    assert {"report.md", "report.csv", "report.json"} < written and len(written) == 5
     markdown = (tmp_path / "report" / "report.md").read_text()
     (picture,) = (file for file in written if file.endswith(".png"))
     assert f"({picture})" in markdown

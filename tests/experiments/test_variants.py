@@ -63,21 +63,42 @@ def test_the_pages_of_the_repository_are_what_the_source_gives():
     )
 
 
-def test_rows_are_means_over_seeds_beside_mha(tmp_path):
-    def line(row, seed, value, smoke=False, table="matrices"):
-        fixed = {"paper": "evidence", "table": table, "metric": "error", "commit": None}
-        return json.dumps(fixed | {"row": row, "seed": seed, "value": value, "smoke": smoke}) + "\n"
+def results_of(folder, file, table, values, **fields):
+    """Write lines of a results file: values by row, under seeds 1, 2, …."""
+    with (folder / file).open("a") as lines:
+        for row, found in values.items():
+            for seed, value in enumerate(found, 1):
+                fixed = {"paper": "evidence", "table": table, "metric": "x", "commit": None, "smoke": False}
+                lines.write(json.dumps(fixed | {"row": row, "seed": seed, "value": value} | fields) + "\n")
 
-    lines = [
-        *(line("n16-shared-h16-gain", 1, 0.1), line("n16-shared-h16-gain", 2, 0.001)),
-        *(line("n16-shared-h16-mha", 1, 0.5), line("n16-shared-h16-gain", 3, 9.0, smoke=True)),
-        line("n16-shared-h16-gain", 4, 7.0, table="another"),
-    ]
-    (tmp_path / "evidence-matrices.jsonl").write_text("".join(lines))
-    (row,) = variants.measured("gain", tmp_path)
-    assert (row["value"], row["mha"], row["seeds"]) == ("0.01", "0.5", 2)
-    assert "| 0.01 | 0.5 | 2 |" in variants.page("gain", tmp_path)
+
+def test_rows_are_means_with_their_spread_over_common_seeds(tmp_path):
+    values = {"n16-shared-h16-gain": [0.1, 0.001], "n16-shared-h16-mha": [0.5, 0.5, 7.0]}
+    results_of(tmp_path, "evidence-matrices.jsonl", "matrices", values)
+    results_of(tmp_path, "evidence-matrices.jsonl", "matrices", {"n16-shared-h16-gain": [9.0, 9.0, 9.0]}, smoke=True)
+    results_of(tmp_path, "evidence-matrices.jsonl", "another", {"n16-shared-h16-gain": [7.0] * 4})
+    losses = {"test": {"bits": 3.5, "sentence_values": []}}
+    results_of(tmp_path, "evidence.jsonl", "fast-start", {"h4-gain-2e-3": [30.0, 32.0, 31.0]}, losses=losses)
+    bleu, loss, error = variants.measured("gain", tmp_path)
+    assert (error["value"], error["mha"], error["seeds"]) == ("0.01 (0.001 to 0.1)", "0.5 (0.5 to 0.5)", 2)
+    assert (bleu["value"], bleu["mha"], bleu["seeds"]) == ("31.00 ± 1.00", "", 3)
+    assert (loss["value"], "bits ↓" in loss["setting"]) == ("3.500 ± 0.000", True)
+    assert "| 31.00 ± 1.00 |  | 3 |" in variants.page("gain", tmp_path)
     assert "None yet." in variants.page("mqa", tmp_path)
+
+
+def test_a_row_of_one_seed_says_so_and_stands_last(tmp_path):
+    results_of(tmp_path, "multi30k.jsonl", "compare", {"sha": [38.0], "mha": [39.0]})
+    results_of(tmp_path, "brown.jsonl", "compare", {"sha-h32": [400.0, 410.0]})
+    assert [row["seeds"] for row in variants.measured("sha", tmp_path)] == [2, 1]
+    page = variants.page("sha", tmp_path)
+    assert "| 38.00 | 39.00 | one |" in page and "A row of one seed tells little" in page
+
+
+def test_mha_is_not_compared_with_itself(tmp_path):
+    results_of(tmp_path, "multi30k.jsonl", "compare", {"mha": [39.0]})
+    assert "| 39.00 | one |" in variants.page("mha", tmp_path)
+    assert "|  | `mha` | seeds |" in variants.page("mha", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +107,8 @@ def test_rows_are_means_over_seeds_beside_mha(tmp_path):
         ("mha", "`--attention mha`"),
         ("mixhead-a", "`--attention mixhead-a`, which is `--attention mha --head-mixing static`"),
         ("gqa", "`--attention gqa --key-value-heads N`"),
-        ("relative", "`--attention-score relative`, beside any `--attention`"),
-        ("sigsoftmax", "`--attention-activation sigsoftmax`, beside any `--attention`"),
+        ("relative", "`--attention-score relative`, with any `--attention`"),
+        ("sigsoftmax", "`--attention-activation sigsoftmax`, with any `--attention`"),
     ],
 )
 def test_flags_are_those_of_preset_and_axes(name, flags):
@@ -117,4 +138,4 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
     assert experiments.main(["variants", "nope"]) == 2
     assert "variant 'nope': expected one of mha, " in capsys.readouterr().err
     assert experiments.main(["variants", "--results", str(tmp_path / "none")]) == 2
-    assert f"--results {tmp_path / 'none'}: is no folder" in capsys.readouterr().err
+    assert f"--results {tmp_path / 'none'}: is not a folder" in capsys.readouterr().err

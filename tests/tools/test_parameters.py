@@ -199,7 +199,7 @@ def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     for heads in (2, 4):
         assert found["mha", heads] == 6 * 4 * (64 * heads) ** 2
         assert found["sha", heads] == 6 * (3 * 64 * heads * 64 + (64 * heads) ** 2)
-    legend = parameters.draw(rows, "heads", "any", 8, 64).axes[0].get_legend()
+    legend = parameters.draw(rows, "heads", "any", 8, 64).legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["mha, mixhead-a", "sha"]
 
 

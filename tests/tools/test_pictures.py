@@ -14,29 +14,40 @@ def test_every_preset_has_a_colour_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "name, method",
+    ("preset", "axes", "kind"),
     [
-        ("h32-mixhead-a", "mixhead-a"),
-        ("Transformer + Mixhead A, seed 1", "mixhead-a"),
-        ("runs/mha_h32/checkpoint_best", "mha"),
-        ("mha-sigsoftmax", "mha"),
-        ("sigsoftmax", "sigsoftmax"),
-        ("label", None),
+        (None, {}, "stock"),
+        ("mha", {}, "mha"),
+        ("mha", {"mixing": "static"}, "mixhead-a"),
+        ("mha", {"value_dim": 64}, "mha"),
+        ("fixedhead", {"head_dim": 32}, "fixedhead"),
+        ("gqa", {"key_value_heads": 2, "score": None}, "gqa"),
+        ("mha", {"activation": "sigsoftmax"}, "sigsoftmax"),
+        ("mixhead-b", {"activation": "sigsoftmax"}, "mixhead-b, activation sigsoftmax"),
+        ("mha", {"mixing": "column-sums"}, "mha, mixing column-sums"),
     ],
 )
-def test_names_tell_the_method(name, method):
-    assert pictures.method(name) == method
+def test_attention_kind_is_the_preset_that_the_axes_amount_to(preset, axes, kind):
+    assert pictures.attention_kind(preset, axes) == kind
 
 
-def test_a_method_keeps_its_colour_and_is_told_apart_by_its_line():
+def test_a_kind_keeps_its_colour_and_is_told_apart_by_its_line():
     alone = pictures.styles(["mixhead-a"])[0]
-    first, second, other = pictures.styles(["mixhead-a", "mixhead-a-h32", "mha"])
+    first, second, other = pictures.styles(["mixhead-a", "mixhead-a", "mha"])
     assert first == alone and second["color"] == first["color"] != other["color"]
     assert first["linestyle"] != second["linestyle"]
+    assert pictures.marker(first) != pictures.marker(second)
     many = pictures.styles(["mixhead-a"] * 12)
     assert len({(style["color"], style["linestyle"]) for style in many}) == 12
     unknown = pictures.styles(["this", "that"])
     assert unknown[0]["color"] != unknown[1]["color"]
+
+
+def test_asides_start_in_the_middle_and_stay_within_half():
+    assert pictures.asides(1) == [0]
+    places = pictures.asides(7)
+    assert places[0] == 0 and len(set(places)) == 7
+    assert all(abs(place) < 0.5 for place in places)
 
 
 def test_file_names_are_safe_and_differ():
@@ -59,12 +70,14 @@ def test_spectra_say_length_head_size_and_what_thin_lines_are():
     spectra = spectrum.Spectra()
     for layer in range(2):
         spectra.add("decoder", layer, 8, torch.rand(4, 1, 20, 30))
-    results = [{"label": label, "sites": spectra.summary()} for label in ("mha", "$mixhead-a$")]
+    attention = {"mixhead-b": {"preset": "mha"}, "$small$": {"preset": "mha", "mixing": "static"}}
+    results = [{"label": name, "attention": flags, "sites": spectra.summary()} for name, flags in attention.items()]
     for figure in (spectrum.draw_layers(results, "decoder"), spectrum.draw_mean(results, "decoder")):
         title = next(text for text in texts(figure) if "n = 20" in text)
         assert "d_k = 8" in title and "(thin)" in title and "(bold)" in title
         figure.canvas.draw()  # a name is no formula
     colours = [line.get_color() for line in spectrum.draw_mean(results, "decoder").axes[0].lines]
+    # by the attention, not by the label
     assert set(colours) == {pictures.COLOURS["mha"], pictures.COLOURS["mixhead-a"]}
 
 
@@ -80,26 +93,70 @@ def test_heat_maps_have_labelled_colour_bars_and_the_head_size():
     assert "ℓ2 norm" in found and any("2 heads of size d_k = 5" in text for text in found)
 
 
-def curve(row, *losses, seed=1):
+def curve(row, *losses, seed=1, preset="mha", settings=()):
     points = [
         {"updates": 10 * step, "train_loss": 9.0, "valid_loss": loss} for step, loss in enumerate(losses, start=1)
     ]
-    return {"row": row, "label": row, "seed": seed, "points": points}
+    about = {"attention": preset and {"preset": preset}, "settings": dict(settings)}
+    return {"row": row, "label": row, "seed": seed, "points": points, **about}
 
 
 def test_learning_curves_are_shown_as_differences_to_the_row_without_the_method():
     plain, small, a, small_a, own = (
         curve("mha", 5.0, 4.0, 3.0),
         curve("mha-h32", 6.0, 5.0),
-        curve("mixhead-a", 4.0, 3.5, 3.0),
-        curve("h32-mixhead-a", 6.5, 5.5),
-        curve("stock", 5.5, 4.5, 3.5),
+        curve("mixhead-a", 4.0, 3.5, 3.0, preset="mixhead-a"),
+        curve("h32-mixhead-a", 6.5, 5.5, preset="mixhead-a"),
+        curve("stock", 5.5, 4.5, 3.5, preset=None),
     )
     everything = [plain, small, a, small_a, own]
     assert [curves.baseline_of(each, everything) for each in everything] == [None, None, plain, small, plain]
     assert curves.difference(a, plain) == ([10, 20, 30], [-1.0, -0.5, 0.0])
     lines = [list(line.get_ydata()) for line in curves.draw(everything, "any").axes[1].lines]
     assert [-1.0, -0.5, 0.0] in lines and [0.5, 0.5] in lines
+
+
+def test_a_row_without_a_preset_is_compared_with_mha_of_its_settings():
+    wide = curve("wide-mha", 5.0, settings={"lr": "1"})
+    small, start = curve("h4-mha", 4.0), curve("h4-small-start", 3.0)
+    assert curves.baseline_of(start, [wide, small, start]) is small
+
+
+def test_seeds_of_a_row_are_one_line_and_a_band():
+    rows = [curve(name, 4.0 + seed, 3.0, seed=seed) for name in ("mha", "mixhead-a") for seed in (0, 2)]
+    losses, differences = curves.draw(rows, "any").axes
+    assert [list(line.get_ydata()) for line in losses.lines if line.get_marker() == "."] == [[5.0, 3.0]] * 2
+    assert len(losses.collections) == 2
+    low, high = (getattr(losses.collections[0].get_paths()[0].vertices[:, 1], end)() for end in ("min", "max"))
+    assert (low, high) == (3.0, 6.0)
+    assert [text.get_text() for text in differences.get_legend().get_texts()] == [
+        "mha (2 seeds)",
+        "mixhead-a (2 seeds)",
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 24])
+def test_legends_of_learning_curves_cover_no_plot(count):
+    rows = [
+        curve(f"s{number % 4}-{preset}-{number}", 5.0, 4.0, preset=preset, settings={"lr": str(number % 4)})
+        for number, preset in enumerate(["mha", *["gain"] * (count - 1)])
+    ]
+    rows += [curve("mha", 5.0, 4.5)]
+    figure = curves.draw(rows, "any")
+    figure.draw_without_rendering()
+    plots = [axes.get_window_extent() for axes in figure.axes]
+    legends = [legend.get_window_extent() for axes in figure.axes if (legend := axes.get_legend())]
+    assert legends and not any(legend.overlaps(plot) for legend in legends for plot in plots)
+    assert all(plot.height > 100 for plot in plots)
+    assert all(legend.y0 >= 0 and legend.x1 <= figure.bbox.width for legend in legends)
+
+
+def test_many_rows_are_drawn_by_setting():
+    names = [f"{size}-{preset}" for size in ("h4", "h8", "h16", "h32") for preset in ("mha", "gain", "mixhead-a")]
+    rows = [curve(name, 5.0, 4.0, settings={"heads": name.split("-")[0]}) for name in [*names, "odd-mha"]]
+    figure = curves.draw(rows, "any")
+    assert len(figure.axes) == 2 * 4 + 1  # the row that is alone in its setting has no differences
+    assert curves.by_settings({one["row"]: [one] for one in rows})[-1] == ["odd-mha"]
 
 
 def test_a_difference_lies_between_the_baselines_points_alone():

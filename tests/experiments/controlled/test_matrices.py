@@ -113,3 +113,16 @@ def test_a_table_marks_cells_that_have_fewer_seeds():
     (table,) = matrices.tables(lines)
     assert "over seeds 1, 2 ([1]: over one of them)" in table.title
     assert table.rows == [["8 × 8", "2.0e-02"], ["16 × 4", "1.0e-02 [1]"]]
+
+
+def test_the_legend_covers_no_plot():
+    fixed = {"length": 16, "rank": 16, "target": "shared", "seed": 1}
+    lines = [
+        fixed | {"method": name, "flags": f"--attention {name}", "small_head_dim": size, "value": 0.1}
+        for name in matrices.PRESET_METHODS
+        for size in (2, 4)
+    ]
+    figure = matrices.draw(lines)
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert not any(legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)

@@ -90,3 +90,12 @@ def test_a_table_says_how_far_seeds_are_apart_and_which_cells_have_fewer():
     assert table.rows == [["mha", "0.200 ± 0.141", "0.800 [1]"]]
     table, _ = nearest_point.tables([line(1, 1, 0.1), line(1, 2, 0.3)])
     assert "over seeds 1, 2;" in table.title
+
+
+def test_points_stand_near_their_number_of_heads():
+    names = ["mha", *(f"method-{number}" for number in range(10))]
+    lines = [{"method": name, "heads": 8, "seed": 1, "value": 0.5, "flags": "--attention mha"} for name in names]
+    [axes] = nearest_point.draw(lines).axes
+    places = {bar.get_label(): bar.lines[0].get_xdata()[0] for bar in axes.containers}
+    assert places.keys() == set(names) and places["mha"] == 8
+    assert all(7 < place < 9.2 for place in places.values())

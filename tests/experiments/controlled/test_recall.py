@@ -101,3 +101,18 @@ def test_rows_at_other_rates_train_at_them(easy):
         assert trained.lines == expected.lines
         logs.append(trained.lines)
     assert logs[1] != logs[2]
+
+
+def test_points_stand_within_the_band_of_their_head_size():
+    about = {"value": 0.0, "updates": 100, "seed": 1}
+    names = [f"method-{number}" for number in range(9)]
+    lines = [
+        {"method": name, "head_dim": size, "flags": f"--attention mha --head-dim {size}"} | about
+        for name in names
+        for size in (8, 64)
+    ]
+    figure = recall.draw(lines)
+    [axes] = figure.axes
+    points = [line.get_xdata() for line in axes.lines if line.get_label() in names]
+    assert len(points) == 9 and all([round(place) for place in found] == [0, 1] for found in points)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "64"]

@@ -117,3 +117,21 @@ def test_a_file_that_is_no_state_is_named(tmp_path, content):
     torch.save([1], file) if content is None else file.write_bytes(content)
     with pytest.raises(ValueError, match=r"state\.pt holds no state of an interrupted run"):
         Journal("# run", file).kept()
+
+
+def test_tables_stand_in_the_order_of_the_tasks_runs(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    names = list(dict.fromkeys(run.row for run in matrices.runs()))[:3]
+    fixed = {"paper": "evidence", "table": "matrices", "seed": 1, "metric": "x", "value": 1.0, "commit": None}
+    lines = [fixed | {"row": name, "smoke": False} for name in ("unknown", *reversed(names))]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [line["row"] for line in runs.lines_of(matrices, path)] == [*names, "unknown"]
+
+
+def test_styles_follow_the_flags_and_not_the_names():
+    from fairseq_lowrank.tools import pictures
+
+    flags = {"gain-of-8": "--attention mixhead-a", "x": "--attention mha --activation sigsoftmax"}
+    lines = [{"method": name, "flags": text} for name, text in flags.items()]
+    colours = [style["color"] for style in runs.styles_of(lines, list(flags))]
+    assert colours == [pictures.COLOURS["mixhead-a"], pictures.COLOURS["sigsoftmax"]]

@@ -1,6 +1,7 @@
 """The command that compares rows of a user's results."""
 
 import json
+import sys
 
 import pytest
 
@@ -47,14 +48,8 @@ def test_several_contrasts_are_corrected_together_and_seeds_left_out_are_named(t
     arguments = [write(tmp_path / "a.jsonl"), "--pair", "mixhead-a", "mha", "--pair", "mha", "gain"]
     first, second = compared(capsys, *arguments)
     # of the second contrast one seed is left: it has no p, and was named all the same
-    assert first["bootstrap_holm"] == 2 * first["bootstrap_p"]
-    assert (second["seeds"], second["mean"], second["t"], second["low"], second["bootstrap_holm"]) == (
-        1,
-        0,
-        None,
-        None,
-        None,
-    )
+    assert first["t_holm"] == 2 * first["t_p"]
+    assert [second[key] for key in ("seeds", "mean", "t", "low", "t_holm", "better")] == [1, 0, *[None] * 4]
     third = write(tmp_path / "b.jsonl", {"sha": {1: 1.0, 2: 0.0, 3: 3.0}})
     first, _, last = compared(capsys, third, *arguments, "--pair", "mha", "sha")
     assert last["t_p"] < first["t_p"]
@@ -69,7 +64,8 @@ def test_sentences_are_paired_where_lines_have_them(tmp_path, capsys):
     write(path, {"b": {1: 0.0}}, sentence_values=[0, 0, 0, 0])
     (row,) = compared(capsys, str(path), "--pair", "a", "b")
     assert (row["sentences"], row["mean"]) == (4, 2.5)
-    assert 1 < row["low"] < 2.5 < row["high"] < 4
+    assert 1 < row["sentences_low"] < 2.5 < row["sentences_high"] < 4
+    assert (row["low"], row["high"]) == (None, None)  # one seed says nothing of other seeds
 
 
 @pytest.mark.parametrize(
@@ -154,7 +150,7 @@ def test_files_are_written(tmp_path):
     path = write(tmp_path / "a.jsonl")
     assert experiments.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out/compare.json").read_text())[0]["mean"] == -2
-    assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,unit,mean")
+    assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,unit,rows")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         f"compare.{end}" for end in ("json", "csv", "png", "pdf")
     }
@@ -169,7 +165,11 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
     figures = compare.figures(data)
     assert list(figures) == ["compare-loss", "compare-bleu"]
     [axes] = figures["compare-loss"].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["mixhead-a − mha", "mha − gain"]
+    labels = [label.get_text().replace("\n", "; ") for label in axes.get_yticklabels()]
+    assert labels == [
+        "mixhead-a − mha; neither side clearly better; 3 seeds",
+        "mha − gain; neither side clearly better; 1 seed",
+    ]
     # of each contrast its interval, where it has one, its seeds and its mean; and the line of no difference
     drawn = [list(line.get_xdata()) for line in axes.get_lines()]
     assert drawn == [[data[0]["low"], data[0]["high"]], [1, 2, 3], [2], [0], [0], [0, 0]]
@@ -180,7 +180,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
 def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
     asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
     [axes] = compare.figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test (> 0): no result yet"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test\nno result yet"]
 
 
 @pytest.mark.parametrize(
@@ -250,22 +250,19 @@ def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path,
     )
     first, absent, last = compared(capsys, lines, *asked)
     expected = compared(capsys, lines, "--metric", "loss", "--pair", *pair, "--interaction", *interaction)
-    assert (first["contrast"], last["contrast"]) == ("mixing helps, test (> 0)", "more than sha, test (> 0)")
-    corrected = {"bootstrap_holm", "t_holm"}
+    assert (first["contrast"], last["contrast"]) == ("mixing helps, test", "more than sha, test")
+    assert (first["prediction"], first["outcome"]) == ("> 0", "unclear")
     for ours, theirs in zip((first, last), expected, strict=True):
-        apart = {"contrast", *corrected}
+        apart = {"contrast", "t_holm", "prediction", "outcome"}
         assert {key: value for key, value in ours.items() if key not in apart} == {
             key: value for key, value in theirs.items() if key not in apart
         }
         # corrected for the one that was not run too
-        assert all(ours[key] is None or ours[key] >= theirs[key] for key in corrected)
-    assert (expected[0]["bootstrap_holm"], first["bootstrap_holm"]) == (
-        2 * first["bootstrap_p"],
-        3 * first["bootstrap_p"],
-    )
+        assert ours["t_holm"] >= theirs["t_holm"]
+    assert (expected[0]["t_holm"], first["t_holm"]) == (first["t_p"], 2 * first["t_p"])
     assert (absent["mean"], absent["t_holm"], absent["notes"]) == (None, None, ["not run yet: mhe-mul"])
     assert experiments.main(["compare", lines, *asked]) == 0
-    assert "not run, test (> 0): not run yet: mhe-mul" in capsys.readouterr().out
+    assert "not run, test: not run yet: mhe-mul" in capsys.readouterr().out
 
 
 def test_a_named_contrast_that_cannot_be_made_yet_says_why_and_leaves_the_others_theirs(tmp_path, capsys):
@@ -278,19 +275,89 @@ def test_a_named_contrast_that_cannot_be_made_yet_says_why_and_leaves_the_others
     assert complete["mean"] == 0.5
 
 
+VALUES = {"zero": [0.0, 0.0, 0.0], "one": [1.0, 1.1, 0.9], "near": [0.001, -0.001, 0.0], "wide": [3.0, -3.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("row", "prediction", "outcome"),
+    [
+        ("one", {"prediction": "> 0"}, "held"),
+        ("one", {"prediction": "< 0"}, "contradicted"),
+        ("wide", {"prediction": "> 0"}, "unclear"),
+        ("one", {"prediction": "at least 0.5"}, "held"),
+        ("one", {"prediction": "at most 0.5"}, "contradicted"),
+        ("one", {"prediction": "at most 1"}, "unclear"),
+        ("near", {"prediction": "= 0", "margin": 0.01}, "held"),
+        ("one", {"prediction": "= 0", "margin": 0.01}, "contradicted"),
+        ("wide", {"prediction": "= 0", "margin": 0.01}, "unclear"),
+        ("near", {"prediction": "= 0"}, "unclear"),
+        ("one", {"prediction": "= 1", "margin": 0.5}, "held"),
+    ],
+)
+def test_a_planned_contrast_carries_its_outcome(tmp_path, capsys, row, prediction, outcome):
+    lines = write(tmp_path / "a.jsonl", {name: dict(enumerate(values)) for name, values in VALUES.items()})
+    (found,) = compared(capsys, lines, *named(tmp_path / "n.json", {"name": "x", "rows": [row, "zero"]} | prediction))
+    assert (found["outcome"], found["prediction"]) == (outcome, prediction["prediction"])
+    assert (found["equivalence_p"] is None) == ("margin" not in prediction)
+    assert any("no margin" in note for note in found["notes"]) == (prediction == {"prediction": "= 0"})
+
+
+@pytest.mark.parametrize(
+    ("metric", "pair", "interaction"),
+    [("loss", "low", "low over high"), ("accuracy", "high", "high over low"), ("error rate", "low", "low over high")],
+)
+def test_the_better_side_follows_the_metric(tmp_path, capsys, metric, pair, interaction):
+    scores = {"high": {1: 8.0, 2: 9.1, 3: 8.9}, "low": {1: 1.0, 2: 2.0, 3: 2.0}, "same": {1: 1.0, 2: 1.0, 3: 1.0}}
+    path = write(tmp_path / "a.jsonl", scores, metric=metric)
+    asked = ["--pair", "high", "low", "--pair", "low", "high", "--pair", "low", "same"]
+    first, turned, even, both = compared(capsys, path, *asked, "--interaction", "high", "low", "same", "same")
+    assert (first["better"], turned["better"], even["better"]) == (pair, pair, None)
+    assert both["better"] == interaction
+
+
+def test_lines_need_only_row_seed_metric_and_value(tmp_path, capsys):
+    path = tmp_path / "own.jsonl"
+    for row, values in {"a": [3.0, 4.0], "b": [1.0, 2.01]}.items():
+        for seed, value in enumerate(values):
+            line = {"row": row, "seed": seed, "metric": "bleu", "value": value, "sentence_values": [value, value + 1]}
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+    path.write_text(path.read_text() + json.dumps({"row": "a", "seed": 3, "metric": "bleu"}) + "\n")
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert (row["mean"], row["seeds"], row["sentences"], row["better"]) == (1.995, 2, 2, "a")
+
+
+def test_one_seed_is_compared_without_scipy(tmp_path, capsys, monkeypatch):
+    for package in ("scipy", "matplotlib"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    path = write(tmp_path / "a.jsonl", {"a": {1: 5.0}, "b": {1: 3.0}})
+    assert experiments.main(["compare", path, "--pair", "a", "b"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["a", "−", "b", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"prediction": "maybe"}, {"prediction": "> 0", "margin": 0.1}, {"prediction": "= 0", "margin": -1}],
+)
+def test_a_prediction_that_cannot_be_tested_is_refused(tmp_path, capsys, entry):
+    asked = named(tmp_path / "n.json", {"name": "x", "rows": ["mha", "gain"]} | entry)
+    assert experiments.main(["compare", write(tmp_path / "a.jsonl"), *asked]) == 2
+    assert "is not a contrast" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
         ('{"t": []}', ["--table", "other"], "no contrasts for table 'other'; expected one of t"),
-        ('{"t": [{"name": "x"}]}', ["--table", "t"], '{"name": "x"} is no contrast'),
+        ('{"t": [{"name": "x"}]}', ["--table", "t"], '{"name": "x"} is not a contrast'),
         ('{"t": [', ["--table", "t"], "expected a JSON file"),
-        ('{"t": []}', [], "expected --table beside it"),
-        ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "no --pair"),
-        ('{"t": []}', ["--table", "t", "--split", "fit"], "no --pair, --interaction, --logarithm, --metric or --split"),
+        ('{"t": []}', [], "--table"),
+        ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "--pair"),
+        ('{"t": []}', ["--table", "t", "--split", "fit"], "--contrasts"),
         (
             '{"t": []}',
             ["--table", "t", "--metric", "bits"],
-            "no --pair, --interaction, --logarithm, --metric or --split",
+            "--contrasts",
         ),
     ],
 )

@@ -1,11 +1,12 @@
 import json
+import sys
 
 import pytest
 
 from experiments import __main__ as experiments
 from experiments.reporting import comparison
 from experiments.reporting.curves import with_logs
-from experiments.reporting.tables import as_html, as_markdown, columns, escape
+from experiments.reporting.tables import as_markdown, columns, escape
 from fairseq_lowrank.tools import papers
 
 PAPERS = papers.load_papers()
@@ -318,7 +319,9 @@ def test_ratios_are_of_the_seeds_that_both_rows_have():
 def test_ratios_compare_rows_that_were_trained_about_as_long(updates, compared):
     flags = {"flags": "--max-update 50000"}
     lines = [line("h4-mha", 40.0, updates=50_000, **flags), line("h4-mixhead-a", 38.0, updates=updates, **flags)]
-    assert ("prr" in only(lines)["h4-mixhead-a"]["ours"]["scores"][0]) == compared
+    ours = only(lines)["h4-mixhead-a"]["ours"]
+    assert ours["completed"] == updates / 50_000
+    assert ("prr" in ours["scores"][0]) == compared
 
 
 def test_perplexity_has_no_retention_ratio():
@@ -415,12 +418,11 @@ def test_a_speed_is_shown_only_where_it_was_taken_alone():
     assert "tokens/s" not in header
 
 
-def test_markdown_and_html_show_hostile_names_as_text():
+def test_markdown_shows_hostile_names_as_text():
     lines = [line("<script>alert(1)</script>|x", 3.0, paper="own", table="<b>")]
     tables = comparison.build(lines, PAPERS)
-    markdown, html = as_markdown(tables, {}), as_html(tables, {})
-    assert "<script>" not in markdown and "<script>" not in html and "<b>" not in html
-    assert "&lt;script&gt;" in html
+    markdown = as_markdown(tables, {})
+    assert "<script>" not in markdown and "<b>" not in markdown
     row = next(text for text in markdown.splitlines() if "alert" in text)
     header = next(text for text in markdown.splitlines() if text.startswith("|"))
     assert row.replace("\\|", "").count("|") == header.count("|")
@@ -443,10 +445,16 @@ def test_markdown_keeps_names_as_text(name, kept):
     assert escape(name) == kept
 
 
-def test_rows_stand_as_recipes_declare_them_whichever_run_ended_first():
-    names = ["stock", "mha", "mixhead-b", "mha-h32", "mqa", "mixhead-b-h32", "mqa-h32", "mixhead-a"]
-    rows = only([line(name, 30.0, paper="own", table="any") for name in names])
-    assert list(rows) == ["stock", "mha", "mixhead-b", "mqa", "mixhead-a", "mha-h32", "mixhead-b-h32", "mqa-h32"]
+def test_rows_without_positions_stand_in_the_order_of_the_file():
+    names = ["stock", "mha-h32", "mha", "mixhead-b"]
+    lines = [line(name, 30.0, paper="own", table="any") for name in [*names, "stock"]]
+    assert list(only([*lines, line("gain", 30.0, paper="own", table="any", position=0)])) == ["gain", *names]
+
+
+def test_rows_of_two_recipes_in_one_table_do_not_interleave():
+    rows = {"a": 0, "other-b": 1, "c": 2, "b": 1, "other-a": 0}
+    lines = [line(name, 30.0, paper="own", table="any", position=place) for name, place in rows.items()]
+    assert list(only(lines)) == ["a", "other-b", "c", "other-a", "b"]
 
 
 def test_rows_stand_at_the_positions_that_their_lines_tell():
@@ -462,7 +470,7 @@ def test_flags_with_an_open_quotation_are_read_as_words():
     assert comparison.flags_of({"flags": "--arch x --note 'open"}) == [("arch", "x"), ("note", "'open")]
 
 
-def test_the_command_writes_markdown_html_and_curves(tmp_path, capsys):
+def test_the_command_writes_markdown_and_curves(tmp_path, capsys):
     results = tmp_path / "results"
     results.mkdir()
     curve = [{"updates": 10 * step, "train_loss": 9.0 - step, "valid_loss": 9.2 - step} for step in range(1, 4)]
@@ -473,10 +481,32 @@ def test_the_command_writes_markdown_html_and_curves(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "34.10" in printed and "34.60" in printed and "34.76" in printed
     assert (output / "report.md").read_text() == printed.removesuffix("\n")
-    html = (output / "report.html").read_text()
-    assert "34.10" in html and "data:image/png;base64," in html
+    assert not list(output.glob("*.html"))
     assert (output / "curves-mixhead-table4.pdf").read_bytes().startswith(b"%PDF")
     assert len(json.loads((output / "report.json").read_text())) == 1
+
+
+def test_a_report_of_text_needs_neither_matplotlib_nor_scipy(tmp_path, capsys, monkeypatch):
+    for package in ("matplotlib", "scipy"):
+        monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "fairseq_lowrank.tools.pictures", raising=False)
+    (tmp_path / "a.jsonl").write_text(json.dumps(line("h4-mha", 34.1)) + "\n")
+    assert experiments.main(["report", str(tmp_path)]) == 0
+    assert "34.10" in capsys.readouterr().out
+
+
+def test_logs_alone_are_drawn(tmp_path):
+    log = tmp_path / "mha.log"
+    start = "2026-01-01 01:01:01 | INFO |"
+    log.write_text(
+        f"{start} fairseq_cli.train | num. shared model params: 2,140 (num. trained: 2,140)\n"
+        f"{start} valid | epoch 001 | valid on 'valid' subset | loss 8.1 | ppl 175.2 | num_updates 126\n"
+        f"{start} train | epoch 001 | loss 9.7 | wpb 3374.3 | num_updates 126 | train_wall 174 | wall 178\n"
+    )
+    output = tmp_path / "report"
+    assert experiments.main(["report", "--logs", str(log), "--output", str(output)]) == 0
+    assert (output / "curves-logs.png").read_bytes().startswith(b"\x89PNG")
+    assert "![Learning curves](curves-logs.png)" in (output / "report.md").read_text()
 
 
 def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):

@@ -25,41 +25,59 @@ def test_signs_by_hand_where_one_differs():
     assert (result.positive, result.signs_p) == (2, pytest.approx(4 / 8))
 
 
-def test_the_bootstrap_of_two_seeds_has_three_means():
-    means = statistics.bootstrap(np.array([[0.0], [2.0]]), draws=20_000)
-    values, counts = np.unique(means, return_counts=True)
-    assert values.tolist() == [0, 1, 2]
-    np.testing.assert_allclose(counts / 20_000, [1 / 4, 1 / 2, 1 / 4], atol=0.015)
+@pytest.mark.parametrize(("seeds", "width"), [(2, 12.7062), (3, 4.3027), (5, 2.7764)])
+def test_interval_is_students_for_the_number_of_seeds(seeds, width):
+    values = [1.0, *[0.0] * (seeds - 2), -1.0]
+    error = math.sqrt(2 / (seeds - 1) / seeds)
+    low, high, *_ = statistics.student(values)
+    assert (low, high) == pytest.approx((-width * error, width * error), rel=1e-4)
 
 
-def test_the_bootstrap_has_the_variance_of_both_levels():
-    # a seed's part a_i and a sentence's part b_j add up: the variance of a draw is var(a)/seeds + var(b)/sentences
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_interval_of_few_seeds_covers_as_often_as_it_says(seeds):
+    draws = np.random.default_rng(seeds).normal(0.7, 1.0, size=(1000, seeds))
+    intervals = [statistics.student(values)[:2] for values in draws]
+    covered = sum(low <= 0.7 <= high for low, high in intervals)
+    assert 930 <= covered <= 970
+
+
+def test_p_of_three_seeds_of_one_sign_is_not_tiny():
+    result = statistics.compare({1: 1.0, 2: 0.2, 3: 0.4}, {1: 0, 2: 0, 3: 0})
+    assert result.t_p == pytest.approx(0.1567, abs=1e-4)
+    assert result.low < 0 < result.high
+
+
+def test_sentence_bootstrap_has_the_variance_of_sentences():
+    # a seed's part moves all sentences of that seed, and says nothing of other sentences
     generator = np.random.default_rng(1)
-    seeds, sentences = generator.normal(size=8), generator.normal(size=50) * 2
-    means = statistics.bootstrap(seeds[:, None] + sentences)
-    expected = seeds.var() / 8 + sentences.var() / 50
-    assert means.var() == pytest.approx(expected, rel=0.05)
-    # more seeds of one and the same difference do not make other sentences more alike
-    alike = statistics.bootstrap(np.tile(sentences, (8, 1)))
-    assert alike.var() == pytest.approx(sentences.var() / 50, rel=0.05)
+    seeds, sentences = generator.normal(size=3) * 5, generator.normal(size=200)
+    low, high = statistics.sentence_interval(seeds[:, None] + sentences)
+    assert high - low == pytest.approx(2 * 1.96 * sentences.std() / math.sqrt(200), rel=0.1)
+    assert (low + high) / 2 == pytest.approx(seeds.mean() + sentences.mean(), abs=0.05)
 
 
-@pytest.mark.parametrize("truth", [0.0, 0.7])
-def test_the_interval_covers_the_truth_about_as_often_as_it_says(truth):
-    generator = np.random.default_rng(2)
-    covered, rejected, trials = 0, 0, 300
-    for _ in range(trials):
-        seeds = generator.normal(size=(20, 1)) * 0.5
-        sentences = generator.normal(size=(1, 60))
-        matrix = truth + seeds + sentences + generator.normal(size=(20, 60)) * 0.3
-        low, high, p = statistics.summary(statistics.bootstrap(matrix, draws=400))
-        covered += low <= truth <= high
-        rejected += p < 0.05
-    assert 0.90 <= covered / trials <= 0.985
-    if truth == 0:
-        assert rejected / trials <= 0.1
-    else:
-        assert rejected / trials >= 0.9
+def test_sentence_interval_needs_sentence_values():
+    result = statistics.compare({1: 1.0, 2: 2.0}, {1: 0.0, 2: 0.0})
+    assert (result.sentences, result.sentences_low, result.sentences_high) == (1, None, None)
+
+
+def test_equivalence_by_hand():
+    # mean 0, standard error 1/√3, margin 2: t = 2√3 on either side, two degrees of freedom
+    assert statistics.equivalence_p([-1, 0, 1], 2.0) == pytest.approx((1 - math.sqrt(12 / 14)) / 2)
+    # a mean at the margin is as likely outside as inside
+    assert statistics.equivalence_p([1, 2, 3], 2.0) == pytest.approx(0.5)
+    assert statistics.equivalence_p([0.5, 0.5], 1.0) == 0
+    assert statistics.equivalence_p([0.5, 0.5], 0.5) == 1
+    assert statistics.equivalence_p([0.5], 1.0) is None
+    with pytest.raises(ValueError, match="margin 0"):
+        statistics.equivalence_p([0, 0], 0)
+
+
+def test_equivalence_at_the_margin_is_claimed_one_time_in_twenty():
+    # the true difference is the margin, so that each claim of "within" is wrong
+    draws = np.random.default_rng(3).normal(0.5, 0.1, size=(1000, 3))
+    claimed = sum(statistics.equivalence_p(list(values), 0.5) < 0.05 for values in draws)
+    assert 30 <= claimed <= 70
 
 
 def test_pairs_are_of_the_same_seed_and_sentence():
@@ -83,21 +101,22 @@ def test_what_cannot_be_paired_is_refused():
 def test_one_seed_says_nothing_of_seeds():
     result = statistics.compare({1: [1, 2, 3]}, {1: [0, 0, 0]})
     assert (result.seeds, result.sentences, result.mean) == (1, 3, 2)
-    assert (result.signs_p, result.t, result.t_p) == (None, None, None)
+    assert (result.signs_p, result.low, result.high, result.t, result.t_p) == (None,) * 5
+    assert result.sentences_low < 2 < result.sentences_high
 
 
 def test_one_number_has_no_interval():
     result = statistics.compare({1: 3}, {1: 1})
-    assert (result.mean, result.low, result.high, result.bootstrap_p) == (2, None, None, None)
+    assert (result.mean, result.low, result.sentences_low) == (2, None, None)
     with pytest.raises(ValueError, match="no scores"):
         statistics.compare({1: []}, {1: []})
 
 
 def test_equal_rows_and_rows_that_differ_by_a_constant():
     same = statistics.compare({1: 1, 2: 2}, {1: 1, 2: 2})
-    assert (same.mean, same.low, same.high, same.bootstrap_p, same.t, same.t_p) == (0, 0, 0, 1, 0, 1)
+    assert (same.mean, same.low, same.high, same.t, same.t_p) == (0, 0, 0, 0, 1)
     above = statistics.compare({1: 2, 2: 3}, {1: 1, 2: 2})
-    assert (above.mean, above.t, above.t_p) == (1, math.inf, 0)
+    assert (above.mean, above.low, above.high, above.t, above.t_p) == (1, 1, 1, math.inf, 0)
 
 
 def test_an_interaction_is_a_difference_of_differences():
