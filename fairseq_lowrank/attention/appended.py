@@ -41,4 +41,4 @@ class AppendedKeys(nn.Module):
             if self.add_zero_attn:
                 parts.append(remembered.new_zeros(batch, groups, 1, size))
             longer[name] = torch.cat(parts, dim=2)
-        return longer, mask.with_keys(keys, appended)
+        return longer, mask.append_keys(keys, appended)

@@ -210,7 +210,7 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         memory, mask = self.append_keys(memory, mask)
         beam = beams(batch, key_batch, self.beam_size)
         q = join_beams(self.score.project_query(self, query), beam)
-        mask = mask.repeated(beam)
+        mask = mask.repeat_queries(beam)
         if before_softmax:
             call = self._call(q, memory, mask, whole_scores=True)
             scores = reference.masked_scores(call).expand(-1, self.num_heads, -1, -1)
@@ -277,6 +277,6 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
 
     def _parts(self, q: Tensor) -> dict[str, str | HeadMixing | None]:
         """The activation, and what mixes the scores and the probabilities of the heads' own queries."""
-        modules = {"before": self.score_mixing, "mixing": self.mixing}
+        modules = {"score_mixing": self.score_mixing, "prob_mixing": self.mixing}
         mixings = {name: None if module is None else module.operation(q) for name, module in modules.items()}
         return {"activation": self.spec.activation, **mixings}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.mask import hides
-from fairseq_lowrank.ops.attention.parts import is_traced
+from fairseq_lowrank.ops.attention.tree import is_traced
 
 CAUSAL = AttentionMask(causal=True)
 """Given as ``attn_mask``, says "causal" without a T×T tensor."""

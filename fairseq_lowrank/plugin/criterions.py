@@ -166,7 +166,7 @@ class Penalties:
             return heads
         values = {}
         if "mixing_orthogonality" in self.weights and _learns(layer.mixing):
-            values["mixing_orthogonality"] = mixing_orthogonality(call.mixing, query_padding).mean()
+            values["mixing_orthogonality"] = mixing_orthogonality(call.prob_mixing, query_padding).mean()
         if names := [name for name in _SPACES if name in self.weights]:
             overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
             values |= zip(names, overlap.mean(dim=1), strict=True)

@@ -12,10 +12,10 @@ from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, tr
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention.parts import is_traced
 from fairseq_lowrank.ops.attention.relative import Relative
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 from fairseq_lowrank.ops.attention.synthesizer import RandomSynthesizer
+from fairseq_lowrank.ops.attention.tree import is_traced
 
 __all__ = [
     "BACKENDS",
@@ -32,8 +32,8 @@ __all__ = [
     "attention",
 ]
 
-# A backend computes a call (``compute``), says what of it it cannot (``cannot``, asked when a layer is built) and why it does
-# not run on a device in a dtype (``unavailable``, asked when it runs).
+# A backend computes a call (``compute``), says what of it it cannot (``unsupported_reason``, asked when a layer is built) and why it does
+# not run on a device in a dtype (``device_unsupported_reason``, asked when it runs).
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton}
 BACKENDS = ("auto", *_BACKENDS)
 
@@ -80,12 +80,12 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
     call.check()
     device, dtype = call.v.device, call.v.dtype
     if backend == "auto":
-        candidates = (module for module in _preference(call) if module.cannot(call) is None)
-        running = (module for module in candidates if module.unavailable(device, dtype) is None)
-        chosen = next(module for module in running if module is not triton or triton.fits(call))
+        candidates = (module for module in _preference(call) if module.unsupported_reason(call) is None)
+        running = (module for module in candidates if module.device_unsupported_reason(device, dtype) is None)
+        chosen = next(module for module in running if module is not triton or triton.has_no_spills(call))
     else:
         chosen = check_backend(backend, call)
-        if (reason := chosen.unavailable(device, dtype)) is not None:
+        if (reason := chosen.device_unsupported_reason(device, dtype)) is not None:
             raise ValueError(
                 f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'"
             )
@@ -102,7 +102,7 @@ def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
         return None
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
-    if (reason := _BACKENDS[backend].cannot(call)) is not None:
+    if (reason := _BACKENDS[backend].unsupported_reason(call)) is not None:
         raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
     return _BACKENDS[backend]
 
@@ -111,7 +111,13 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     """The backends from the fastest on."""
     _, heads, queries, keys = call.scores.shape
     prefer = _PREFERENCES.get(call.v.device.type, _Preference())
-    fused = (triton,) if call.v.dtype in prefer.triton and triton.cannot(call) is None and triton.holds(call) else ()
+    fused = (
+        (triton,)
+        if call.v.dtype in prefer.triton
+        and triton.unsupported_reason(call) is None
+        and triton.is_precompiled_config(call)
+        else ()
+    )
     if is_traced(call.v):
         # One choice for all lengths.
         avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
@@ -133,7 +139,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
 
 def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
     """Whether SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
-    if not isinstance(call.mixing, StaticMixing) or call.v.dtype not in prefer.triton:
+    if not isinstance(call.prob_mixing, StaticMixing) or call.v.dtype not in prefer.triton:
         return False
     # A mask that is a tensor would be read once for each value.
     plain = not sdpa.has_other_masks(call) and not sdpa.needs_causal_tensor(call)
