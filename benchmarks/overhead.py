@@ -17,7 +17,7 @@ import torch
 from fairseq.modules.multihead_attention import MultiheadAttention
 from torch import nn
 
-from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.attention import AttentionConfig, AttentionSpec
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 FAIRSEQ = "fairseq"
@@ -33,7 +33,8 @@ def build(name: str, options: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
     if name == FAIRSEQ:
         return MultiheadAttention(options.embed_dim, options.heads, self_attention=True)
-    return FairseqAttention(AttentionSpec.from_preset(name), options.embed_dim, options.heads, self_attention=True)
+    spec = AttentionSpec.from_preset(name)
+    return FairseqAttention(AttentionConfig(spec, options.embed_dim, options.heads, self_attention=True))
 
 
 def decoding(layer: nn.Module, options: argparse.Namespace) -> Callable[[], None]:

@@ -30,7 +30,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.attention.layer import Attended
+from fairseq_lowrank.attention.layer import RegularizerInput
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
@@ -155,7 +155,7 @@ class Penalties:
         """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
         return _PenalisedLoss.apply(loss, self, sample_size)
 
-    def __call__(self, attended: Attended) -> Tensor:
+    def __call__(self, attended: RegularizerInput) -> Tensor:
         layer, call, heads, query_padding = attended
         # Cross attention has the queries of the self-attention before it.
         if layer.encoder_decoder_attention:

@@ -368,7 +368,7 @@ def refuse_states_of_other_attention() -> None:
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         load(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
         errors += states.differences(
-            prefix, states.saved_meaning(local_metadata), states.plain_meaning(self.num_heads, self.head_dim)
+            prefix, states.config_from_metadata(local_metadata), states.default_config(self.num_heads, self.head_dim)
         )
 
     layer._load_from_state_dict = _load_from_state_dict

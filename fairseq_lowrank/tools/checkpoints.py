@@ -136,7 +136,7 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         def gather(module, args, kwargs, layer=layer):
             query = kwargs["query"] if "query" in kwargs else args[0]
-            heads = module.score.project_query(module, query).expand(-1, module.num_heads, -1, -1)
+            heads = module.project_query(query)
             entry = totals.setdefault(layer.name, [layer.module, 0, 0])
             entry[1] = entry[1] + heads.sum(dim=(0, 2)).double()
             entry[2] += heads.size(0) * heads.size(2)

@@ -57,8 +57,8 @@ class AttentionMask(TensorTree):
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """Where keys are hidden, by any part: bool, broadcastable to ``[B, H, T, S]``."""
         hidden = None
-        if self.causal:
-            positions, offset = self.visible_prefix(num_queries, num_keys)
+        positions, offset = self.visible_prefix(num_queries, num_keys)
+        if self.causal and (positions > 1 or offset < 0):
             ones = torch.ones(positions, num_keys - self.num_appended_keys, dtype=torch.bool, device=device)
             hidden = ones.triu(1 + offset)
             if self.num_appended_keys:
@@ -72,6 +72,13 @@ class AttentionMask(TensorTree):
             additive = hides(self.additive)
             hidden = additive if hidden is None else hidden | additive
         return hidden
+
+    def may_hide_rows(self, num_queries: int, num_keys: int) -> bool:
+        """Return False if every query sees a key, as far as that is known without reading tensors."""
+        if self.key_padding is not None or self.additive is not None:
+            return True
+        _, offset = self.visible_prefix(num_queries, num_keys)
+        return self.causal and offset < 0 and not self.num_appended_keys
 
     @property
     def bias(self) -> Tensor | None:
@@ -93,9 +100,9 @@ class AttentionMask(TensorTree):
         """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
             return ~self.hidden(num_queries, num_keys, device).all(dim=-1, keepdim=True)
-        positions, offset = self.visible_prefix(num_queries, num_keys)
-        if self.key_padding is None and not (self.causal and offset < 0 and not self.num_appended_keys):
+        if not self.may_hide_rows(num_queries, num_keys):
             return True
+        positions, _ = self.visible_prefix(num_queries, num_keys)
         visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
         if not self.causal:
             return visible.any(dim=1)[:, None, None, None]

@@ -22,7 +22,9 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    weights = activate(masked_scores(call), call.activation)
+    _, _, queries, keys = call.scores.shape
+    empty_rows = call.score_bias is not None or call.mask.may_hide_rows(queries, keys)
+    weights = activate(masked_scores(call), call.activation, empty_rows=empty_rows)
     if call.prob_mixing is not None:
         weights = call.prob_mixing.mix_heads(weights)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights

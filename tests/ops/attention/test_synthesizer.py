@@ -55,8 +55,8 @@ def brute(call):
         1.0,
         call.activation,
         hidden=None if hidden is None else hidden.expand(batch, heads, queries, keys),
-        prob_mixing=None if call.prob_mixing is None else call.prob_mixing.weight.detach(),
-        score_mixing=None if call.score_mixing is None else call.score_mixing.weight.detach(),
+        mixing=None if call.prob_mixing is None else call.prob_mixing.weight.detach(),
+        before=None if call.score_mixing is None else call.score_mixing.weight.detach(),
     )[0]
 
 
