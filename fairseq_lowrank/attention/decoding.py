@@ -11,6 +11,8 @@ from torch import Tensor
 from fairseq_lowrank.attention.projections.projection import KeyValueStates
 
 MIN_CACHE_CAPACITY = 8
+SMALL_CACHE = 1 << 13
+"""Up to this number of elements, copying a tensor costs less than the calls that write into a buffer."""
 
 
 class CacheBuffer:
@@ -65,24 +67,24 @@ class LayerCache(NamedTuple):
     def extended(self, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
         """Return a cache with further positions: in place if the buffer has room.
 
-        While gradients are recorded, nothing is written in place and no buffer is made.
+        A small cache has no buffer. While gradients are recorded, nothing is written in place either.
         """
-        old, further = list(self.tensors.values()), list(new.values())
-        count = further[0].size(2)
+        tensors, buffer = self.tensors, self.buffer
+        first, *_ = tensors.values()
         if padding is not None or self.padding is not None:
-            padding = _join_padding(self.padding, padding, old[0], count)
-        if torch.is_grad_enabled():
-            joined = [torch.cat(pair, dim=2) for pair in zip(old, further, strict=True)]
-            return LayerCache(dict(zip(new, joined, strict=True)), padding)
-        buffer = self.buffer
+            padding = _join_padding(self.padding, padding, first, next(iter(new.values())).size(2))
+        if (buffer is None and first.numel() <= SMALL_CACHE) or torch.is_grad_enabled():
+            return LayerCache({name: torch.cat((old, new[name]), dim=2) for name, old in tensors.items()}, padding)
+        old, further = list(tensors.values()), list(new.values())
+        count = further[0].size(2)
         if buffer is None or not buffer.can_append(old, count):
-            length = old[0].size(2)
+            length = first.size(2)
             # A quarter more each time: a sequence is copied a few times, and little of the buffer stays empty.
             capacity = length + count + max(MIN_CACHE_CAPACITY, (length + count) // 4)
-            tensors = [tensor.new_empty(*tensor.shape[:2], capacity, tensor.size(3)) for tensor in old]
-            for memory, tensor in zip(tensors, old, strict=True):
+            memories = [tensor.new_empty(*tensor.shape[:2], capacity, tensor.size(3)) for tensor in old]
+            for memory, tensor in zip(memories, old, strict=True):
                 memory.narrow(2, 0, length).copy_(tensor)
-            buffer = CacheBuffer(tensors, length)
+            buffer = CacheBuffer(memories, length)
         buffer.append(further)
         return LayerCache(dict(zip(new, buffer.views(), strict=True)), padding, buffer)
 

@@ -23,7 +23,7 @@ from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
-from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules
+from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
 from fairseq_lowrank.attention.scores import LayerContext
 from fairseq_lowrank.attention.spec import AXES
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
@@ -208,7 +208,9 @@ class MultiheadAttention(TorchMHACompat):
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = join_beams(self.score.project_query(modules, query), beam)
+        q = self.score.project_query(modules, query)
+        if beam > 1:
+            q = join_beams(q, beam)
 
         query_padding = None
         if key_padding_mask is not None and not self.encoder_decoder_attention:
@@ -230,7 +232,9 @@ class MultiheadAttention(TorchMHACompat):
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
-        call = self._call(modules, q, states, mask, dropout_p=self._dropout_p(), need_weights=need_weights)
+        dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
+        dropout_p = self.dropout_module.p if dropping else 0.0
+        call = self._call(modules, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
         if attn_mask is not None:
             call.check()
         heads, weights = compute(call, "auto" if need_weights else self.backend)
@@ -240,7 +244,9 @@ class MultiheadAttention(TorchMHACompat):
 
         if heads.size(1) != self.num_heads:
             heads = heads.expand(-1, self.num_heads, -1, -1)
-        output = self.out_proj(split_beams(heads, beam).permute(2, 0, 1, 3).flatten(2))
+        if beam > 1:
+            heads = split_beams(heads, beam)
+        output = self.out_proj(merge_heads(heads))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
@@ -276,11 +282,6 @@ class MultiheadAttention(TorchMHACompat):
         cache = self.cache.update(state, states, padding)
         return cache.tensors, cache.padding
 
-    def _dropout_p(self) -> float:
-        dropout = self.dropout_module
-        dropping = self.training or getattr(dropout, "apply_during_inference", False)
-        return dropout.p if dropping else 0.0
-
     def _call(
         self,
         modules: Modules,
@@ -294,7 +295,8 @@ class MultiheadAttention(TorchMHACompat):
         training: bool | None = None,
     ) -> AttentionCall:
         """Build the call. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
-        spec, mixes = self.spec, self.score_mixing is not None or self.mixing is not None
+        spec, score_mixing, mixing = self.spec, self.score_mixing, self.mixing
+        mixes = score_mixing is not None or mixing is not None
         # One query for all heads attends once, as its heads are copies of each other. Dropout and per-head masks make them
         # different; mixing and regularisers compare them.
         if q.size(1) != self.num_heads and (mixes or dropout_p or mask.differs_by_head or self.regulariser is not None):
@@ -306,14 +308,14 @@ class MultiheadAttention(TorchMHACompat):
             mask,
             training=self.training if training is None else training,
             keep_row_constants=keep_row_constants or not ACTIVATIONS[spec.activation].shift_invariant,
-            rows_sum_to_one=self.mixing is None and not dropout_p,
+            rows_sum_to_one=mixing is None and not dropout_p,
         )
         return AttentionCall(
             scores,
             values,
             mask,
-            score_mixing=None if self.score_mixing is None else self.score_mixing.operation(q),
-            prob_mixing=None if self.mixing is None else self.mixing.operation(q),
+            score_mixing=None if score_mixing is None else score_mixing.operation(q),
+            prob_mixing=None if mixing is None else mixing.operation(q),
             activation=spec.activation,
             dropout_p=dropout_p,
             need_weights=need_weights,

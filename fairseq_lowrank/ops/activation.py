@@ -81,8 +81,9 @@ def activate(logits: Tensor, activation: str, *, empty_rows: bool = True) -> Ten
     Raises:
         ValueError: an unknown activation.
     """
-    check_activation(activation)
-    logits = ACTIVATIONS[activation].logits(at_least_float32(logits))
+    if activation != "softmax" or logits.dtype in (torch.float16, torch.bfloat16):
+        check_activation(activation)
+        logits = ACTIVATIONS[activation].logits(at_least_float32(logits))
     if not empty_rows:
         return torch.softmax(logits, dim=-1)
     fully_masked = (logits == float("-inf")).all(dim=-1, keepdim=True)

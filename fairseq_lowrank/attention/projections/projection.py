@@ -138,4 +138,14 @@ class Projection:
 def split_heads(projected: Tensor, size: int) -> Tensor:
     """Reshape ``[N, B, heads * size]`` to ``[B, heads, N, size]``."""
     length, batch, width = projected.shape
+    if length == 1:
+        return projected.view(batch, width // size, 1, size)
     return projected.view(length, batch, width // size, size).permute(1, 2, 0, 3)
+
+
+def merge_heads(heads: Tensor) -> Tensor:
+    """Reshape ``[B, heads, N, size]`` to ``[N, B, heads * size]``."""
+    batch, count, length, size = heads.shape
+    if length == 1:
+        return heads.reshape(1, batch, count * size)
+    return heads.permute(2, 0, 1, 3).reshape(length, batch, count * size)

@@ -92,11 +92,12 @@ def compute(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor 
 def _fastest(call: AttentionCall) -> Any:
     device, dtype = call.v.device, call.v.dtype
     for module in _preference(call):
-        if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
-            continue
-        if module is not triton or triton.has_no_spills(call):
-            return module
-    raise AssertionError("the reference computes every call")
+        if module is reference:  # computes every call on every device
+            break
+        if module.unsupported_reason(call) is None and module.device_unsupported_reason(device, dtype) is None:
+            if module is not triton or triton.has_no_spills(call):
+                return module
+    return reference
 
 
 def _requested(backend: str, call: AttentionCall) -> Any:
@@ -123,21 +124,21 @@ def check_backend(backend: str, call: AttentionCall) -> Any:
 
 def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     """Return the backends from the fastest to the slowest."""
-    v = call.v
-    _, heads, queries, keys = call.scores.shape
+    v, mixes = call.v, call.mixes_weights
     prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
     fused: tuple[ModuleType, ...] = ()
     if v.dtype in prefer.triton and triton.unsupported_reason(call) is None and triton.is_precompiled_config(call):
         fused = (triton,)
     if is_traced(v):
         # One choice for all lengths.
-        avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
+        avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
+    _, heads, queries, keys = call.scores.shape
     shared = v.size(1) < heads
     few = heads * queries * keys < prefer.reference_scores and not shared
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
-    if call.mixes_weights:
-        return (*fused, sdpa, *others) if _repeats_cheaply(call, prefer) else others
+    if mixes:
+        return (*fused, sdpa, *others) if v.dtype in prefer.triton and _repeats_cheaply(call, prefer) else others
     drops = call.dropout_p and not prefer.sdpa_drops
     whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
     if drops or (whole and queries * keys > prefer.mask_scores):
@@ -150,7 +151,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
 
 def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
     """Return True if SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
-    if not isinstance(call.prob_mixing, StaticMixing) or call.v.dtype not in prefer.triton:
+    if not isinstance(call.prob_mixing, StaticMixing):
         return False
     # A mask that is a tensor would be read once for each value.
     plain = not sdpa.has_other_masks(call) and not sdpa.needs_causal_tensor(call)

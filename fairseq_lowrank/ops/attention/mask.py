@@ -73,12 +73,18 @@ class AttentionMask(TensorTree):
             hidden = additive if hidden is None else hidden | additive
         return hidden
 
+    @property
+    def is_empty(self) -> bool:
+        """Return True if the mask hides nothing and adds nothing."""
+        return not self.causal and self.key_padding is None and self.additive is None
+
     def may_hide_rows(self, num_queries: int, num_keys: int) -> bool:
         """Return False if every query sees a key, as far as that is known without reading tensors."""
         if self.key_padding is not None or self.additive is not None:
             return True
-        _, offset = self.visible_prefix(num_queries, num_keys)
-        return self.causal and offset < 0 and not self.num_appended_keys
+        if not self.causal or self.num_appended_keys:
+            return False
+        return self.visible_prefix(num_queries, num_keys)[1] < 0
 
     @property
     def bias(self) -> Tensor | None:

@@ -44,9 +44,9 @@ class HeadMixing(TensorTree):
         """The formula: Σ_j M_t[j, i] P_j[t] of P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
         matrices = self.mixing_matrix().to(heads.dtype)
         with without_autocast(heads):
-            if matrices.dim() == 2:
-                return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
-            return torch.matmul(matrices.mT, heads.transpose(1, 2)).transpose(1, 2)
+            if matrices.dim() == 4:
+                return torch.matmul(matrices.mT, heads.transpose(1, 2)).transpose(1, 2)
+            return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:
         """M[:, i] of one mixed head, broadcastable to ``[b, H, T, 1]``."""

@@ -22,14 +22,16 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    _, _, queries, keys = call.scores.shape
+    scores = masked_scores(call)
+    _, _, queries, keys = scores.shape
     empty_rows = call.score_bias is not None or call.mask.may_hide_rows(queries, keys)
-    weights = activate(masked_scores(call), call.activation, empty_rows=empty_rows)
+    weights = activate(scores, call.activation, empty_rows=empty_rows)
     if call.prob_mixing is not None:
         weights = call.prob_mixing.mix_heads(weights)
-    dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
-    heads = grouped_product(dropped.to(call.v.dtype), call.v)
-    return heads, weights if call.need_weights else None
+    used = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    if used.dtype != call.v.dtype:
+        used = used.to(call.v.dtype)
+    return grouped_product(used, call.v), weights if call.need_weights else None
 
 
 def masked_scores(call: AttentionCall) -> Tensor:
@@ -37,8 +39,12 @@ def masked_scores(call: AttentionCall) -> Tensor:
     scores = call.scores.dense()
     if call.score_mixing is not None:
         scores = call.score_mixing.mix_heads(scores)
-    for bias in (call.score_bias, call.mask.bias):
+    mask = call.mask
+    for bias in (call.score_bias, mask.bias):
         if bias is not None:
             scores = scores + bias
-    hidden = call.mask.hidden(*call.scores.shape[2:], scores.device)
+    if mask.is_empty:
+        return scores
+    _, _, queries, keys = scores.shape
+    hidden = mask.hidden(queries, keys, scores.device)
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))

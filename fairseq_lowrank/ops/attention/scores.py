@@ -90,8 +90,7 @@ class DotProduct(TensorTree):
             raise ValueError(f"scale={self.scale!r}: expected a finite number")
 
     def dense(self) -> Tensor:
-        products = grouped_product(self.q * self.factor, self.k.transpose(-1, -2))
-        return at_least_float32(products)
+        return at_least_float32(grouped_product(self.q * self.factor, self.k.mT))
 
     def select_head(self, batch: slice, head: int, column: Tensor | None = None) -> DotProduct:
         return DotProduct(*head_queries_and_keys(self.q[batch], self.k[batch], head, column), self.factor)
