@@ -66,7 +66,7 @@ class Operation(nn.Module):
         q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
         if isinstance(layer, FusedAttention):
             return layer.attend(q, k, v).permute(2, 0, 1, 3).flatten(2)
-        mixings = {"before": layer.score_mixing, "mixing": layer.mixing}
+        mixings = {"score_mixing": layer.score_mixing, "prob_mixing": layer.mixing}
         parts = {name: module and module.operation(q) for name, module in mixings.items()}
         dropout = layer.dropout_module.p if self.training else 0.0
         call = AttentionCall(

@@ -34,7 +34,7 @@ from triton.runtime.jit import create_function_from_signature
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
-from fairseq_lowrank.ops.attention.triton import COMPILED_RULES, COMPILED_SIZES, holds
+from fairseq_lowrank.ops.attention.triton import COMPILED_RULES, COMPILED_SIZES, is_precompiled_config
 
 # Shared memory of a block at most, of an SM, and threads of an SM.
 CHIPS = {80: (163, 164, 2048), 90: (227, 228, 2048), 100: (227, 228, 2048)}
@@ -148,7 +148,7 @@ def of_auto() -> list[Configuration]:
     ]
     widest = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
     grid += [one._replace(**change) for one in widest for change in changes]
-    return [one for one in grid if holds(call_of(one))]
+    return [one for one in grid if is_precompiled_config(call_of(one))]
 
 
 def compiled(one: Configuration, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:
@@ -269,7 +269,7 @@ def called(one: Configuration) -> str:
 
 def detailed(found: dict[Configuration, list[Compiled]]) -> str:
     """A table of every kernel."""
-    header = ("h, d_k", "mixing", "kernel", "tile", "columns", "warps", "registers", "spilled", "shared KiB")
+    header = ("h, d_k", "prob_mixing", "kernel", "tile", "columns", "warps", "registers", "spilled", "shared KiB")
     header = (*header, "blocks an SM", "MFLOP a tile", "KiB a tile")
     cells = []
     for one, kernels in found.items():
@@ -307,7 +307,7 @@ def worst(found: dict[Configuration, list[Compiled]]) -> str:
             cells.append(f"{registers}, {spilled}, {shared:.0f} KiB")
         configurations = sum(called(one) == name for one in found)
         rows.append((name, configurations, *cells))
-    return measure.table(rows, ("mixing", "compiled", *(f"sm_{chip} (of {CHIPS[chip][0]} KiB)" for chip in CHIPS)))
+    return measure.table(rows, ("prob_mixing", "compiled", *(f"sm_{chip} (of {CHIPS[chip][0]} KiB)" for chip in CHIPS)))
 
 
 def put_into(page: Path, found: dict[Configuration, list[Compiled]]) -> None:

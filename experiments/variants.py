@@ -419,7 +419,7 @@ def build(variant: Variant, embed_dim: int = EMBED_DIM, heads: int = HEADS) -> M
 
 def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
     """The sizes of a layer by the letters of the formulas."""
-    sizes = layer.projection.sizes
+    sizes = layer.projection.dims
     return {
         "d": sizes.embed_dim,
         "h": sizes.num_heads,

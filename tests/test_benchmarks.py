@@ -45,7 +45,7 @@ def test_a_layer_is_named_by_its_preset_and_axes(capsys):
     options = attention.parse(["--layers", *names, "--baseline", "mha"])
     assert options.layers == ["mha", *names]
     grouped, composed, fixed = (attention.build(name, options, 8).module for name in names)
-    assert (grouped.projection.memory_heads, fixed.head_dim) == (4, 96)
+    assert (grouped.projection.state_heads, fixed.head_dim) == (4, 96)
     spec = composed.spec
     assert (spec.value_dim, spec.score_mixing, spec.activation, composed.backend) == (
         32,

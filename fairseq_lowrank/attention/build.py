@@ -1,4 +1,4 @@
-"""A layer from a preset."""
+"""Builds a layer from a preset."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.spec import AttentionSpec
 
@@ -34,16 +35,16 @@ def build_attention(
     wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     **axes: int | str | None,
 ) -> MultiheadAttention:
-    """The attention layer of a preset, with any of :data:`~fairseq_lowrank.attention.AXES` put over it.
+    """Return the attention layer of a preset; axes override the choices of the preset.
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
-        device: where the parameters are made, by default on torch's default device. On 'meta' they have no values: load a state
-            after ``to_empty``, since ``reset_parameters`` starts the projections alone.
+        device: where the parameters are created, by default on torch's default device. On 'meta' they have no values: load a
+            state after ``to_empty``, since ``reset_parameters`` initialises only the projections.
         dtype: of the parameters, by default torch's default dtype.
-        axes: axis values that win over the preset's; ``None`` leaves the preset's.
+        axes: values of :data:`~fairseq_lowrank.attention.AXES` that override the preset's; ``None`` keeps the preset's.
 
-    The other arguments are those of :class:`MultiheadAttention`. The layer fits in the place of
+    The other arguments are those of :class:`~.config.AttentionConfig` and :class:`MultiheadAttention`. The layer can replace
     ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.
 
     Raises:
@@ -52,13 +53,12 @@ def build_attention(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype!r}: expected a float dtype such as torch.float32")
     with nullcontext() if device is None else _device(device):
-        layer = MultiheadAttention(
+        config = AttentionConfig(
             AttentionSpec.from_preset(preset, **axes),
             embed_dim,
             num_heads,
             kdim=kdim,
             vdim=vdim,
-            dropout=dropout,
             bias=bias,
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
@@ -68,8 +68,8 @@ def build_attention(
             max_positions=max_positions,
             unused_key_projection=unused_key_projection,
             backend=backend,
-            wrap_projection=wrap_projection,
         )
+        layer = MultiheadAttention(config, dropout=dropout, wrap_projection=wrap_projection)
     return layer if dtype is None else layer.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Decoding step by step: what is kept of earlier steps, and beams."""
+"""Decoding step by step: cached keys and values of earlier steps, and beams."""
 
 from __future__ import annotations
 
@@ -6,190 +6,172 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fairseq_lowrank.attention.projections.projection import Memory
-from fairseq_lowrank.attention.scores import Score
+from fairseq_lowrank.attention.projections.projection import KeyValueStates
 
-_LEAST_ROOM = 8
+MIN_CACHE_CAPACITY = 8
+SMALL_CACHE = 1 << 13
+"""Up to this number of elements, copying a tensor costs less than the calls that write into a buffer."""
 
 
-class DecodingCache:
-    """Tensors ``[B, G, capacity, D]`` of which the first ``length`` positions are in use: a step writes behind them.
+class CacheBuffer:
+    """Tensors ``[B, G, capacity, D]`` whose first ``length`` positions are in use. A step appends after them.
 
-    Only behind all positions in use is there room: whoever holds fewer of them, such as a copy of a state that has gone
-    on since, gets memory of its own, so that no state writes over what another one reads.
+    A state can append in place only if it holds every used position. An older copy of a state gets its own buffer, so that
+    no state overwrites what another one reads.
     """
 
     def __init__(self, tensors: Sequence[Tensor], length: int) -> None:
         self.tensors = list(tensors)
         self.length = length
 
-    def continues(self, saved: Sequence[Tensor], new: int = 0) -> bool:
-        """Whether ``saved`` are the positions in use, with room for ``new`` behind them."""
-        first, memory = saved[0], self.tensors[0]
-        same = first.data_ptr() == memory.data_ptr() and first.size(0) == memory.size(0) and first.dtype == memory.dtype
-        writable = torch.is_inference_mode_enabled() or not memory.is_inference()
-        return same and writable and first.size(2) == self.length and self.length + new <= memory.size(2)
+    def can_append(self, saved: Sequence[Tensor], new: int = 0) -> bool:
+        """Return True if ``saved`` are the positions in use, with room for ``new`` after them."""
+        first, buffer = saved[0], self.tensors[0]
+        if first.size(2) != self.length or self.length + new > buffer.size(2) or first.data_ptr() != buffer.data_ptr():
+            return False
+        return not buffer.is_inference() or torch.is_inference_mode_enabled()
 
-    def select(self, order: Tensor) -> DecodingCache:
-        """The batch entries ``order``, room and all."""
-        return DecodingCache([tensor.index_select(0, order) for tensor in self.tensors], self.length)
+    def select(self, order: Tensor) -> CacheBuffer:
+        """Return a buffer with the batch entries ``order`` and the same capacity."""
+        return CacheBuffer([tensor.index_select(0, order) for tensor in self.tensors], self.length)
 
     def append(self, new: Sequence[Tensor]) -> None:
-        total = self.length + new[0].size(2)
-        for memory, tensor in zip(self.tensors, new, strict=True):
-            memory[:, :, self.length : total] = tensor
-        self.length = total
+        start, count = self.length, new[0].size(2)
+        for buffer, tensor in zip(self.tensors, new, strict=True):
+            buffer.narrow(2, start, count).copy_(tensor)
+        self.length = start + count
 
     def views(self) -> list[Tensor]:
-        return [tensor[:, :, : self.length] for tensor in self.tensors]
+        return [tensor.narrow(2, 0, self.length) for tensor in self.tensors]
 
 
-class Saved(NamedTuple):
-    """What a layer keeps of earlier steps.
+class LayerCache(NamedTuple):
+    """Cached tensors of the earlier steps of one layer.
 
     Args:
         tensors: ``[B, G, S, D]`` each, by name, before anything is folded into them.
-        padding: ``[B, S]``, true at padding; ``None`` where there is none.
-        cache: the memory that the tensors are views of.
+        padding: ``[B, S]``, true at padding; ``None`` if there is none.
+        buffer: the memory that the tensors are views of.
     """
 
-    tensors: Memory
+    tensors: KeyValueStates
     padding: Tensor | None = None
-    cache: DecodingCache | None = None
+    buffer: CacheBuffer | None = None
 
     @property
     def batch(self) -> int:
         return next(iter(self.tensors.values())).size(0)
 
-    def extended(self, new: Memory, padding: Tensor | None) -> Saved:
-        """With further positions: in place where there is room behind those in use.
+    def extended(self, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
+        """Return a cache with further positions: in place if the buffer has room.
 
-        Where gradients are recorded nothing is written in place and no cache is made.
+        A small cache has no buffer. While gradients are recorded, nothing is written in place either.
         """
-        old, further = list(self.tensors.values()), list(new.values())
-        padding = _join_padding(self.padding, padding, old[0], further[0].size(2))
-        if torch.is_grad_enabled():
-            joined = [torch.cat(pair, dim=2) for pair in zip(old, further, strict=True)]
-            return Saved(dict(zip(new, joined, strict=True)), padding)
-        length, cache = old[0].size(2), self.cache
-        total = length + further[0].size(2)
-        if cache is None or not cache.continues(old, total - length):
-            # A quarter more each time: a sequence is copied a few times in all, and little of the room stays empty.
-            capacity = total + max(_LEAST_ROOM, total // 4)
-            memory = [tensor.new_empty(*tensor.shape[:2], capacity, tensor.size(3)) for tensor in old]
-            for room, tensor in zip(memory, old, strict=True):
-                room[:, :, :length] = tensor
-            cache = DecodingCache(memory, length)
-        cache.append(further)
-        return Saved(dict(zip(new, cache.views(), strict=True)), padding, cache)
+        tensors, buffer = self.tensors, self.buffer
+        first, *_ = tensors.values()
+        if padding is not None or self.padding is not None:
+            padding = _join_padding(self.padding, padding, first, next(iter(new.values())).size(2))
+        if (buffer is None and first.numel() <= SMALL_CACHE) or torch.is_grad_enabled():
+            return LayerCache({name: torch.cat((old, new[name]), dim=2) for name, old in tensors.items()}, padding)
+        old, further = list(tensors.values()), list(new.values())
+        count = further[0].size(2)
+        if buffer is None or not buffer.can_append(old, count):
+            length = first.size(2)
+            # A quarter more each time: a sequence is copied a few times, and little of the buffer stays empty.
+            capacity = length + count + max(MIN_CACHE_CAPACITY, (length + count) // 4)
+            memories = [tensor.new_empty(*tensor.shape[:2], capacity, tensor.size(3)) for tensor in old]
+            for memory, tensor in zip(memories, old, strict=True):
+                memory.narrow(2, 0, length).copy_(tensor)
+            buffer = CacheBuffer(memories, length)
+        buffer.append(further)
+        return LayerCache(dict(zip(new, buffer.views(), strict=True)), padding, buffer)
 
-    def reordered(self, order: Tensor) -> Saved:
-        """With the batch entries ``order``."""
-        # Not asked of a GPU, where the answer would take longer than the copy.
+    def reordered(self, order: Tensor) -> LayerCache:
+        """Return a cache with the batch entries ``order``."""
+        # A GPU is not asked: the answer would take longer than the copy.
         if order.device.type == "cpu" and torch.equal(order, torch.arange(self.batch, device=order.device)):
             return self
         padding = None if self.padding is None else self.padding.index_select(0, order)
-        if self.cache is not None and self.cache.continues(list(self.tensors.values())):
-            cache = self.cache.select(order)
-            return Saved(dict(zip(self.tensors, cache.views(), strict=True)), padding, cache)
+        if self.buffer is not None and self.buffer.can_append(list(self.tensors.values())):
+            buffer = self.buffer.select(order)
+            return LayerCache(dict(zip(self.tensors, buffer.views(), strict=True)), padding, buffer)
         tensors = {name: tensor.index_select(0, order) for name, tensor in self.tensors.items()}
-        return Saved(tensors, padding)
+        return LayerCache(tensors, padding)
 
 
-IncrementalState = dict[str, Saved]
+IncrementalState = dict[str, LayerCache]
 """A dictionary for a whole model, with an entry for each layer."""
 
 
-def _join_padding(saved: Tensor | None, new: Tensor | None, old_keys: Tensor, new_keys: int) -> Tensor | None:
-    """Padding of saved and new keys; where one part has none it is all real. ``new`` may already cover every key."""
+class IncrementalCache:
+    """Reads and writes the entry of one layer in an incremental state."""
+
+    @property
+    def key(self) -> str:
+        return f"{id(self)}.attn_state"
+
+    def get(self, state: IncrementalState | None) -> LayerCache | None:
+        return None if state is None else state.get(self.key)
+
+    def set(self, state: IncrementalState, cache: LayerCache) -> None:
+        state[self.key] = cache
+
+    def update(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
+        """Append the tensors of a step, and return all of them."""
+        key = self.key
+        old = state.get(key)
+        state[key] = cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
+        return cache
+
+    def reorder(self, state: IncrementalState, order: Tensor, *, encoder_keys: bool, beam_size: int) -> None:
+        """Let entry i of the batch become the old entry ``order[i]``.
+
+        Args:
+            encoder_keys: the cache belongs to sentences and not to hypotheses. As in fairseq it stays as long as no sentence
+                leaves the batch.
+            beam_size: hypotheses in a row that share an entry of encoder keys.
+        """
+        cache = self.get(state)
+        if cache is None:
+            return
+        if encoder_keys:
+            if cache.batch * beam_size == order.size(0):
+                return
+            order = order[::beam_size] // beam_size
+        self.set(state, cache.reordered(order))
+
+
+def _join_padding(saved: Tensor | None, new: Tensor | None, old_keys: Tensor, new_keys: int) -> Tensor:
+    """Return the padding of saved and new keys; a part without one has no padding. ``new`` may already cover every key."""
     batch, saved_keys = old_keys.size(0), old_keys.size(2)
     if new is not None and new.size(1) == saved_keys + new_keys:
         return new
-    if saved is None and new is None:
-        return None
     real = old_keys.new_zeros((), dtype=torch.bool)
     saved = real.expand(batch, saved_keys) if saved is None else saved.bool()
     new = real.expand(batch, new_keys) if new is None else new.bool()
     return torch.cat((saved, new), dim=1)
 
 
-class Decoding(nn.Module):
-    """What a layer remembers from step to step: a dictionary for a whole model holds an entry for each layer.
-
-    Attributes:
-        beam_size: how many hypotheses in a row may share the keys of one batch entry.
-    """
-
-    encoder_decoder_attention: bool
-    score: Score
-    beam_size = 1
-
-    @property
-    def _state_key(self) -> str:
-        return f"{id(self)}.attn_state"
-
-    def saved(self, incremental_state: IncrementalState | None) -> Saved | None:
-        """What this layer keeps of earlier steps."""
-        return None if incremental_state is None else incremental_state.get(self._state_key)
-
-    def save(self, incremental_state: IncrementalState, saved: Saved) -> None:
-        """Keep this for the next step."""
-        incremental_state[self._state_key] = saved
-
-    def remember(
-        self, key: Tensor | None, value: Tensor | None, padding: Tensor | None, state: IncrementalState | None
-    ) -> tuple[Memory, Tensor | None]:
-        """What keys and values are made of, joined with what is saved, and its padding."""
-        saved = self.saved(state)
-        if key is None or value is None:
-            if saved is None or key is not None or value is not None:
-                raise ValueError(
-                    "key and value may be None only where incremental_state holds saved ones, and only together"
-                )
-            return saved.tensors, saved.padding
-        memory = self.score.project_memory(self, key, value)
-        if state is None:
-            return memory, padding
-        saved = Saved(memory, padding) if saved is None else saved.extended(memory, padding)
-        self.save(state, saved)
-        return saved.tensors, saved.padding
-
-    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
-        """Follow the beam: entry i of the batch of saved keys and values becomes the old entry ``new_order[i]``.
-
-        Keys of an encoder belong to sentences, not to hypotheses: as in fairseq they stay while no sentence leaves the batch,
-        and are picked by sentence where ``beam_size`` says that they are kept once a sentence.
-        """
-        saved, beam = self.saved(incremental_state), self.beam_size
-        if saved is None:
-            return incremental_state
-        if self.encoder_decoder_attention:
-            if saved.batch * beam == new_order.size(0):
-                return incremental_state
-            new_order = new_order[::beam] // beam
-        self.save(incremental_state, saved.reordered(new_order))
-        return incremental_state
-
-
-def beams(batch: int, key_batch: int, allowed: int) -> int:
-    """How many hypotheses in a row share the keys of a batch entry.
+def infer_beam_size(batch: int, key_batch: int, allowed: int) -> int:
+    """Return how many hypotheses in a row share the keys of a batch entry.
 
     Raises:
         ValueError: neither 1 nor ``allowed``.
     """
     beam = 1 if batch == key_batch else batch // max(key_batch, 1)
     if beam * key_batch != batch or beam not in (1, allowed):
-        raise ValueError(f"query holds a batch of {batch}, keys one of {key_batch} with beam_size={allowed}")
+        expected = f"{key_batch}" if allowed == 1 else f"{key_batch}, or {key_batch * allowed} with beam_size={allowed}"
+        raise ValueError(f"batch sizes do not match: query has {batch}, key has {key_batch}. Expected {expected}.")
     return beam
 
 
 def join_beams(q: Tensor, beam: int) -> Tensor:
-    """The hypotheses of a sentence become further queries: ``[B*beam, H, T, D]`` to ``[B, H, beam*T, D]``."""
+    """Let the hypotheses of a sentence become further queries: ``[B*beam, H, T, D]`` to ``[B, H, beam*T, D]``."""
     return q if beam == 1 else q.unflatten(0, (-1, beam)).transpose(1, 2).flatten(2, 3)
 
 
 def split_beams(tensor: Tensor, beam: int) -> Tensor:
-    """``[B, H, beam*T, N]`` to ``[B*beam, H, T, N]``."""
+    """Undo :func:`join_beams`: ``[B, H, beam*T, N]`` to ``[B*beam, H, T, N]``."""
     return tensor if beam == 1 else tensor.unflatten(2, (beam, -1)).transpose(1, 2).flatten(0, 1)

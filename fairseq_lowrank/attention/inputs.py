@@ -1,4 +1,4 @@
-"""Which tensors a layer can take, and their layout."""
+"""Checks of the tensors that a layer gets, and their layout."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ if TYPE_CHECKING:
 
 
 def check_tensors(layer: MultiheadAttention, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
-    """Refuse what no layer of these sizes can take."""
-    parts = (("query", query, "embed_dim"), ("key", key, "kdim"), ("value", value, "vdim"))
-    for name, tensor, size in parts:
-        if tensor is None:
-            continue
-        if tensor.is_nested:
-            raise ValueError(f"{name} is a nested tensor: expected a padded one, with key_padding_mask")
-        if tensor.dim() != 3:
-            layout = "[batch, time, {}]" if layer.batch_first else "[time, batch, {}]"
-            shape = layout.format(getattr(layer, size))
-            raise ValueError(f"{name} of shape {list(tensor.shape)}: expected {shape}")
-        if tensor.size(2) != getattr(layer, size):
-            expected = getattr(layer, size)
-            raise ValueError(f"{name} of size {tensor.size(2)}: this layer was built with {size}={expected}")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
+    """Check sizes and dtypes.
+
+    Raises:
+        ValueError: tensors that no layer of these sizes can take.
+    """
+    _check_tensor(layer, query, "query", "embed_dim", layer.embed_dim)
+    if key is not None and not (key is query and layer.kdim == layer.embed_dim):
+        _check_tensor(layer, key, "key", "kdim", layer.kdim)
+    if value is not None and not (value is key and layer.vdim == layer.kdim):
+        _check_tensor(layer, value, "value", "vdim", layer.vdim)
+        if key is not None and value.shape[:2] != key.shape[:2]:
+            raise ValueError(
+                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], layer.vdim]}, since key has {list(key.shape)}"
+            )
+
+
+def _check_tensor(layer: MultiheadAttention, tensor: Tensor, name: str, size_name: str, size: int) -> None:
+    if tensor.dim() == 3 and tensor.size(2) == size and tensor.is_floating_point() and not tensor.is_nested:
+        return
+    if tensor.is_nested:
+        raise ValueError(f"{name} is a nested tensor: expected a padded one, with key_padding_mask")
+    if tensor.dim() != 3:
+        shape = f"[batch, time, {size}]" if layer.batch_first else f"[time, batch, {size}]"
+        raise ValueError(f"{name} of shape {list(tensor.shape)}: expected {shape}")
+    if tensor.size(2) != size:
+        raise ValueError(f"{name} of size {tensor.size(2)}: this layer was built with {size_name}={size}")
+    raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
 
 
 def check_layout(
@@ -36,8 +47,14 @@ def check_layout(
     key_padding_mask: Tensor | None,
     attn_mask: object,
 ) -> None:
-    """Refuse tensors of the other layout where masks, or the sizes of the batch, give them away."""
+    """Check for tensors of the other layout, as far as masks or batch sizes reveal them.
+
+    Raises:
+        ValueError: the tensors would fit with time and batch exchanged.
+    """
     (queries, batch, _), (keys, key_batch, _) = query.shape, key.shape
+    if key_padding_mask is None and attn_mask is None and batch == key_batch:
+        return
     padding = None if key_padding_mask is None else tuple(key_padding_mask.shape)
     mask = tuple(attn_mask.shape[-2:]) if isinstance(attn_mask, Tensor) else None
     fits = padding in (None, (key_batch, keys)) and mask in (None, (queries, keys))
@@ -57,7 +74,7 @@ def check_layout(
 
 
 def transposed(query: Tensor, key: Tensor | None, value: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """With their first two dimensions exchanged; what is one tensor stays one."""
+    """Exchange the first two dimensions; one tensor that is given twice stays one tensor."""
     swapped_query = query.transpose(0, 1)
     swapped_key = swapped_query if key is query else None if key is None else key.transpose(0, 1)
     swapped_value = swapped_key if value is key else None if value is None else value.transpose(0, 1)

@@ -1,41 +1,49 @@
-"""The attention layer: a projection, the operation, and what stands around them. It knows no projection by name."""
+"""The attention layer: projections, the attention operation, and the output projection."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.appended import AppendedKeys
-from fairseq_lowrank.attention.decoding import Decoding, IncrementalState, beams, join_beams, split_beams
+from fairseq_lowrank.attention.appended import append_keys, build_appended
+from fairseq_lowrank.attention.config import AttentionConfig
+from fairseq_lowrank.attention.decoding import (
+    IncrementalCache,
+    IncrementalState,
+    infer_beam_size,
+    join_beams,
+    split_beams,
+)
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
-from fairseq_lowrank.attention.projections.projection import Memory
-from fairseq_lowrank.attention.scores import Setting
-from fairseq_lowrank.attention.spec import AttentionSpec
-from fairseq_lowrank.attention.states import SavedWithMeaning
-from fairseq_lowrank.attention.torch_module import InPlaceOfTorchs
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, HeadMixing, attention
+from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
+from fairseq_lowrank.attention.scores import LayerContext
+from fairseq_lowrank.attention.spec import AXES
+from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
+from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
+from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.ops.attention import check_backend, reference
+from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 
+_MIXING_AXES = {"score_mixing": SCORE_MIXINGS, "mixing": MIXINGS}
 
-class Attended(NamedTuple):
-    """A forward pass of a layer, for its ``regulariser``, which returns the heads to go on with.
+
+class RegularizerInput(NamedTuple):
+    """A forward pass of a layer, for its ``regulariser``, which returns the heads to continue with.
 
     Args:
-        layer: where.
+        layer: the layer.
         call: what was computed.
-        heads: ``[B, H, T, .]`` that came of it.
-        query_padding: ``[B, T]`` bool, true at queries that are padding; ``None`` also in cross attention, which is told
-            nothing of it.
+        heads: ``[B, H, T, .]``, the result.
+        query_padding: ``[B, T]`` bool, true at queries that are padding; ``None`` also in cross attention, which does not know it.
     """
 
     layer: MultiheadAttention
@@ -44,8 +52,8 @@ class Attended(NamedTuple):
     query_padding: Tensor | None
 
 
-class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorchs):
-    """Multi-head attention composed from a spec.
+class MultiheadAttention(TorchMHACompat):
+    """Multi-head attention composed from a configuration.
 
     ::
 
@@ -54,93 +62,86 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         value ─ v_proj ─┘
 
     Args:
-        spec: the choice on every axis.
-        embed_dim: d, size of queries and of the output.
-        num_heads: h.
-        kdim: size of keys, by default d.
-        vdim: size of values, by default d.
-        dropout: probability of dropping an attention weight, or a module with ``p``, such as ``nn.Dropout``, which may have
-            ``apply_during_inference``, as ``FairseqDropout`` has.
-        bias: whether the projections add a bias.
-        add_bias_kv: append a learned key and value.
-        add_zero_attn: append a key and value of zeros.
-        self_attention: query, key and value are the same tensor.
-        encoder_decoder_attention: keys and values come from an encoder.
-        batch_first: query, key, value and output are ``[batch, time, .]`` instead of ``[time, batch, .]``.
-        max_positions: the most positions of a sentence: the synthesizers need it, and other scores take any.
-        unused_key_projection: have ``k_proj`` where the dense synthesizer computes nothing with it; its gradient is zero.
-        backend: see :func:`fairseq_lowrank.ops.attention`; where weights are asked for, any that can return them.
-        wrap_projection: applied to each projection when it is made, e.g. fairseq's ``quant_noise``.
+        config: the choice on every axis, sizes and options.
+        dropout: probability of dropping an attention weight, or a module with ``p``, such as ``nn.Dropout``. A module may have
+            ``apply_during_inference``, like ``FairseqDropout``.
+        wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``.
 
     Attributes:
-        regulariser: sees the heads of every forward pass, see :class:`Attended`.
+        regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
+        beam_size: how many hypotheses in a row may share the keys of one batch entry.
 
     Raises:
-        ValueError: sizes that do not fit together, or a backend that cannot compute the spec.
+        ValueError: sizes that do not fit together, or a backend that cannot compute the configuration.
     """
+
+    beam_size = 1
 
     def __init__(
         self,
-        spec: AttentionSpec,
-        embed_dim: int,
-        num_heads: int,
+        config: AttentionConfig,
         *,
-        kdim: int | None = None,
-        vdim: int | None = None,
         dropout: float | nn.Module = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        self_attention: bool = False,
-        encoder_decoder_attention: bool = False,
-        batch_first: bool = False,
-        max_positions: int | None = None,
-        unused_key_projection: bool = False,
-        backend: str = "auto",
         wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     ) -> None:
         super().__init__()
-        self.spec = spec
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
-        self.projection = spec.projection_of(embed_dim, num_heads, self.kdim, self.vdim)
-        setting = Setting(
-            encoder_decoder_attention,
-            add_bias_kv or add_zero_attn,
-            max_positions,
-            unused_key_projection=unused_key_projection,
+        self.config, self.spec = config, config.spec
+        self.embed_dim, self.num_heads = config.embed_dim, config.num_heads
+        self.kdim = config.embed_dim if config.kdim is None else config.kdim
+        self.vdim = config.embed_dim if config.vdim is None else config.vdim
+        self.self_attention = config.self_attention
+        self.encoder_decoder_attention = config.encoder_decoder_attention
+        self.add_zero_attn, self.batch_first, self.backend = config.add_zero_attn, config.batch_first, config.backend
+        self.projection = config.spec.projection_of(
+            self.embed_dim, self.num_heads, self.kdim, self.vdim, zero_key=config.add_zero_attn
         )
-        self.score = spec.score_of(self.projection, setting)
-        self.head_dim = self.projection.sizes.head_dim
-        self.scaling = self.head_dim**-0.5
-        self.self_attention = self_attention
-        self.encoder_decoder_attention = encoder_decoder_attention
-        self.add_zero_attn = add_zero_attn
-        self.batch_first = batch_first
-        self.backend = backend
-        self.regulariser: Callable[[Attended], Tensor] | None = None
+        self.head_dim = self.projection.dims.head_dim
+        appended = config.add_bias_kv or config.add_zero_attn
+        context = LayerContext(
+            config.encoder_decoder_attention,
+            appended,
+            config.max_positions,
+            unused_key_projection=config.unused_key_projection,
+        )
+        self.score = config.spec.score_of(self.projection, context)
+        self.cache = IncrementalCache()
+        self.regulariser: Callable[[RegularizerInput], Tensor] | None = None
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
         check_rate("dropout", self.dropout_module.p)
 
-        # Made, and started below, in fairseq's order: the same seed gives the same weights as fairseq's own module.
-        def linear(inputs: int, outputs: int, bias: bool = bias) -> nn.Module:
+        # Parameters are built and initialised in fairseq's order: the same seed gives the same weights as fairseq's module.
+        def linear(inputs: int, outputs: int, bias: bool = config.bias) -> nn.Module:
             return wrap_projection(nn.Linear(inputs, outputs, bias=bias))
 
-        self.score.make(self, linear)
-        self.out_proj = linear(num_heads * self.projection.sizes.value_dim, embed_dim)
-        self.make_appended(add_bias_kv)
+        projections = self.score.build_projections(linear)
+        self._register(projections)
+        self.out_proj = linear(self.num_heads * self.projection.dims.value_dim, self.embed_dim)
+        state_sizes, state_heads = self.score.state_sizes, self.projection.state_heads
+        self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
+        self._has_appended = appended
         self.reset_parameters()
-        self.projection.make_further(self)
-        self.score.make_further(self, linear)
-        builders = {"score_mixing": SCORE_MIXINGS[spec.score_mixing], "mixing": MIXINGS[spec.mixing]}
-        for name, build in builders.items():
-            setattr(self, name, build(num_heads, self.head_dim))
-        self.keep_mixing_starts(builders)
-        check_backend(backend, self._smallest_call())
+        extra = self.projection.build_extra_parameters()
+        self._register(extra)
+        further = self.score.build_extra_parameters(linear)
+        self._register(further)
+        self._built = (*projections, *extra, *further)
+        self.score_mixing, self.mixing = (self._build_mixing(axis) for axis in _MIXING_AXES)
+        self.state_config = self._state_config()
+        if config.backend != "auto":
+            check_backend(config.backend, self._smallest_call())
+
+    def _register(self, built: dict[str, Any]) -> None:
+        for name, module in built.items():
+            setattr(self, name, module)
+
+    def _build_mixing(self, axis: str) -> nn.Module | None:
+        return _MIXING_AXES[axis][getattr(self.spec, axis)](self.num_heads, self.head_dim)
+
+    def _built_modules(self) -> Modules:
+        return {name: getattr(self, name) for name in self._built}
 
     def reset_parameters(self) -> None:
-        """Fairseq's starts of the projections (what else there is starts where it is made)."""
+        """Initialise the projections as fairseq does. Other parameters are initialised where they are created."""
         gain = 1 / math.sqrt(2) if self.kdim == self.vdim == self.embed_dim else 1.0
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             if projection is not None:
@@ -154,6 +155,8 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
 
     def extra_repr(self) -> str:
         return f"{self.spec}, num_heads={self.num_heads}, head_dim={self.head_dim}, backend={self.backend}"
+
+    # --- the forward pass
 
     def forward(
         self,
@@ -174,17 +177,16 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
 
         Args:
             query: ``[T, B, embed_dim]``; with ``batch_first`` ``[B, T, embed_dim]``, and key, value and output likewise.
-            key: ``[S, B, kdim]``; ``None`` takes the saved keys and values as they are.
+            key: ``[S, B, kdim]``; ``None`` takes the cached keys and values as they are.
             value: ``[S, B, vdim]``.
             key_padding_mask: ``[B, S]``, true at padding.
-            incremental_state: a dictionary in which keys and values of earlier steps are kept while decoding.
-            need_weights: return the weights the layer used (mixed, before dropout), averaged over heads.
+            incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
+            need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
             attn_mask: ``[T, S]`` float (added) or bool (hidden where true), or :data:`~.masks.CAUSAL`.
             before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, value_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
-            is_causal: :data:`~.masks.CAUSAL` where there is no ``attn_mask``. Beside one, which says everything, it changes
-                nothing.
-            average_attn_weights: if false, weights are those of each head.
+            is_causal: :data:`~.masks.CAUSAL` if there is no ``attn_mask``. With an ``attn_mask`` it changes nothing.
+            average_attn_weights: if false, return the weights of each head.
 
         Returns:
             ``[T, B, embed_dim]`` output, and the weights ``[B, T, S]``, with ``need_head_weights`` ``[H, B, T, S]`` (as
@@ -193,90 +195,179 @@ class MultiheadAttention(AppendedKeys, Decoding, SavedWithMeaning, InPlaceOfTorc
         Raises:
             ValueError: tensors or masks that do not fit this layer.
         """
-        self.refuse_tracing()
+        refuse_torchscript()
         check_tensors(self, query, key, value)
         if self.batch_first:
             query, key, value = transposed(query, key, value)
         if key is not None and incremental_state is None:
             check_layout(self, query, key, key_padding_mask, attn_mask)
-        queries, batch, _ = query.shape
-        attn_mask = CAUSAL if is_causal and attn_mask is None else attn_mask
         need_weights = need_weights or need_head_weights
-        memory, key_padding_mask = self.remember(key, value, key_padding_mask, incremental_state)
-        unknown = key_padding_mask is None or self.encoder_decoder_attention
-        query_padding = None if unknown else key_padding_mask[:, -queries:].bool()
-        key_batch, _, keys, _ = next(iter(memory.values())).shape
+        modules = self._built_modules()
+
+        states, key_padding_mask = self._key_value_states(modules, key, value, key_padding_mask, incremental_state)
+        queries, batch, _ = query.shape
+        key_batch, _, keys, _ = next(iter(states.values())).shape
+        beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
+        q = self.score.project_query(modules, query)
+        if beam > 1:
+            q = join_beams(q, beam)
+
+        query_padding = None
+        if key_padding_mask is not None and not self.encoder_decoder_attention:
+            query_padding = key_padding_mask[:, -queries:].bool()
+        if is_causal and attn_mask is None:
+            attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys))
-        memory, mask = self.append_keys(memory, mask)
-        beam = beams(batch, key_batch, self.beam_size)
-        q = join_beams(self.score.project_query(self, query), beam)
-        mask = mask.repeated(beam)
+        if self._has_appended:
+            states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
+        if beam > 1:
+            mask = mask.repeat_queries(beam)
+
         if before_softmax:
-            call = self._call(q, memory, mask, whole_scores=True)
+            call = self._call(modules, q, states, mask, keep_row_constants=True)
             scores = reference.masked_scores(call).expand(-1, self.num_heads, -1, -1)
-            return split_beams(scores, beam).flatten(0, 1), self.projection.head_values(self, memory).flatten(0, 1)
+            values = self.projection.expand_values(modules, states)
+            return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
+
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
+        dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
+        dropout_p = self.dropout_module.p if dropping else 0.0
+        call = self._call(modules, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        if attn_mask is not None:
+            call.check()
+        heads, weights = compute(call, "auto" if need_weights else self.backend)
+        if self.regulariser is not None:
+            heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
+        heads = self.projection.finalize_heads(modules, heads, call)
 
-        heads, weights = self._attend(q, memory, mask, need_weights, query_padding)
-        output = self.out_proj(split_beams(heads, beam).permute(2, 0, 1, 3).flatten(2))
-        output = output.transpose(0, 1) if self.batch_first else output
+        if heads.size(1) != self.num_heads:
+            heads = heads.expand(-1, self.num_heads, -1, -1)
+        if beam > 1:
+            heads = split_beams(heads, beam)
+        output = self.out_proj(merge_heads(heads))
+        if self.batch_first:
+            output = output.transpose(0, 1)
         if weights is None:
             return output, None
-        weights = split_beams(weights, beam)
+        weights = split_beams(weights.expand(-1, self.num_heads, -1, -1), beam)
         if need_head_weights:
             return output, weights.transpose(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
-    def _attend(
-        self, q: Tensor, memory: Memory, mask: AttentionMask, need_weights: bool, query_padding: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Heads ``[B, H, T, D]`` and their weights."""
-        dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
-        dropout_p = self.dropout_module.p if dropping else 0.0
-        call = self._call(q, memory, mask, dropout_p=dropout_p, need_weights=need_weights)
-        heads, weights = attention(call, "auto" if need_weights else self.backend)
-        if self.regulariser is not None:
-            heads = self.regulariser(Attended(self, call, heads, query_padding))
-        heads = self.projection.finish(self, heads, call).expand(-1, self.num_heads, -1, -1)
-        return heads, None if weights is None else weights.expand(-1, self.num_heads, -1, -1)
+    def project_query(self, query: Tensor) -> Tensor:
+        """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
+        return self.score.project_query(self._built_modules(), query).expand(-1, self.num_heads, -1, -1)
+
+    def _key_value_states(
+        self,
+        modules: Modules,
+        key: Tensor | None,
+        value: Tensor | None,
+        padding: Tensor | None,
+        state: IncrementalState | None,
+    ) -> tuple[KeyValueStates, Tensor | None]:
+        """Return the tensors from which keys and values are made, with those of earlier steps, and their padding."""
+        if key is None or value is None:
+            cache = self.cache.get(state)
+            if cache is None or key is not None or value is not None:
+                raise ValueError(
+                    "key and value may be None only where incremental_state holds saved ones, and only together"
+                )
+            return cache.tensors, cache.padding
+        states = self.score.project_key_value(modules, key, value)
+        if state is None:
+            return states, padding
+        cache = self.cache.update(state, states, padding)
+        return cache.tensors, cache.padding
 
     def _call(
         self,
+        modules: Modules,
         q: Tensor,
-        memory: Memory,
+        states: KeyValueStates,
         mask: AttentionMask,
         *,
-        whole_scores: bool = False,
+        keep_row_constants: bool = False,
         dropout_p: float = 0.0,
-        **asked: bool,
+        need_weights: bool = False,
+        training: bool | None = None,
     ) -> AttentionCall:
-        """What is asked of attention; with ``whole_scores`` the scores have what the activation would cancel too."""
-        # One query for all heads attends once, its heads being copies of each other, unless something tells them apart, as
-        # dropout does, or compares them.
-        mixes = self.score_mixing is not None or self.mixing is not None
-        if mixes or dropout_p or mask.differs_by_head or self.regulariser is not None:
+        """Build the call. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
+        spec, score_mixing, mixing = self.spec, self.score_mixing, self.mixing
+        mixes = score_mixing is not None or mixing is not None
+        # One query for all heads attends once, as its heads are copies of each other. Dropout and per-head masks make them
+        # different; mixing and regularisers compare them.
+        if q.size(1) != self.num_heads and (mixes or dropout_p or mask.differs_by_head or self.regulariser is not None):
             q = q.expand(-1, self.num_heads, -1, -1)
-        parts = self._parts(q)
-        whole_scores = whole_scores or not ACTIVATIONS[self.spec.activation].shift_invariant
-        unit_rows = self.mixing is None and not dropout_p
-        scores, v = self.score.attend_to(self, q, memory, mask, whole_scores=whole_scores, unit_rows=unit_rows)
-        return AttentionCall(scores, v, mask, dropout_p=dropout_p, **parts, **asked)
+        scores, values = self.score.attention_inputs(
+            modules,
+            q,
+            states,
+            mask,
+            training=self.training if training is None else training,
+            keep_row_constants=keep_row_constants or not ACTIVATIONS[spec.activation].shift_invariant,
+            rows_sum_to_one=mixing is None and not dropout_p,
+        )
+        return AttentionCall(
+            scores,
+            values,
+            mask,
+            score_mixing=None if score_mixing is None else score_mixing.operation(q),
+            prob_mixing=None if mixing is None else mixing.operation(q),
+            activation=spec.activation,
+            dropout_p=dropout_p,
+            need_weights=need_weights,
+        )
 
     @torch.no_grad()
     def _smallest_call(self) -> AttentionCall:
-        """What is asked of attention for one query and one key."""
+        """Build the call for one query and one key."""
         q = torch.empty(1, self.num_heads, 1, self.head_dim)
-        groups = self.projection.memory_heads
-        memory = {name: torch.empty(1, groups, 1, size) for name, size in self.score.memory_sizes.items()}
-        self.eval()  # a projection wrapped in quantisation noise would draw some
-        call = self._call(q, memory, AttentionMask(), dropout_p=self.dropout_module.p)
-        self.train()
+        groups = self.projection.state_heads
+        states = {name: torch.empty(1, groups, 1, size) for name, size in self.score.state_sizes.items()}
+        modules = self._built_modules()
+        training = {module: module.training for module in self.modules()}
+        self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
+        call = self._call(modules, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        for module, mode in training.items():
+            module.training = mode
         return call
 
-    def _parts(self, q: Tensor) -> dict[str, str | HeadMixing | None]:
-        """The activation, and what mixes the scores and the probabilities of the heads' own queries."""
-        modules = {"before": self.score_mixing, "mixing": self.mixing}
-        mixings = {name: None if module is None else module.operation(q) for name, module in modules.items()}
-        return {"activation": self.spec.activation, **mixings}
+    # --- decoding: what fairseq calls on an attention module
+
+    def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
+        """Follow the beam: entry i of the batch of cached keys and values becomes the old entry ``new_order[i]``."""
+        self.cache.reorder(
+            incremental_state,
+            new_order,
+            encoder_keys=self.encoder_decoder_attention,
+            beam_size=self.beam_size,
+        )
+        return incremental_state
+
+    # --- state dicts
+
+    def _state_config(self) -> AttentionConfigInStateDict:
+        dims = self.projection.dims
+        config: StateConfig = {
+            "num_heads": dims.num_heads,
+            "head_dim": dims.head_dim,
+            "value_dim": dims.value_dim,
+            "key_value_heads": dims.key_value_heads or dims.num_heads,
+            "add_zero_attn": dims.zero_key,
+        }
+        config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
+        mixings = {axis: getattr(self, axis) for axis in _MIXING_AXES}
+        learned = frozenset(axis for axis, module in mixings.items() if module is not None and [*module.parameters()])
+        initial = record_initial_mixing(mixings, self._build_mixing)
+        return AttentionConfigInStateDict(config | self.score.state_config, initial, learned)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        self.state_config.save(destination, prefix)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
+        self.state_config.prepare(state_dict, prefix, local_metadata)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)

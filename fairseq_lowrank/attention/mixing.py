@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.parameters import undecayed
+from fairseq_lowrank.attention.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 
 
-class Mixing(nn.Module):
+class Mixing(NoDecayModule):
     """Holds M of one layer, which is the same for all queries.
 
     Args:
@@ -25,7 +25,7 @@ class Mixing(nn.Module):
     ) -> None:
         super().__init__()
         if learnable:
-            self.weight = undecayed(weight)
+            self.weight = no_weight_decay(weight)
         else:
             self.register_buffer("weight", weight)
         self.register_parameter("query_weight", None)
@@ -45,7 +45,7 @@ class PositionwiseMixingWeights(Mixing):
 
     def __init__(self, base: Tensor, query_dim: int) -> None:
         super().__init__(base, rule=PositionwiseMixing)
-        self.query_weight = undecayed(torch.zeros(query_dim, base.size(0)))
+        self.query_weight = no_weight_decay(torch.zeros(query_dim, base.size(0)))
 
     def operation(self, query: Tensor) -> HeadMixing:
         return PositionwiseMixing.of_queries(query, self.query_weight, self.weight)

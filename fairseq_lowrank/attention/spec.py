@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
-from fairseq_lowrank.attention.projections import PROJECTIONS, Projection, Sizes
-from fairseq_lowrank.attention.scores import SCORES, Score, Setting
+from fairseq_lowrank.attention.projections import PROJECTIONS, AttentionDims, Projection
+from fairseq_lowrank.attention.scores import SCORE_FUNCTIONS, LayerContext, ScoreFunction
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 
@@ -51,7 +51,7 @@ AXES = {
         "(default: as many as heads)",
     ),
     "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
-    "score": Axis("attention_score", "what queries and keys make of each other", SCORES),
+    "score": Axis("attention_score", "how scores are computed", SCORE_FUNCTIONS),
     "synthesizer_heads": Axis(
         "synthesizer_heads",
         "second layers of the dense synthesizer, g dividing the heads: head i reads that of head floor(i g / h) (default: as many "
@@ -103,7 +103,7 @@ class AttentionSpec:
         key_value_heads: g heads of keys and values, of which head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
             own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
-        score: what queries and keys make of each other, see :data:`~.scores.SCORES`.
+        score: how scores are computed, see :data:`~.scores.SCORE_FUNCTIONS`.
         synthesizer_heads: g second layers of the dense synthesizer, of which head i of h reads that of ⌊i·g/h⌋; ``None`` means h.
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
@@ -133,8 +133,8 @@ class AttentionSpec:
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
         if self.score == "synthesizer-random" and self.mixing == "positionwise":
             raise ValueError(
-                "score 'synthesizer-random' has no queries, of which mixing 'positionwise' is made: expected another mixing, or "
-                "score 'synthesizer-dense'"
+                "mixing 'positionwise' is computed from the queries, and score 'synthesizer-random' has none. Use another mixing, "
+                "or score 'synthesizer-dense'"
             )
         if self.synthesizer_heads is not None and self.score != "synthesizer-dense":
             raise ValueError(
@@ -160,8 +160,13 @@ class AttentionSpec:
             )
         return replace(cls(**PRESETS[preset]), **chosen)
 
-    def projection_of(self, embed_dim: int, num_heads: int, kdim: int, vdim: int) -> Projection:
-        """The projection of a layer of these sizes, which the spec can be built with.
+    def projection_of(
+        self, embed_dim: int, num_heads: int, kdim: int, vdim: int, *, zero_key: bool = False
+    ) -> Projection:
+        """Return the projection of a layer of these sizes.
+
+        Args:
+            zero_key: the layer appends a key of zeros.
 
         Raises:
             ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
@@ -186,23 +191,23 @@ class AttentionSpec:
                 f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, value_dim={value_dim}, kdim={kdim}, "
                 f"vdim={vdim}: a projection would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
             )
-        sizes = Sizes(embed_dim, num_heads, head_dim, value_dim, kdim, vdim, self.key_value_heads)
-        return PROJECTIONS[self.projection](sizes)
+        dims = AttentionDims(embed_dim, num_heads, head_dim, value_dim, kdim, vdim, self.key_value_heads, zero_key)
+        return PROJECTIONS[self.projection](dims)
 
-    def score_of(self, projection: Projection, setting: Setting) -> Score:
-        """The scores of a layer with this projection.
+    def score_of(self, projection: Projection, context: LayerContext) -> ScoreFunction:
+        """Return the score function of a layer with this projection.
 
         Raises:
             ValueError: these scores cannot work in such a layer.
         """
-        if setting.unused_key_projection and self.score != "synthesizer-dense":
+        if context.unused_key_projection and self.score != "synthesizer-dense":
             raise ValueError(
                 f"unused_key_projection with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
             )
-        score = SCORES[self.score](projection, setting._replace(synthesizer_heads=self.synthesizer_heads))
-        if score.numbers > LARGEST_PROJECTION:
+        score = SCORE_FUNCTIONS[self.score](projection, context._replace(synthesizer_heads=self.synthesizer_heads))
+        if score.num_parameters > LARGEST_PROJECTION:
             raise ValueError(
-                f"max_positions={setting.max_positions}: score {self.score!r} would hold {score.numbers:,} numbers; expected sizes "
+                f"max_positions={context.max_positions}: score {self.score!r} would hold {score.num_parameters:,} numbers; expected sizes "
                 f"that make at most {LARGEST_PROJECTION:,}"
             )
         return score

@@ -1,11 +1,13 @@
-"""What a saved layer means. Weights of one shape can mean different things: 4 heads or 8, embeddings added or multiplied.
+"""The configuration of an attention layer in its state dict.
 
-So a state says what its layer computed, beside the version that torch keeps of each module; states of other code do not.
+The same shapes are valid for different configurations: 4 heads or 8, embeddings added or multiplied. So a state carries the
+configuration of each layer, next to the version that torch keeps of each module. States of other code have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,86 +15,97 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention.spec import AXES, AttentionSpec
 from fairseq_lowrank.messages import StateDictMismatch
 
-_MIXINGS = ("score_mixing", "mixing")  # axes, and the modules of a layer that hold their parameters
+StateConfig = dict[str, int | str | bool]
+"""Sizes and choices of a layer, by name."""
 
 
-class SavedWithMeaning(nn.Module):
-    """A layer whose state has its meaning beside it, and is refused by layers of another one."""
+class AttentionConfigInStateDict:
+    """Writes the configuration of a layer into its states, and compares it with that of a loaded state.
 
-    def keep_mixing_starts(self, builders: dict[str, Callable[[int, int], nn.Module | None]]) -> None:
-        """Keep how mixing starts, for states that had none: what the layer holds is another thing once it was trained, and
-        nothing at all after ``to_empty``. Where it was made without values (on 'meta'), a start is made for this."""
-        self._mixing_starts = {}
-        for axis, build in builders.items():
-            module = getattr(self, axis)
-            if module is not None and any(tensor.is_meta for tensor in module.state_dict().values()):
-                with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # as on meta, no number is drawn
-                    module = build(self.num_heads, self.head_dim)
-            if module is not None:
-                start = module.state_dict()
-                self._mixing_starts[axis] = {name: tensor.detach().clone() for name, tensor in start.items()}
+    Args:
+        config: of the layer.
+        initial_mixing: the state in which each mixing module starts, by the axis of the module.
+        learned: the axes whose mixing has parameters.
+    """
 
-    def _meaning(self) -> dict[str, int | str | bool]:
-        """Heads, sizes and choices."""
-        sizes = self.projection.sizes
-        named = {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
-        return {
-            "num_heads": sizes.num_heads,
-            "head_dim": sizes.head_dim,
-            "value_dim": sizes.value_dim,
-            "key_value_heads": sizes.key_value_heads or sizes.num_heads,
-            "add_zero_attn": self.add_zero_attn,
-            **named,
-            **self.score.meaning,
-        }
+    def __init__(
+        self, config: StateConfig, initial_mixing: dict[str, dict[str, Tensor]], learned: frozenset[str]
+    ) -> None:
+        self.config, self.initial_mixing, self.learned = config, initial_mixing, learned
 
-    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
+    def save(self, destination: dict[str, Any], prefix: str) -> None:
+        """Write the configuration into the metadata of a state."""
         if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {})["attention"] = self._meaning()
+            destination._metadata.setdefault(prefix[:-1], {})["attention"] = dict(self.config)
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors) -> None:
-        saved = saved_meaning(local_metadata)
-        # Mixing that is learned starts as the identity, so a state that had none may load.
-        learned = {
-            name for name in _MIXINGS if getattr(self, name) is not None and list(getattr(self, name).parameters())
-        }
-        starts = {name for name in learned if saved.get(name) == "none"}
-        check_settings(prefix, saved, {name: value for name, value in self._meaning().items() if name not in starts})
-        part_projections(state_dict, prefix)
-        self._start_mixing(state_dict, prefix, saved)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+    def prepare(self, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
+        """Check that a state fits this layer, and give it the names and the mixing of this layer.
 
-    # Here and not when fairseq upgrades the checkpoint, which is before it renumbers the layers it keeps of it.
-    def _start_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: dict[str, int | str]) -> None:
-        """Give a state that never had mixing this layer's start. What another state lacks is lost, and stays missing.
+        Raises:
+            StateDictMismatch: the state was saved by a layer with other settings.
+        """
+        saved = config_from_metadata(metadata)
+        # Learned mixing is initialised to the identity, so a state without mixing may continue with it.
+        continued = {axis for axis in self.learned if saved.get(axis) == "none"}
+        current = {name: value for name, value in self.config.items() if name not in continued}
+        if "mixing" in continued:
+            current.pop("mixing_normalization", None)
+        check_settings(prefix, saved, current)
+        split_in_proj(state_dict, prefix)
+        self._fill_missing_mixing(state_dict, prefix, saved)
+
+    # Not when fairseq upgrades a checkpoint: that is before it renumbers the layers that it keeps.
+    def _fill_missing_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: StateConfig) -> None:
+        """Give a state that never had mixing this layer's initial one. Other missing tensors stay missing.
 
         Args:
-            saved: what the state says it was saved with; empty in states of other code, such as fairseq's, which never had
-                mixing if they have nothing of it.
+            saved: the configuration of the state. It is empty in states of other code, such as fairseq's; they never had mixing
+                if they have no tensor of it.
         """
-        starts = {
-            axis: {f"{prefix}{axis}.{name}": tensor for name, tensor in start.items()}
-            for axis, start in self._mixing_starts.items()
+        initial = {
+            axis: {f"{prefix}{axis}.{name}": tensor for name, tensor in tensors.items()}
+            for axis, tensors in self.initial_mixing.items()
         }
-        of_other_code = not saved and not any(state_dict.keys() & start.keys() for start in starts.values())
-        for axis, start in starts.items():
+        of_other_code = not saved and not any(state_dict.keys() & tensors.keys() for tensors in initial.values())
+        for axis, tensors in initial.items():
             if of_other_code or saved.get(axis) == "none":
-                for name, tensor in start.items():
+                for name, tensor in tensors.items():
                     state_dict.setdefault(name, tensor.clone())
 
 
-def saved_meaning(metadata: dict) -> dict[str, int | str]:
-    """What a state says that a layer computed, with what the first states do not say; empty in states of other code."""
+def record_initial_mixing(
+    modules: Mapping[str, nn.Module | None], build: Callable[[str], nn.Module | None]
+) -> dict[str, dict[str, Tensor]]:
+    """Return copies of the states in which mixing modules start, by axis.
+
+    A layer that was trained, or emptied with ``to_empty``, no longer has them. A module on the meta device has no values, so
+    another one is built on the CPU.
+
+    Args:
+        modules: the mixing modules of a layer, by axis.
+        build: builds the module of an axis again.
+    """
+    initial = {}
+    for axis, module in modules.items():
+        if module is not None and any(tensor.is_meta for tensor in module.state_dict().values()):
+            with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # as on meta, no number is drawn
+                module = build(axis)
+        if module is not None:
+            initial[axis] = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+    return initial
+
+
+def config_from_metadata(metadata: dict[str, Any]) -> StateConfig:
+    """Return the configuration in the metadata of a state, with defaults for later axes; empty in states of other code."""
     saved = metadata.get("attention", {})
     if not saved:
         return {}
     sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
-    return {**sizes, "score": "dot-product", "score_mixing": "none", **saved}
+    return {**sizes, "score": "dot-product", "score_mixing": "none", "mixing_normalization": "none", **saved}
 
 
-def plain_meaning(num_heads: int, head_dim: int) -> dict[str, int | str]:
-    """Of fairseq's own attention."""
+def default_config(num_heads: int, head_dim: int) -> StateConfig:
+    """Return the configuration of fairseq's own attention."""
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "value_dim": head_dim, "key_value_heads": num_heads}
     return sizes | {name: getattr(AttentionSpec(), name) for name, axis in AXES.items() if axis.choices is not None}
 
@@ -111,8 +124,8 @@ def check_settings(prefix: str, saved: dict[str, int | str], current: dict[str, 
         )
 
 
-def part_projections(state_dict: dict[str, Tensor], prefix: str) -> None:
-    """Give the projections of old fairseq checkpoints and of ``torch.nn.MultiheadAttention`` the names of ours."""
+def split_in_proj(state_dict: dict[str, Tensor], prefix: str) -> None:
+    """Rename and split the projections of old fairseq checkpoints and of ``torch.nn.MultiheadAttention``."""
     for kind in ("weight", "bias"):
         joint = state_dict.pop(f"{prefix}in_proj_{kind}", None)
         parts = () if joint is None else joint.chunk(3)

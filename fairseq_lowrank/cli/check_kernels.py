@@ -8,6 +8,16 @@ The cases have all lengths, head sizes, groups, masks, mixing before and after t
 compiled for 24 of these compositions (--compositions), which takes a few minutes. The exit status is 1 if a case is wrong.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from fairseq_lowrank.ops import AttentionCall
+
 NAME = "check-kernels"
 HELP = "compare the GPU kernels with the reference on random problems"
 
@@ -37,14 +47,14 @@ def run(args) -> int:
         raise ValueError(
             f"--device {args.device}: there is no GPU; TRITON_INTERPRET=1 and --device cpu interpret the kernels"
         )
-    if (reason := triton.unavailable(device, dtype)) is not None:
+    if (reason := triton.device_unsupported_reason(device, dtype)) is not None:
         raise ValueError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
     from fairseq_lowrank.ops.attention import selfcheck
 
     wrong = 0
-    calls = selfcheck.random_calls(args.cases, device, dtype, args.seed, longest, args.compositions)
+    calls = random_calls(args.cases, device, dtype, args.seed, longest, args.compositions)
     for index, call in enumerate(calls):
-        if (reason := selfcheck.trial(call).wrong) is not None:
+        if (reason := selfcheck.self_check(call).error) is not None:
             wrong += 1
             print(f"case {index}, {selfcheck.describe(call)}: {reason}", flush=True)
     if wrong:
@@ -52,3 +62,64 @@ def run(args) -> int:
         return 1
     print(f"{args.cases} random cases: all right")
     return 0
+
+
+def random_calls(
+    count: int, device: torch.device | str, dtype: torch.dtype, seed: int, longest: int, compositions: int
+) -> Iterator[AttentionCall]:
+    """Yield random calls of lengths up to ``longest``. They take turns among ``compositions`` that are each compiled once."""
+    import torch
+
+    from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
+    from fairseq_lowrank.ops.attention.selfcheck import random_call
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def one_of(*choices):
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
+    def number(least: int, most: int) -> int:
+        return int(torch.randint(least, most + 1, (), generator=generator))
+
+    drawn = []
+    for _ in range(min(count, compositions)):
+        heads = one_of(2, 3, 4, 8, 12, 16, 32)
+        groups = [divisor for divisor in range(1, heads + 1) if heads % divisor == 0]
+        sizes = one_of(*groups), one_of(*groups), number(1, 128), number(1, 128)
+        rules = one_of(None, StaticMixing), one_of(None, StaticMixing, PositionwiseMixing)
+        masks = one_of(True, False), one_of(True, False), one_of("none", "none", "bool", "float")
+        drawn.append((heads, sizes, rules, masks, one_of("softmax", "sigsoftmax")))
+    for index in range(count):
+        heads, (key_groups, value_groups, dim, value_dim), rules, (causal, padded, kind), activation = drawn[
+            index % len(drawn)
+        ]
+        batch, queries, keys = number(1, 2), number(1, longest), number(1, longest)
+        padding = torch.rand(batch, keys, generator=generator) < 0.3 if padded else None
+        shape = one_of((queries, keys), (batch, 1, 1, keys), (batch, heads, queries, keys))
+        additive = torch.randn(shape, generator=generator)
+        additive = {"none": None, "bool": additive < -1, "float": additive.masked_fill(additive < -1, float("-inf"))}[
+            kind
+        ]
+        sizes = key_groups, value_groups, queries, keys, dim, value_dim
+        mask = AttentionMask(causal, padding, additive)
+        yield random_call(generator, device, dtype, batch, heads, sizes, rules, mask, activation, None)
+
+
+def common_calls(device: torch.device) -> dict[str, AttentionCall]:
+    """Return a call of Mixhead A, Mixhead B, talking heads and sigsoftmax each, with 8 heads of 64 in bfloat16."""
+    import torch
+
+    from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
+    from fairseq_lowrank.ops.attention.selfcheck import random_call
+
+    kinds = {
+        "mixhead-a": ((None, StaticMixing), "softmax"),
+        "mixhead-b": ((None, PositionwiseMixing), "softmax"),
+        "talking-heads": ((StaticMixing, StaticMixing), "softmax"),
+        "sigsoftmax": ((None, None), "sigsoftmax"),
+    }
+    generator, sizes = torch.Generator().manual_seed(0), (8, 8, 40, 40, 64, 64)
+    return {
+        name: random_call(generator, device, torch.bfloat16, 1, 8, sizes, rules, AttentionMask(True), activation, None)
+        for name, (rules, activation) in kinds.items()
+    }

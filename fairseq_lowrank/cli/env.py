@@ -81,17 +81,22 @@ def kernels() -> list[tuple[str, str]]:
     rows = []
     for device in gpus or [torch.device("cpu")]:
         name = "kernels" if device.index is None else f"kernels {device.index}"
-        rows.append((name, triton.unavailable(device, torch.bfloat16) or self_check(device)))
+        rows.append((name, triton.device_unsupported_reason(device, torch.bfloat16) or self_check(device)))
     return rows
 
 
 def self_check(device) -> str:
     """The result of the check that precedes the first use of the kernels, for a layer of each kind of mixing."""
+    from fairseq_lowrank.cli.check_kernels import common_calls
     from fairseq_lowrank.ops.attention import selfcheck
 
-    trials = {name: selfcheck.trial(call) for name, call in selfcheck.common_calls(device).items()}
-    wrong = [f"{name} ({trial.wrong})" for name, trial in trials.items() if trial.wrong is not None]
-    lacking = [f"{name} ({trial.lacking})" for name, trial in trials.items() if trial.lacking and not trial.wrong]
+    found = {name: selfcheck.self_check(call) for name, call in common_calls(device).items()}
+    wrong = [f"{name} ({result.error})" for name, result in found.items() if result.error is not None]
+    lacking = [
+        f"{name} ({result.resource_issue})"
+        for name, result in found.items()
+        if result.resource_issue and not result.error
+    ]
     said = "checked against the reference: right"
     if wrong:
         said = "wrong, so that blocked computes instead: " + "; ".join(wrong)

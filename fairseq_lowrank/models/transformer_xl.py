@@ -117,7 +117,7 @@ class TransformerXLDecoder(TransformerDecoder):
             raise UserError(
                 f"--attention-score {score.name}: a Transformer-XL has its positions in its scores; expected relative"
             )
-        score.dropout, score.longest = args.dropout, self.args.clamp_length
+        score.dropout, score.max_distance = args.dropout, self.args.clamp_length
         start(layer)
         if args.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=args.offload_activations)

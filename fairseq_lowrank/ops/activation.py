@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Memory = Callable[..., Tensor]
-"""Of a name and a shape, memory that every block reuses under this name."""
+BufferFn = Callable[..., Tensor]
+"""Takes a name and a shape, and returns memory that every block reuses under this name."""
+
+_NO_CONTEXT = nullcontext()
 
 
 class Softmax:
@@ -23,7 +25,7 @@ class Softmax:
         """The scores whose softmax this is."""
         return scores
 
-    def forward(self, scores: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
+    def forward(self, scores: Tensor, buffer: BufferFn) -> tuple[Tensor, Tensor | None]:
         """Probabilities of finite ``scores``, in place, and what :meth:`backward` reads besides."""
         return torch.softmax(scores, -1, out=scores), None
 
@@ -43,14 +45,14 @@ class SigSoftmax(Softmax):
         """s + log σ(s)."""
         return scores + F.logsigmoid(scores)
 
-    def forward(self, scores: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    def forward(self, scores: Tensor, buffer: BufferFn) -> tuple[Tensor, Tensor]:
         """exp(s) σ(s) normalised, in place, and σ(s).
 
         Rows that lie below −40 are shifted up to it within σ: there σ(s) = exp(s) to the last bit, so only a factor
         of the row changes, and it cannot vanish.
         """
         shift = (-40 - scores.amax(dim=-1, keepdim=True)).clamp_(min=0)
-        sigmoid = torch.add(scores, shift, out=memory("sigmoid", *scores.shape)).sigmoid_()
+        sigmoid = torch.add(scores, shift, out=buffer("sigmoid", *scores.shape)).sigmoid_()
         weights = torch.softmax(scores, -1, out=scores).mul_(sigmoid)
         return weights.div_(weights.sum(dim=-1, keepdim=True)), sigmoid
 
@@ -63,15 +65,15 @@ ACTIVATIONS = {"softmax": Softmax(), "sigsoftmax": SigSoftmax()}
 """By name: a formula as a softmax of logits, and forward and backward for a block of scores of the blocked backend."""
 
 
-def activate(logits: Tensor, activation: str) -> Tensor:
-    """Normalise the last dimension of ``logits``.
+def activate(logits: Tensor, activation: str, *, empty_rows: bool = True) -> Tensor:
+    """Normalise the last dimension of ``logits``, in float32 or better.
 
-    Computed in float32 or better whatever the dtype of ``logits``. A row whose every entry is −inf (all keys masked)
-    gives zeros, and no gradient, instead of NaN.
+    A row that is −inf everywhere (all keys masked) gives zeros, and no gradient, instead of NaN.
 
     Args:
         logits: ``[..., S]`` scores, −inf where masked.
         activation: one of :data:`ACTIVATIONS`.
+        empty_rows: whether rows may be −inf everywhere. If not, looking for them is saved.
 
     Returns:
         ``[..., S]`` probabilities in float32 (float64 for float64 input).
@@ -79,8 +81,11 @@ def activate(logits: Tensor, activation: str) -> Tensor:
     Raises:
         ValueError: an unknown activation.
     """
-    check_activation(activation)
-    logits = ACTIVATIONS[activation].logits(at_least_float32(logits))
+    if activation != "softmax" or logits.dtype in (torch.float16, torch.bfloat16):
+        check_activation(activation)
+        logits = ACTIVATIONS[activation].logits(at_least_float32(logits))
+    if not empty_rows:
+        return torch.softmax(logits, dim=-1)
     fully_masked = (logits == float("-inf")).all(dim=-1, keepdim=True)
     return torch.softmax(logits.masked_fill(fully_masked, 0.0), dim=-1).masked_fill(fully_masked, 0.0)
 
@@ -115,8 +120,11 @@ def dtype_of_operations(tensor: Tensor) -> torch.dtype:
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager:
-    """A block in which autocast leaves operations on the device of ``tensor`` alone (the meta device has none)."""
-    return nullcontext() if tensor.is_meta else torch.autocast(tensor.device.type, enabled=False)
+    """Return a context in which autocast does not change operations on the device of ``tensor``."""
+    device = tensor.device.type
+    if tensor.is_meta or not torch.is_autocast_enabled(device):
+        return _NO_CONTEXT
+    return torch.autocast(device, enabled=False)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

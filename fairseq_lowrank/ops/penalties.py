@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import activate, at_least_float32, without_autocast
 from fairseq_lowrank.ops.attention.call import AttentionCall
-from fairseq_lowrank.ops.attention.mask import of_head
+from fairseq_lowrank.ops.attention.mask import select_head
 from fairseq_lowrank.ops.attention.mixing import HeadMixing
-from fairseq_lowrank.ops.attention.parts import put_together, taken_apart
 from fairseq_lowrank.ops.attention.reference import masked_scores
+from fairseq_lowrank.ops.attention.tree import flatten, unflatten
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
 # How many numbers each T×T, S×S or T×S working matrix may hold when sequences are taken several at a time.
@@ -27,13 +27,13 @@ def mixing_orthogonality(mixing: HeadMixing, query_padding: Tensor | None = None
     or better.
 
     Args:
-        mixing: its :meth:`~.attention.mixing.HeadMixing.matrices` are M.
+        mixing: its :meth:`~.attention.mixing.HeadMixing.mixing_matrix` are M.
         query_padding: ``[B, T]`` bool, true at padding.
 
     Returns:
         ``[B]``, a value for each sequence; for mixing that is the same at all positions, ``[1]``.
     """
-    matrices = mixing.matrices()
+    matrices = mixing.mixing_matrix()
     with without_autocast(matrices):
         identity = torch.eye(matrices.size(-1), dtype=matrices.dtype, device=matrices.device)
         errors = (matrices.transpose(-1, -2) @ matrices - identity).square().sum(dim=(-2, -1))
@@ -76,7 +76,7 @@ def head_overlap(call: AttentionCall, spaces: Sequence[str], query_padding: Tens
     refuse_transforms(_FIRST_ORDER)
     # Values and mixing come after the probabilities: what stands for them has no gradient.
     mask = call.mask if call.mask.additive is None else replace(call.mask, additive=call.mask.additive.detach())
-    layout, tensors, numbers = taken_apart(replace(call, v=call.v.detach(), mask=mask, mixing=None))
+    layout, tensors, numbers = flatten(replace(call, v=call.v.detach(), mask=mask, prob_mixing=None))
     return _HeadOverlap.apply((layout, numbers), tuple(spaces), query_padding, *tensors)
 
 
@@ -100,10 +100,12 @@ def _probabilities(call: AttentionCall, query_padding: Tensor | None, batch: sli
     """P of one head for some sequences, ``[N, T, S]``."""
     one = replace(
         call,
-        scores=call.scores.of_head(batch, head, None if call.before is None else call.before.column(batch, head)),
-        mask=call.mask.of_head(batch, head),
-        score_bias=None if call.score_bias is None else of_head(call.score_bias, batch, head),
-        before=None,
+        scores=call.scores.select_head(
+            batch, head, None if call.score_mixing is None else call.score_mixing.column(batch, head)
+        ),
+        mask=call.mask.select_head(batch, head),
+        score_bias=None if call.score_bias is None else select_head(call.score_bias, batch, head),
+        score_mixing=None,
     )
     p = activate(masked_scores(one), call.activation)[:, 0]
     return p if query_padding is None else p.masked_fill(query_padding[batch, :, None], 0.0)
@@ -129,7 +131,7 @@ class _HeadOverlap(torch.autograd.Function):
         # All that is read: autograd then notices that it was changed in place between the passes.
         ctx.save_for_backward(query_padding, *tensors)
         ctx.layout, ctx.spaces = layout, spaces
-        call = put_together(layout[0], [_wide(tensor) for tensor in tensors], layout[1])
+        call = unflatten(layout[0], [_wide(tensor) for tensor in tensors], layout[1])
         _, heads, _, _ = call.scores.shape
         values = call.v.new_zeros(len(spaces), call.scores.shape[0])
         with without_autocast(call.v):
@@ -163,7 +165,7 @@ class _HeadOverlap(torch.autograd.Function):
         """Of the tensors, each where it is needed; summed over heads, and in half precision too, in float32."""
         needed = ctx.needs_input_grad[3:]
         leaves = [_wide(tensor).requires_grad_(wants) for tensor, wants in zip(tensors, needed, strict=True)]
-        call = put_together(ctx.layout[0], leaves, ctx.layout[1])
+        call = unflatten(ctx.layout[0], leaves, ctx.layout[1])
         _, heads, _, _ = call.scores.shape
         with without_autocast(call.v):
             for batch in _blocks(call):

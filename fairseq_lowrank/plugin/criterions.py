@@ -31,7 +31,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.attention.layer import Attended
+from fairseq_lowrank.attention.layer import RegularizerInput
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.activation import at_least_float32
@@ -157,7 +157,7 @@ class Penalties:
         """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
         return _PenalisedLoss.apply(loss, self, sample_size)
 
-    def __call__(self, attended: Attended) -> Tensor:
+    def __call__(self, attended: RegularizerInput) -> Tensor:
         layer, call, heads, query_padding = attended
         # Cross attention has the queries of the self-attention before it.
         if layer.encoder_decoder_attention:
@@ -168,7 +168,7 @@ class Penalties:
             return heads
         values = {}
         if "mixing_orthogonality" in self.weights and _learns(layer.mixing):
-            values["mixing_orthogonality"] = mixing_orthogonality(call.mixing, query_padding).mean()
+            values["mixing_orthogonality"] = mixing_orthogonality(call.prob_mixing, query_padding).mean()
         if names := [name for name in _SPACES if name in self.weights]:
             overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
             values |= zip(names, overlap.mean(dim=1), strict=True)

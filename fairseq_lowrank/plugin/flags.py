@@ -20,7 +20,7 @@ from fairseq.modules.quant_noise import quant_noise
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.spec import Axis
 from fairseq_lowrank.messages import UserError
@@ -306,15 +306,17 @@ class AttentionOptions:
             )
         try:
             layer = FairseqAttention(
-                spec,
-                embed_dim,
-                num_heads,
+                AttentionConfig(
+                    spec,
+                    embed_dim,
+                    num_heads,
+                    bias=self.bias,
+                    backend=self.backend,
+                    unused_key_projection=self.unused_key_projection and spec.score == "synthesizer-dense",
+                    **sizes,
+                ),
                 dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),
-                bias=self.bias,
-                backend=self.backend,
                 wrap_projection=lambda projection: quant_noise(projection, q_noise, qn_block_size),
-                unused_key_projection=self.unused_key_projection and spec.score == "synthesizer-dense",
-                **sizes,
             )
         except ValueError as error:
             raise UserError(f"{site} attention: {error}") from error

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fairseq_lowrank.attention.decoding import IncrementalState, Saved
+from fairseq_lowrank.attention.decoding import IncrementalState, LayerCache
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.states import part_projections
+from fairseq_lowrank.attention.states import split_in_proj
 from fairseq_lowrank.ops import AttentionMask
 
 # What fairseq's layers, its ONNX export and cross-self-attention call what a layer saved.
@@ -37,36 +37,43 @@ class FairseqAttention(MultiheadAttention):
         An encoder's keys that a search repeated for each hypothesis are taken once a sentence where the beam size is known.
         (Without a state there is no search: a model that has had one, as for BLEU in validation, trains on.)
         """
-        if static_kv and self.saved(incremental_state) is not None:
+        if static_kv and self.cache.get(incremental_state) is not None:
             key = value = None
-        elif incremental_state is not None and self._repeats_encoder(query, key):
+        elif incremental_state is not None and self.beam_size > 1 and self._repeats_encoder(query, key):
             key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
-        options |= {"need_weights": need_weights, "attn_mask": attn_mask}
-        return super().forward(query, key, value, key_padding_mask, incremental_state, **options)
+        return super().forward(
+            query,
+            key,
+            value,
+            key_padding_mask,
+            incremental_state,
+            need_weights=need_weights,
+            attn_mask=attn_mask,
+            **options,
+        )
 
     def _repeats_encoder(self, query: Tensor, key: Tensor | None) -> bool:
-        among_hypotheses = self.encoder_decoder_attention and self.beam_size > 1
-        return among_hypotheses and key is not None and key.size(1) == query.size(1)
+        return self.encoder_decoder_attention and key is not None and key.size(1) == query.size(1)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""
         self.beam_size = beam_size
 
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
-        saved = self.saved(incremental_state)
-        if saved is None:
+        cache = self.cache.get(incremental_state)
+        if cache is None:
             return {}
-        return {_NAMES.get(name, name): tensor for name, tensor in saved.tensors.items()} | {_PADDING: saved.padding}
+        return {_NAMES.get(name, name): tensor for name, tensor in cache.tensors.items()} | {_PADDING: cache.padding}
 
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
-        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.score.memory_sizes}
-        self.save(incremental_state, Saved(tensors, buffer.get(_PADDING)))
+        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.score.state_sizes}
+        self.cache.set(incremental_state, LayerCache(tensors, buffer.get(_PADDING)))
         return incremental_state
 
     # Before torch looks for the projections, and a model for what a checkpoint lacks.
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint projections of old fairseq checkpoints."""
-        part_projections(state_dict, f"{name}." if name else "")
+        split_in_proj(state_dict, f"{name}." if name else "")

@@ -210,8 +210,8 @@ def refuse_states_of_other_attention(load: Callable) -> Callable:
 
     @functools.wraps(load)
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
-        current = states.plain_meaning(self.num_heads, self.head_dim)
-        states.check_settings(prefix, states.saved_meaning(local_metadata), current)
+        current = states.default_config(self.num_heads, self.head_dim)
+        states.check_settings(prefix, states.config_from_metadata(local_metadata), current)
         load(self, state_dict, prefix, local_metadata, *args)
 
     return _load_from_state_dict

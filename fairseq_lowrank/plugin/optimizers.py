@@ -13,14 +13,14 @@ import torch
 from fairseq.optim import composite
 from torch import nn
 
-from fairseq_lowrank.attention.parameters import OURS
+from fairseq_lowrank.attention.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.messages import UserError
 
 
 def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
     """The settings that a parameter of this package's has of its own under any optimizer: none without a parameter."""
     own = getattr(parameter, "optim_overrides", {})
-    return own.get("optimizer", {}) if OURS in own else {}
+    return own.get("optimizer", {}) if APPLIES_TO_ALL_OPTIMIZERS in own else {}
 
 
 def has_overrides(parameters: Iterable[nn.Parameter]) -> bool:

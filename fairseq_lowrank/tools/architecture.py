@@ -59,7 +59,7 @@ def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, i
     """What an attention layer is on every axis, or would be with another `spec`: a choice, or the size that comes of it."""
     spec = spec or spec_of(module)
     projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
-    sizes = projection.sizes._asdict() | {"key_value_heads": projection.memory_heads}
+    sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
     return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}
 
 

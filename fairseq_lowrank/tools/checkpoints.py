@@ -127,7 +127,7 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
 def static_mixing(module: nn.Module) -> Tensor | None:
     """M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
     mixing = getattr(module, "mixing", None)
-    return None if mixing is None or mixing.query_weight is not None else mixing.operation(None).matrices()
+    return None if mixing is None or mixing.query_weight is not None else mixing.operation(None).mixing_matrix()
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         def gather(module, args, kwargs, layer=layer):
             query = kwargs["query"] if "query" in kwargs else args[0]
-            heads = module.score.project_query(module, query).expand(-1, module.num_heads, -1, -1)
+            heads = module.project_query(query)
             entry = totals.setdefault(layer.name, [layer.module, 0, 0])
             entry[1] = entry[1] + heads.sum(dim=(0, 2)).double()
             entry[2] += heads.size(0) * heads.size(2)

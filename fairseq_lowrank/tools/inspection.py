@@ -99,7 +99,7 @@ def _mixing_matrix(weight: Tensor, rule: str | None) -> tuple[Tensor, str]:
     mixing = MIXINGS[rule](len(weight), 1).to(weight)
     mixing.weight.data.copy_(weight)
     with torch.no_grad():
-        return mixing.operation(None).matrices(), "M"
+        return mixing.operation(None).mixing_matrix(), "M"
 
 
 def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:

@@ -7,7 +7,7 @@ pytest.importorskip("fairseq")
 
 from fairseq.modules import MultiheadAttention as Stock
 
-from fairseq_lowrank.attention import CAUSAL, AttentionSpec
+from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = {
@@ -24,7 +24,7 @@ def both(**options):
     torch.manual_seed(3)
     stock = Stock(12, 3, **options)
     torch.manual_seed(3)
-    ours = FairseqAttention(AttentionSpec(), 12, 3, **options)
+    ours = FairseqAttention(AttentionConfig(AttentionSpec(), 12, 3, **options))
     return stock.double().eval(), ours.double().eval()
 
 
@@ -119,7 +119,9 @@ def test_quantisation_noise_reaches_what_a_score_makes_of_its_own():
     torch.manual_seed(1)
     spec = AttentionSpec(score="synthesizer-dense")
     options = {"self_attention": True, "max_positions": 8}
-    layer = FairseqAttention(spec, 12, 3, wrap_projection=lambda linear: quant_noise(linear, 0.9, 4), **options)
+    layer = FairseqAttention(
+        AttentionConfig(spec, 12, 3, **options), wrap_projection=lambda linear: quant_noise(linear, 0.9, 4)
+    )
     x = torch.randn(5, 2, 12)
     before = layer.synthesizer.weight.clone()
     layer.eval()
@@ -136,7 +138,9 @@ def test_a_fairseq_dropout_module_and_quantisation_noise_fit_in(x):
 
     dropout = FairseqDropout(0.5, module_name="MultiheadAttention")
     layer = FairseqAttention(
-        AttentionSpec(), 12, 3, dropout=dropout, wrap_projection=lambda projection: quant_noise(projection, 0.5, 4)
+        AttentionConfig(AttentionSpec(), 12, 3),
+        dropout=dropout,
+        wrap_projection=lambda projection: quant_noise(projection, 0.5, 4),
     ).double()
     layer.eval()
     exact = layer(x, x, x)[0]

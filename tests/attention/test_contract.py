@@ -122,7 +122,7 @@ def test_a_query_that_does_not_fit_is_refused(make, inputs):
     x = inputs(4, 2, 12)
     with pytest.raises(ValueError, match="query of size 11: this layer was built with embed_dim=12"):
         make()(x[..., :11], x, x)
-    with pytest.raises(ValueError, match="query holds a batch of 4, keys one of 2 with beam_size=1"):
+    with pytest.raises(ValueError, match="query has 4, key has 2"):
         make()(inputs(5, 4, 12), x, x)
 
 

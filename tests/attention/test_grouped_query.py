@@ -68,7 +68,7 @@ def test_decoding_with_beams_keeps_the_groups_alone(recording, projection, make,
         whole = torch.cat((x[:3, order], x[3:]))
         steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
     torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
-    assert all(tensor.shape == (3, 2, 5, 4) for tensor in layer.saved(state).tensors.values())
+    assert all(tensor.shape == (3, 2, 5, 4) for tensor in layer.cache.get(state).tensors.values())
 
 
 @pytest.mark.parametrize(("groups", "preset"), [(1, "mqa"), (HEADS, "mha")])

@@ -78,7 +78,7 @@ def test_saved_padding_is_joined_with_that_of_new_keys(preset, make, inputs, dev
                     need_weights=False,
                 )[0]
             )
-        return torch.cat(outputs), layer.saved(state).padding
+        return torch.cat(outputs), layer.cache.get(state).padding
 
     of_new_keys, of_all_keys = padding.split([2, 1, 1], dim=1), [padding[:, :2], padding[:, :3], padding]
     for masks in (
@@ -109,7 +109,7 @@ def test_encoder_keys_are_projected_once(preset, make, inputs, device):
     outputs, weights = zip(*steps, strict=True)
     torch.testing.assert_close(torch.cat(outputs), expected)
     torch.testing.assert_close(torch.cat(weights, dim=1), expected_weights)
-    assert all(tensor.size(2) == 5 for tensor in layer.saved(state).tensors.values())
+    assert all(tensor.size(2) == 5 for tensor in layer.cache.get(state).tensors.values())
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -135,7 +135,7 @@ def test_unrepeated_encoder_keys_serve_all_beams(preset, need_weights, make, inp
         assert (found[1] is None) == (not need_weights)
         if need_weights:
             torch.testing.assert_close(found[1], weights)
-    assert layer.saved(state).batch == 2
+    assert layer.cache.get(state).batch == 2
     torch.testing.assert_close(layer(query, encoded, encoded, padding, before_softmax=True)[0], scores)
 
 
@@ -167,7 +167,7 @@ def test_encoder_keys_stay_while_beams_swap_and_go_with_their_sentence(beam, mak
 def test_the_cache_holds_what_the_projection_needs_and_no_more(preset, numbers, make, inputs):
     layer, x, state = make(preset, head_dim=4, self_attention=True), inputs(5, 2, 12), {}
     decode(layer, x, state)
-    saved = list(layer.saved(state).tensors.values())
+    saved = list(layer.cache.get(state).tensors.values())
     # storages, not views: a narrow view of a large tensor would keep all of it
     assert sum(tensor.untyped_storage().nbytes() for tensor in saved) == 5 * 2 * numbers * 8
     assert all(tensor.size(0) == 2 for tensor in saved)
@@ -182,9 +182,9 @@ def test_steps_write_behind_the_saved_keys_and_copy_them_seldom(preset, make, in
         outputs.append(decode(layer, step, state))
         if device == "cpu":
             layer.reorder_incremental_state(state, stays)
-        places.append(layer.saved(state).tensors["key"].data_ptr())
+        places.append(layer.cache.get(state).tensors["key"].data_ptr())
     assert sum(first != second for first, second in itertools.pairwise(places)) <= 8
-    keys = layer.saved(state).tensors["key"]
+    keys = layer.cache.get(state).tensors["key"]
     assert keys.untyped_storage().nbytes() <= (1.25 * 64 + 8) * keys[:, :, 0].numel() * keys.element_size()
     torch.testing.assert_close(torch.cat(outputs), layer(x, x, x, attn_mask=CAUSAL, need_weights=False)[0])
 
@@ -216,7 +216,7 @@ def test_a_state_made_in_inference_mode_goes_on_outside(make, inputs):
 
 def test_nothing_is_saved_before_the_first_step(make):
     layer, state = make(), {}
-    assert layer.saved(None) is None and layer.saved(state) is None
+    assert layer.cache.get(None) is None and layer.cache.get(state) is None
     assert layer.reorder_incremental_state(state, torch.tensor([0])) == {}
 
 

@@ -7,41 +7,50 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.projections import PROJECTIONS, Projection
-from fairseq_lowrank.attention.projections.projection import Entry, split_heads
+from fairseq_lowrank.attention.projections.projection import AttentionInputs, split_heads
 from fairseq_lowrank.messages import StateDictMismatch
 
 RANK, HEADS = 5, 3
 
 
 class Latent(Projection):
-    """c = y W_c of RANK numbers is all that is kept; k_i = c W^k_i and v_i = c W^v_i are never made (absorbed: q_i folded with
-    W^k_i meets c itself, and W^v_i is applied to the average of c)."""
+    """c = y W_c of RANK numbers is all that is cached; k_i = c W^k_i and v_i = c W^v_i are never made.
+
+    Both are absorbed: q_i is multiplied by W^k_i, and W^v_i is applied to the average of c.
+    """
 
     name = "latent"
 
-    def __init__(self, sizes):
-        super().__init__(sizes)
-        self.memory_heads, self.memory_sizes = 1, {"latent": RANK}
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.state_heads, self.state_sizes = 1, {"latent": RANK}
 
-    def make(self, layer, linear):
-        layer.k_proj, layer.v_proj = linear(self.sizes.kdim, RANK), None
-        layer.q_proj = linear(self.sizes.embed_dim, self.sizes.num_heads * self.sizes.head_dim)
+    def build_projections(self, linear):
+        dims = self.dims
+        return {
+            "k_proj": linear(dims.kdim, RANK),
+            "v_proj": None,
+            "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
+        }
 
-    def make_further(self, layer):
-        layer.key_up = nn.Parameter(torch.randn(self.sizes.num_heads, RANK, self.sizes.head_dim))
-        layer.value_up = nn.Parameter(torch.randn(self.sizes.num_heads, RANK, self.sizes.value_dim))
+    def build_extra_parameters(self):
+        return {
+            "key_up": nn.Parameter(torch.randn(self.dims.num_heads, RANK, self.dims.head_dim)),
+            "value_up": nn.Parameter(torch.randn(self.dims.num_heads, RANK, self.dims.value_dim)),
+        }
 
-    def project_memory(self, layer, key, value):
-        return {"latent": split_heads(layer.k_proj(key), RANK)}
+    def project_key_value(self, modules, key, value):
+        return {"latent": split_heads(modules["k_proj"](key), RANK)}
 
-    def attend_to(self, layer, q, memory, **needs):
-        return Entry(torch.einsum("bhtd,hrd->bhtr", q, layer.key_up), memory["latent"], memory["latent"])
+    def attention_inputs(self, modules, q, states, **needs):
+        absorbed = torch.einsum("bhtd,hrd->bhtr", q, modules["key_up"])
+        return AttentionInputs(absorbed, states["latent"], states["latent"])
 
-    def finish(self, layer, heads, call):
-        return torch.einsum("bhtr,hrd->bhtd", heads, layer.value_up)
+    def finalize_heads(self, modules, heads, call):
+        return torch.einsum("bhtr,hrd->bhtd", heads, modules["value_up"])
 
-    def head_values(self, layer, memory):
-        return torch.einsum("bgsr,hrd->bhsd", memory["latent"], layer.value_up)
+    def expand_values(self, modules, states):
+        return torch.einsum("bgsr,hrd->bhsd", states["latent"], modules["value_up"])
 
 
 @pytest.fixture
@@ -99,7 +108,9 @@ def test_decoding_keeps_one_named_tensor(recording, latent, inputs, device):
         whole = torch.cat((x[:3, order], x[3:]))
         steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
     torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
-    assert {name: tensor.shape for name, tensor in layer.saved(state).tensors.items()} == {"latent": (3, 1, 5, RANK)}
+    assert {name: tensor.shape for name, tensor in layer.cache.get(state).tensors.items()} == {
+        "latent": (3, 1, 5, RANK)
+    }
 
 
 def test_it_learns_and_its_state_says_what_it_is(latent, inputs):

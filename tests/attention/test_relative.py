@@ -63,7 +63,7 @@ def test_it_adds_a_position_projection_and_two_vectors_a_head(preset):
         return layer, sum(parameter.numel() for parameter in layer.parameters())
 
     layer, numbers = count(score="relative", head_dim=5)
-    groups = layer.projection.memory_heads
+    groups = layer.projection.state_heads
     assert numbers - count(head_dim=5)[1] == SIZE * groups * 5 + 2 * HEADS * 5
     assert {"pos_proj.weight", "pos_bias_u", "pos_bias_v"} <= set(layer.state_dict())
     assert layer.pos_proj.bias is None

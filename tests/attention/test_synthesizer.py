@@ -101,7 +101,7 @@ def test_decoding_keeps_values_alone_and_equals_the_full_pass_when_beams_are_reo
         whole = torch.cat((x[:3, order], x[3:]))
         steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
     torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
-    assert list(layer.saved(state).tensors) == ["value"]
+    assert list(layer.cache.get(state).tensors) == ["value"]
 
 
 @pytest.mark.parametrize("score", SCORES)

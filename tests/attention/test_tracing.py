@@ -8,7 +8,8 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention.parts import taken_apart
+from fairseq_lowrank.ops.attention.operator import encode
+from fairseq_lowrank.ops.attention.tree import flatten
 
 LENGTH, BATCH, SIZE = 70, 2, 8
 
@@ -95,8 +96,8 @@ def test_biases_and_masks_compile():
     def run(q, k, v, weight, bias, additive):
         mixing = StaticMixing(weight)
         options = {
-            "mixing": mixing,
-            "before": mixing,
+            "prob_mixing": mixing,
+            "score_mixing": mixing,
             "score_bias": bias,
             "activation": "sigsoftmax",
             "backend": "blocked",
@@ -168,12 +169,13 @@ def test_the_operator_obeys_the_rules_of_torch():
         DotProduct(normal(2, 3, 5, 4), normal(2, 1, 6, 4), 0.5),
         normal(2, 3, 6, 2),
         AttentionMask(True, padding, normal(5, 6)),
-        before=StaticMixing(normal(3, 3)),
-        mixing=PositionwiseMixing(normal(2, 5, 3, 3)),
+        score_mixing=StaticMixing(normal(3, 3)),
+        prob_mixing=PositionwiseMixing(normal(2, 5, 3, 3)),
         activation="sigsoftmax",
     )
-    layout, tensors, numbers = taken_apart(call)
-    torch.library.opcheck(torch.ops.fairseq_lowrank.blocked_attention.default, (tensors, None, layout, numbers))
+    structure, tensors, numbers = flatten(call)
+    arguments = (tensors, None, encode(structure), numbers)
+    torch.library.opcheck(torch.ops.fairseq_lowrank.blocked_attention.default, arguments)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -51,7 +51,7 @@ def test_decoding_equals_the_full_pass_when_beams_are_reordered(projection, reco
         whole = torch.cat((x[:3, order], x[3:]))
         steps = [layer(step, step, step, incremental_state=state)[0] for step in x[3:].split(1)]
     torch.testing.assert_close(torch.cat(steps), layer(whole, whole, whole, attn_mask=CAUSAL)[0][3:])
-    assert {tensor.size(3) for tensor in layer.saved(state).tensors.values()} == {4, 7}
+    assert {tensor.size(3) for tensor in layer.cache.get(state).tensors.values()} == {4, 7}
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])

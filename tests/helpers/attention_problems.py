@@ -82,14 +82,14 @@ def problems(
             causal=draw(st.booleans()),
             key_padding=coin(batch, keys) if draw(st.booleans()) else None,
             additive=additive[draw(st.sampled_from(sorted(additive)))](),
-            repeats=repeats,
-            appended=appended,
+            query_repeats=repeats,
+            num_appended_keys=appended,
         ),
         "activation": draw(st.sampled_from(activations)),
         "score_bias": normal(*shape) if draw(st.booleans()) else None,
         "scale": draw(st.sampled_from((None, 0.3, 2.0))),
-        "before": mixing_of(draw(st.sampled_from(befores)), normal, scores),
-        "mixing": mixing_of(draw(st.sampled_from(mixings)), normal, scores),
+        "score_mixing": mixing_of(draw(st.sampled_from(befores)), normal, scores),
+        "prob_mixing": mixing_of(draw(st.sampled_from(mixings)), normal, scores),
     }
 
 
@@ -97,7 +97,7 @@ def leaves(problem):
     """The tensors of a problem that require gradients, by name."""
     parts = {name: problem.get(name) for name in ("q", "k", "v", "score_bias")}
     parts["mask.additive"] = problem["mask"].additive
-    parts |= {name: problem[name].weight for name in ("before", "mixing") if problem.get(name) is not None}
+    parts |= {name: problem[name].weight for name in ("score_mixing", "prob_mixing") if problem.get(name) is not None}
     return {name: part for name, part in parts.items() if part is not None and part.requires_grad}
 
 
@@ -111,7 +111,7 @@ def hidden(problem):
     for b in range(batch):
         for t in range(queries):
             for s in range(keys):
-                own_keys, positions = keys - mask.appended, queries // mask.repeats
+                own_keys, positions = keys - mask.num_appended_keys, queries // mask.query_repeats
                 later = mask.causal and own_keys > s > t % positions + own_keys - positions
                 if later or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True

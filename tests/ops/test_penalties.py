@@ -51,7 +51,7 @@ def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
         problem["activation"],
         None if bias is None else bias.detach().cpu().expand(shape),
         hidden(problem),
-        before=None if problem["before"] is None else problem["before"].weight.detach().cpu(),
+        before=None if problem["score_mixing"] is None else problem["score_mixing"].weight.detach().cpu(),
     )
     expected = pairwise_overlap(weights.masked_fill(padding[:, None, :, None], 0.0))
     actual = head_overlap(call_of(**problem), SPACES, padding.to(device))
@@ -63,13 +63,13 @@ def test_head_overlap_is_the_sum_over_pairs_of_heads(data, device):
 def test_gradients_of_head_overlap_are_its_slopes(data, device):
     problem = data.draw(problems(device, largest=3))
     leaves = {name: problem.pop(name) for name in ("q", "k", "score_bias") if problem[name] is not None}
-    before = problem.pop("before")
+    before = problem.pop("score_mixing")
     spaces = data.draw(st.sampled_from((SPACES, ("row",), ("column",))))
 
     def overlap(weight, *tensors):
         mixing = None if before is None else type(before)(weight)
         parts = dict(zip(leaves, tensors, strict=True))
-        return head_overlap(call_of(**parts, **problem, before=mixing), spaces)
+        return head_overlap(call_of(**parts, **problem, score_mixing=mixing), spaces)
 
     weight = None if before is None else before.weight
     assert torch.autograd.gradcheck(overlap, (weight, *leaves.values()))

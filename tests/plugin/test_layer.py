@@ -6,15 +6,14 @@ from needed_axes import needed_axes
 
 pytest.importorskip("fairseq")
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionSpec
+from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 
 def make(preset="mha", **options):
     torch.manual_seed(1)
-    layer = FairseqAttention(
-        AttentionSpec.from_preset(preset, **needed_axes(preset) | {"head_dim": 4}), 12, 3, **options
-    )
+    spec = AttentionSpec.from_preset(preset, **needed_axes(preset) | {"head_dim": 4})
+    layer = FairseqAttention(AttentionConfig(spec, 12, 3, **options))
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer.double().eval()

@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, build
 
-from fairseq_lowrank.attention.parameters import OURS
+from fairseq_lowrank.attention.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.plugin.optimizers import overrides
 
 ARCH = "lowrank_transformer_iwslt_de_en"
@@ -179,7 +179,7 @@ def test_settings_that_fairseqs_models_have_for_its_composite_optimizer_are_left
     scaled = {"optimizer": {"lr_scale": 0.5}}
     moves, groups = first_updates(scaled)
     assert moves == pytest.approx([LR, LR], rel=1e-4) and groups == 1
-    moves, groups = first_updates(scaled | {OURS: True})
+    moves, groups = first_updates(scaled | {APPLIES_TO_ALL_OPTIMIZERS: True})
     assert moves == pytest.approx([LR, LR / 2], rel=1e-4) and groups == 2
 
 

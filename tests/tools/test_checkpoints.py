@@ -66,7 +66,7 @@ def test_mean_mixing_is_the_mean_of_the_matrices_of_all_queries(trained, monkeyp
     original = HeadMixing.full
 
     def spy(mixing, weights):
-        matrices.append(mixing.matrices().flatten(0, 1).double())
+        matrices.append(mixing.mixing_matrix().flatten(0, 1).double())
         return original(mixing, weights)
 
     monkeypatch.setattr(HeadMixing, "full", spy)

@@ -12,7 +12,7 @@ from old_checkpoints import FOLDER, answer
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import CAUSAL, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.conversion import remix
 
@@ -21,7 +21,7 @@ HEADS, WIDTH = 4, 16
 
 def layer(spec, seed=0):
     torch.manual_seed(seed)
-    made = MultiheadAttention(spec, WIDTH, HEADS, self_attention=True).double().eval()
+    made = MultiheadAttention(AttentionConfig(spec, WIDTH, HEADS, self_attention=True)).double().eval()
     with torch.no_grad():
         for tensor in made.state_dict().values():
             tensor.add_(0.3 * torch.randn_like(tensor))

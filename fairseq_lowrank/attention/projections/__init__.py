@@ -1,13 +1,13 @@
-"""How heads get their queries, keys and values: a projection is a class in a module of this folder, which finds it."""
+"""The projection axis: a projection is a class in a module of this folder, which finds it."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 
-from fairseq_lowrank.attention.projections.projection import Projection, Sizes
+from fairseq_lowrank.attention.projections.projection import AttentionDims, Projection
 
-__all__ = ["PROJECTIONS", "Projection", "Sizes"]
+__all__ = ["PROJECTIONS", "AttentionDims", "Projection"]
 
 _MODULES = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
 

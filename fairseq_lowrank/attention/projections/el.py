@@ -6,34 +6,35 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import Sizes
+from fairseq_lowrank.attention.projections.projection import AttentionDims, Modules
 from fairseq_lowrank.attention.projections.shared_kv import SharedKeyValue
 
 
-class EL(SharedKeyValue):
-    """Own W_q for each head; keys and values are the hidden states, cut into heads (EL-attention, Yan et al. 2021, arXiv
-    2105.04779, as the MHE poster takes it)."""
+class ELProjection(SharedKeyValue):
+    """A separate W_q for each head; keys and values are the hidden states, cut into heads.
+
+    Source: EL-attention (Yan et al. 2021, arXiv 2105.04779), as the MHE poster uses it.
+    """
 
     name = "el"
     groups = ()
 
-    def __init__(self, sizes: Sizes) -> None:
-        embed_dim, num_heads, head_dim = sizes[:3]
-        if sizes.kdim != embed_dim:
+    def __init__(self, dims: AttentionDims) -> None:
+        embed_dim, num_heads, head_dim = dims[:3]
+        if dims.kdim != embed_dim:
             raise ValueError(
                 f"projection {self.name!r} uses the hidden states as keys and needs kdim = embed_dim: "
-                f"kdim={sizes.kdim}, embed_dim={embed_dim}"
+                f"kdim={dims.kdim}, embed_dim={embed_dim}"
             )
         if head_dim * num_heads != embed_dim:
             raise ValueError(
                 f"projection {self.name!r} cuts the hidden states into heads and needs head_dim = embed_dim / num_heads = "
                 f"{embed_dim / num_heads:g}: head_dim={head_dim}"
             )
-        super().__init__(sizes)
+        super().__init__(dims)
 
-    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        layer.k_proj = layer.v_proj = None
-        layer.q_proj = linear(self.sizes.embed_dim, self.sizes.embed_dim)
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        return {"k_proj": None, "v_proj": None, "q_proj": linear(self.dims.embed_dim, self.dims.embed_dim)}
 
-    def project_key(self, layer: nn.Module, key: Tensor) -> Tensor:
+    def project_key(self, modules: Modules, key: Tensor) -> Tensor:
         return key

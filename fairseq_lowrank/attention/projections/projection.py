@@ -1,20 +1,23 @@
-"""What a projection is to the attention layer."""
+"""The projection axis: how heads get queries, keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
 
-Memory = dict[str, Tensor]
-"""What keys and values are made of, by name, ``[B, G, S, D]`` each: all that a decoding step keeps."""
+KeyValueStates = dict[str, Tensor]
+"""Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
+
+Modules = Mapping[str, Any]
+"""The modules and parameters that a projection and its score function built, by their names in the layer."""
 
 
-class Sizes(NamedTuple):
-    """The sizes of a layer."""
+class AttentionDims(NamedTuple):
+    """The sizes of a layer, and whether it appends a key of zeros."""
 
     embed_dim: int
     num_heads: int
@@ -23,11 +26,14 @@ class Sizes(NamedTuple):
     kdim: int
     vdim: int
     key_value_heads: int | None = None
+    zero_key: bool = False
 
 
-class Entry(NamedTuple):
-    """What enters the operation: ``q [B, H, T, D]`` (or one head for all), ``k [B, G, S, D]`` and ``v [B, G', S, D']``, where G
-    and G' divide H and D and D' may be any sizes."""
+class AttentionInputs(NamedTuple):
+    """Inputs of the operation: ``q [B, H, T, D]`` (or one head for all), ``k [B, G, S, D]`` and ``v [B, G', S, D']``.
+
+    G and G' divide H. D and D' are any sizes.
+    """
 
     q: Tensor
     k: Tensor
@@ -35,78 +41,111 @@ class Entry(NamedTuple):
 
 
 class Projection:
-    """A value of the projection axis; what is here is standard attention with a number of heads of queries and of memory.
+    """A value of the projection axis. This base class is standard attention with any number of query and key heads.
 
-    Its parameters are the layer's, under fairseq's names, so that checkpoints travel; each method is handed the layer, a
-    :class:`~fairseq_lowrank.attention.MultiheadAttention`.
+    A projection holds sizes and no parameters. It builds its modules once; the layer registers them under fairseq's names,
+    so that checkpoints fit, and hands them back to each method.
 
     Args:
-        sizes: of the layer.
+        dims: the sizes of the layer.
+
+    Attributes:
+        query_heads: heads of queries: h, or 1 for all heads.
+        state_heads: G, heads of the cached tensors.
+        state_sizes: names of the cached tensors, and their size for one of the ``state_heads``.
 
     Raises:
         ValueError: sizes that this projection cannot work with.
     """
 
     name: ClassVar[str]
-    """As on the command line."""
+    """The name on the command line."""
     groups: ClassVar[tuple[int, ...] | None] = None
-    """The numbers of key and value heads that may be asked for; ``None`` means any that divides the heads."""
+    """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
-        self.query_heads = sizes.num_heads
-        self.memory_heads = sizes.key_value_heads or sizes.num_heads
-        if self.groups is not None and sizes.key_value_heads not in (None, *self.groups):
+    def __init__(self, dims: AttentionDims) -> None:
+        self.dims = dims
+        self.query_heads = dims.num_heads
+        self.state_heads = dims.key_value_heads or dims.num_heads
+        if self.groups is not None and dims.key_value_heads not in (None, *self.groups):
             expected = " or ".join(["none", *map(str, self.groups)])
-            raise ValueError(f"key_value_heads={sizes.key_value_heads}: projection {self.name!r} expects {expected}")
-        self.memory_sizes = {"key": sizes.head_dim, "value": sizes.value_dim}
-        """What is remembered, by name, and its size for one of the ``memory_heads``."""
+            raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
+        self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
 
-    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        """Give ``layer`` its projections: k, v, q in fairseq's order, so that the same seed draws the same weights.
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        """Build ``k_proj``, ``v_proj`` and ``q_proj`` in fairseq's order, so that the same seed draws the same weights.
 
         Args:
-            linear: makes a projection of ``(inputs, outputs)``.
+            linear: builds a projection from ``(inputs, outputs)``.
         """
-        sizes = self.sizes
-        layer.k_proj = linear(sizes.kdim, self.memory_heads * sizes.head_dim)
-        layer.v_proj = linear(sizes.vdim, self.memory_heads * sizes.value_dim)
-        layer.q_proj = linear(sizes.embed_dim, self.query_heads * sizes.head_dim)
+        dims = self.dims
+        return {
+            "k_proj": linear(dims.kdim, self.state_heads * dims.head_dim),
+            "v_proj": linear(dims.vdim, self.state_heads * dims.value_dim),
+            "q_proj": linear(dims.embed_dim, self.query_heads * dims.head_dim),
+        }
 
-    def make_further(self, layer: nn.Module) -> None:
-        """Give ``layer`` what it has beside projections, after all that fairseq's own layer draws."""
+    def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
+        """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws."""
+        return {}
 
-    def project_query(self, layer: nn.Module, query: Tensor) -> Tensor:
-        """The heads' own queries, which mixing reads: ``[T, B, embed_dim]`` to ``[B, H, T, head_dim]``, or one for all heads."""
-        return split_heads(layer.q_proj(query), self.sizes.head_dim)
+    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+        """Return the heads' own queries, which mixing reads.
 
-    def project_memory(self, layer: nn.Module, key: Tensor, value: Tensor) -> Memory:
-        """What is remembered of ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
+        ``[T, B, embed_dim]`` becomes ``[B, H, T, head_dim]``, or one head for all.
+        """
+        return split_heads(modules["q_proj"](query), self.dims.head_dim)
+
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
             ValueError: a value that does not fit the key.
         """
-        projected = {"key": layer.k_proj(key), "value": layer.v_proj(value)}
-        return {name: split_heads(tensor, self.memory_sizes[name]) for name, tensor in projected.items()}
+        dims = self.dims
+        return {
+            "key": split_heads(modules["k_proj"](key), dims.head_dim),
+            "value": split_heads(modules["v_proj"](value), dims.value_dim),
+        }
 
-    def attend_to(self, layer: nn.Module, q: Tensor, memory: Memory, *, whole_scores: bool, unit_rows: bool) -> Entry:
-        """How queries, as :meth:`project_query` made them, and memory enter the operation.
+    def attention_inputs(
+        self,
+        modules: Modules,
+        q: Tensor,
+        states: KeyValueStates,
+        *,
+        keep_row_constants: bool,
+        rows_sum_to_one: bool,
+    ) -> AttentionInputs:
+        """Return the inputs of the operation for queries from :meth:`project_query` and cached tensors.
 
         Args:
-            whole_scores: scores may not lack what is the same in a whole row.
-            unit_rows: the weights of a row sum to 1, or to 0 where it sees no key.
+            keep_row_constants: keep terms of the scores that are constant within a row.
+            rows_sum_to_one: the weights of a row sum to 1, or to 0 if the row sees no key.
         """
-        return Entry(q, memory["key"], memory["value"])
+        return AttentionInputs(q, states["key"], states["value"])
 
-    def finish(self, layer: nn.Module, heads: Tensor, call: AttentionCall) -> Tensor:
-        """``[B, H, T, value_dim]`` (or one head for all) of what the operation made of ``call``."""
+    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
+        """Return ``[B, H, T, value_dim]`` (or one head for all) from the result of the operation on ``call``."""
         return heads
 
-    def head_values(self, layer: nn.Module, memory: Memory) -> Tensor:
-        """The values that each head averages, ``[B, H, S, value_dim]``."""
-        return memory["value"].repeat_interleave(self.sizes.num_heads // memory["value"].size(1), dim=1)
+    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+        """Return the values that each head averages, ``[B, H, S, value_dim]``."""
+        values = states["value"]
+        return values.repeat_interleave(self.dims.num_heads // values.size(1), dim=1)
 
 
 def split_heads(projected: Tensor, size: int) -> Tensor:
-    """``[N, B, heads * size]`` to ``[B, heads, N, size]``."""
-    return projected.unflatten(-1, (-1, size)).permute(1, 2, 0, 3)
+    """Reshape ``[N, B, heads * size]`` to ``[B, heads, N, size]``."""
+    length, batch, width = projected.shape
+    if length == 1:
+        return projected.view(batch, width // size, 1, size)
+    return projected.view(length, batch, width // size, size).permute(1, 2, 0, 3)
+
+
+def merge_heads(heads: Tensor) -> Tensor:
+    """Reshape ``[B, heads, N, size]`` to ``[N, B, heads * size]``."""
+    batch, count, length, size = heads.shape
+    if length == 1:
+        return heads.reshape(1, batch, count * size)
+    return heads.permute(2, 0, 1, 3).reshape(length, batch, count * size)

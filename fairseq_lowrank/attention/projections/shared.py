@@ -1,26 +1,28 @@
 """One projection of keys and one of values for all heads."""
 
-from fairseq_lowrank.attention.projections.projection import Projection, Sizes
+from fairseq_lowrank.attention.projections.projection import AttentionDims, Projection
 
 
 class MultiQuery(Projection):
-    """Own W_q for each head, one key and one value for all (Shazeer 2019, arXiv 1911.02150)."""
+    """A separate W_q for each head, one key and one value for all heads (Shazeer 2019, arXiv 1911.02150)."""
 
     name = "multi-query"
     groups = (1,)
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
-        self.memory_heads = 1
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
+        self.state_heads = 1
 
 
-class Single(MultiQuery):
-    """SHA, the ground of multiple head embeddings (Xue and Aletras 2023): one query for all heads too, which are then copies
-    of each other, with h·d_k → d at the output."""
+class SingleHeadProjection(MultiQuery):
+    """SHA: one query for all heads too, so that heads are copies of each other; the output maps h·d_k to d.
+
+    It is the base of multiple head embeddings (Xue and Aletras 2023).
+    """
 
     name = "single"
     groups = ()
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__(sizes)
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
         self.query_heads = 1

@@ -8,74 +8,96 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import Memory, Projection, split_heads
-from fairseq_lowrank.attention.scores.score import Score, Setting
-from fairseq_lowrank.ops import AttentionMask, Relative
+from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.attention.scores.score import LayerContext, ScoreFunction
+from fairseq_lowrank.ops import AttentionMask, DotProduct, Relative, Scores
 
 
-class RelativePositions(Score):
+class RelativePositions(ScoreFunction):
     """((q_t + u) k_sᵀ + (q_t + v) (W_r R_δ)ᵀ) / √d_k with δ = t − s (Transformer-XL, Dai et al. 2019, arXiv 1901.02860).
 
-    R_δ is sinusoidal, W_r (``pos_proj``) projects it to as many heads as there are of keys, u and v (``pos_bias_u``,
-    ``pos_bias_v``) are a vector a head. What tells the heads' keys apart (a key embedding) is folded into q_t + u alone. Mixing
-    reads q_t. Positions are distances: memory before a segment, cached keys and padding on the left move nothing.
+    R_δ is sinusoidal. W_r (``pos_proj``) projects it to as many heads as there are of keys. u and v (``pos_bias_u``,
+    ``pos_bias_v``) are a vector for each head. A key embedding is folded into q_t + u alone. Mixing reads q_t. Positions are
+    distances: memory before a segment, cached keys and padding on the left change nothing.
 
     Attributes:
         dropout: probability of zeroing a number of R in training (0).
-        longest: greater distances count as this one; none where it is negative (−1).
+        max_distance: greater distances count as this one; none if it is negative (−1).
     """
 
     name = "relative"
     dropout = 0.0
-    longest = -1
+    max_distance = -1
 
-    def __init__(self, projection: Projection, setting: Setting) -> None:
-        super().__init__(projection, setting)
-        if setting.cross:
+    def __init__(self, projection: Projection, context: LayerContext) -> None:
+        super().__init__(projection, context)
+        if context.cross:
             raise ValueError(
-                "score 'relative' needs queries and keys of one sequence, which cross attention has not: choose it for "
-                "self-attention alone (--attention-sites encoder,decoder)"
+                "score 'relative' needs queries and keys of one sequence, which cross attention does not have. Use it for "
+                "self-attention only (--attention-sites encoder,decoder)"
             )
-        if setting.appended:
-            raise ValueError("score 'relative': appended keys (add_bias_kv, add_zero_attn) stand at no position")
+        if context.appended:
+            raise ValueError(
+                "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position"
+            )
         if projection.name == "el":
             raise ValueError(
-                "score 'relative' projects positions as keys are projected, and projection 'el' projects no keys: expected "
-                "another projection"
+                "score 'relative' projects positions like keys, and projection 'el' projects no keys: expected another "
+                "projection"
             )
 
-    def make_further(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        sizes = self.projection.sizes
+    def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
+        dims = self.projection.dims
         # A bias would add the same to all scores of a query.
-        layer.pos_proj = linear(sizes.embed_dim, self.projection.memory_heads * sizes.head_dim, bias=False)
-        nn.init.xavier_uniform_(layer.pos_proj.weight)
+        pos_proj = linear(dims.embed_dim, self.projection.state_heads * dims.head_dim, bias=False)
+        nn.init.xavier_uniform_(pos_proj.weight)
+        extra: dict[str, nn.Module | nn.Parameter] = {"pos_proj": pos_proj}
         for name in ("pos_bias_u", "pos_bias_v"):
-            bias = nn.Parameter(torch.empty(sizes.num_heads, sizes.head_dim))
+            bias = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
             nn.init.normal_(bias, std=0.02)  # as in the authors' code
-            layer.register_parameter(name, bias)
+            extra[name] = bias
+        return extra
 
-    def attend_to(
-        self, layer: nn.Module, q: Tensor, memory: Memory, mask: AttentionMask, **needs: bool
-    ) -> tuple[Relative, Tensor]:
-        content, positional = (q + bias[:, None].to(q.dtype) for bias in (layer.pos_bias_u, layer.pos_bias_v))
-        scores, values = super().attend_to(layer, content, memory, mask, **needs)
+    def attention_inputs(
+        self,
+        modules: Modules,
+        q: Tensor,
+        states: KeyValueStates,
+        mask: AttentionMask,
+        *,
+        training: bool,
+        keep_row_constants: bool,
+        rows_sum_to_one: bool,
+    ) -> tuple[Scores, Tensor]:
+        u, v = (modules[name][:, None].to(q.dtype) for name in ("pos_bias_u", "pos_bias_v"))
+        scores, values = super().attention_inputs(
+            modules,
+            q + u,
+            states,
+            mask,
+            training=training,
+            keep_row_constants=keep_row_constants,
+            rows_sum_to_one=rows_sum_to_one,
+        )
+        assert isinstance(scores, DotProduct)
         *_, queries, keys = scores.shape
-        count = keys if mask.causal else keys + queries - 1
-        return Relative(scores, positional, self._positions(layer, keys, count, q.dtype)), values
+        count = keys if mask.causal else max(keys + queries - 1, keys)
+        return Relative(scores, q + v, self._positions(modules, keys, count, q.dtype, training)), values
 
-    def _positions(self, layer: nn.Module, keys: int, count: int, dtype: torch.dtype) -> Tensor:
-        """W_r R of the distances keys − 1, keys − 2, …, ``[1, G, count, head_dim]``."""
+    def _positions(self, modules: Modules, keys: int, count: int, dtype: torch.dtype, training: bool) -> Tensor:
+        """Return W_r R of the distances keys − 1, keys − 2, …, ``[1, G, count, head_dim]``."""
         exact = torch.promote_types(dtype, torch.float32)
-        distances = torch.arange(keys - 1, keys - 1 - count, -1, device=layer.pos_bias_u.device, dtype=exact)
-        if self.longest >= 0:
-            distances = distances.clamp(max=float(self.longest))
-        table = sinusoids(distances, self.projection.sizes.embed_dim).to(dtype)
-        table = F.dropout(table, self.dropout, layer.training)
-        return split_heads(layer.pos_proj(table[:, None]), self.projection.sizes.head_dim)
+        distances = torch.arange(keys - 1, keys - 1 - count, -1, device=modules["pos_bias_u"].device, dtype=exact)
+        if self.max_distance >= 0:
+            distances = distances.clamp(max=float(self.max_distance))
+        dims = self.projection.dims
+        table = sinusoids(distances, dims.embed_dim).to(dtype)
+        table = F.dropout(table, self.dropout, training)
+        return split_heads(modules["pos_proj"](table[:, None]), dims.head_dim)
 
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:
-    """sin(δ / 10000^(2i / size)) for all i, then cos: ``[N]`` distances to ``[N, size]``, of one dtype."""
+    """Return sin(δ / 10000^(2i / size)) for all i, then cos: ``[N]`` distances to ``[N, size]``, of one dtype."""
     frequencies = 10000 ** (-torch.arange(0, size, 2, device=distances.device, dtype=distances.dtype) / size)
     angles = distances[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :size]

@@ -1,4 +1,4 @@
-"""What a kind of scores is to the attention layer."""
+"""The score axis: how scores are computed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import Memory, Projection
+from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, Projection
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
 
 
-class Setting(NamedTuple):
-    """What scores are told of their layer.
+class LayerContext(NamedTuple):
+    """Facts about the layer that scores depend on.
 
     Args:
         cross: keys and values come from an encoder.
-        appended: the layer appends keys that stand at no position.
-        max_positions: the most positions of a sentence, where that is known.
+        appended: the layer appends keys that have no position.
+        max_positions: the greatest length of a sentence, if it is known.
         synthesizer_heads: second layers of the dense synthesizer; ``None`` means one for each head.
-        unused_key_projection: the dense synthesizer has a projection of keys, which feeds nothing.
+        unused_key_projection: the dense synthesizer has a projection of keys without effect.
     """
 
     cross: bool = False
@@ -29,75 +29,89 @@ class Setting(NamedTuple):
     unused_key_projection: bool = False
 
 
-class Score:
-    """A value of the score axis; what is here is the scaled dot product of queries and keys.
+class ScoreFunction:
+    """A value of the score axis. This base class is the scaled dot product of queries and keys.
 
-    It stands between the layer and the projection, which it asks for queries, memory and values. Parameters of its own are the
-    layer's; each method is handed the layer, a :class:`~fairseq_lowrank.attention.MultiheadAttention`.
+    A score function gets queries, cached tensors and values from the projection. Like a projection it holds no parameters:
+    it builds its modules, the layer registers them, and hands them back to each method.
 
     Args:
         projection: of the layer.
-        setting: of the layer.
+        context: of the layer.
 
     Attributes:
-        memory_sizes: what is remembered, by name, and its size for one of the projection's ``memory_heads``.
+        state_sizes: names of the cached tensors, and their size for one of the projection's ``state_heads``.
 
     Raises:
-        ValueError: a layer that these scores cannot work in.
+        ValueError: a layer in which these scores cannot work.
     """
 
     name: ClassVar[str]
-    """As on the command line."""
+    """The name on the command line."""
 
-    def __init__(self, projection: Projection, setting: Setting) -> None:
+    def __init__(self, projection: Projection, context: LayerContext) -> None:
         self.projection = projection
-        self.memory_sizes = projection.memory_sizes
+        self.state_sizes = projection.state_sizes
+        self.scale = projection.dims.head_dim**-0.5
 
     @property
-    def numbers(self) -> int:
-        """How many numbers the largest weight holds that :meth:`make_further` makes, where a slip of the keyboard can
-        make it large.
-        """
+    def num_parameters(self) -> int:
+        """The size of the largest weight from :meth:`build_extra_parameters` that a typing error can make huge."""
         return 0
 
     @property
-    def meaning(self) -> dict[str, int]:
-        """What a state says of these scores beside their name."""
+    def state_config(self) -> dict[str, int]:
+        """Settings that a state dict saves together with the name of these scores."""
         return {}
 
-    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        """Give ``layer`` the projections ``k_proj``, ``v_proj``, ``q_proj``, ``None`` where it has none.
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        """Build the projections ``k_proj``, ``v_proj``, ``q_proj``; ``None`` if there is none.
 
         Args:
-            linear: makes a projection of ``(inputs, outputs)``, with a bias where the layer's have one unless told ``bias=False``.
+            linear: builds a projection from ``(inputs, outputs)``. It has the layer's kind of bias, unless ``bias=False``.
         """
-        self.projection.make(layer, linear)
+        return self.projection.build_projections(linear)
 
-    def make_further(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        """Give ``layer`` what these scores have beside projections, after all that fairseq's own layer draws, and start it."""
+    def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
+        """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws."""
+        return {}
 
-    def project_query(self, layer: nn.Module, query: Tensor) -> Tensor:
-        """The heads' own features of ``query [T, B, embed_dim]``, which mixing reads: ``[B, H, T, D]``, or one for all heads."""
-        return self.projection.project_query(layer, query)
+    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+        """Return the heads' own features of ``query [T, B, embed_dim]``, which mixing reads.
 
-    def project_memory(self, layer: nn.Module, key: Tensor, value: Tensor) -> Memory:
-        """What is remembered of ``key [S, B, kdim]`` and ``value [S, B, vdim]``: all that a decoding step keeps of it.
+        The result is ``[B, H, T, D]``, or one head for all.
+        """
+        return self.projection.project_query(modules, query)
+
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
             ValueError: a value that does not fit the key.
         """
-        return self.projection.project_memory(layer, key, value)
+        return self.projection.project_key_value(modules, key, value)
 
-    def attend_to(
-        self, layer: nn.Module, q: Tensor, memory: Memory, mask: AttentionMask, *, whole_scores: bool, unit_rows: bool
+    def attention_inputs(
+        self,
+        modules: Modules,
+        q: Tensor,
+        states: KeyValueStates,
+        mask: AttentionMask,
+        *,
+        training: bool,
+        keep_row_constants: bool,
+        rows_sum_to_one: bool,
     ) -> tuple[Scores, Tensor]:
-        """The scores of queries, as :meth:`project_query` made them, against memory, and the values ``[B, G, S, D]``.
+        """Return the scores of queries from :meth:`project_query`, and the values ``[B, G, S, D]``.
 
-        The last of T queries stands where the last of S keys in memory does, in self-attention: T < S while decoding.
+        In self-attention the last of T queries has the position of the last of S cached keys: T < S while decoding.
 
         Args:
             mask: which keys each query will see.
-            whole_scores, unit_rows: see :meth:`.Projection.attend_to`.
+            training: the layer is in training mode.
+            keep_row_constants, rows_sum_to_one: see :meth:`.Projection.attention_inputs`.
         """
-        entry = self.projection.attend_to(layer, q, memory, whole_scores=whole_scores, unit_rows=unit_rows)
-        return DotProduct(entry.q, entry.k, layer.scaling), entry.v
+        q, k, v = self.projection.attention_inputs(
+            modules, q, states, keep_row_constants=keep_row_constants, rows_sum_to_one=rows_sum_to_one
+        )
+        return DotProduct(q, k, self.scale), v

@@ -1,4 +1,4 @@
-"""Scores without keys: made of the query alone, or of nothing but positions (Synthesizer, Tay et al. 2020, arXiv 2005.00743)."""
+"""Scores without keys, from the query alone or from positions alone (Synthesizer, Tay et al. 2020, arXiv 2005.00743)."""
 
 from __future__ import annotations
 
@@ -10,58 +10,66 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.masks import is_right_padding
-from fairseq_lowrank.attention.projections.projection import Memory, Projection, split_heads
-from fairseq_lowrank.attention.scores.score import Score, Setting
+from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.attention.scores.score import LayerContext, ScoreFunction
 from fairseq_lowrank.ops import AttentionMask, DotProduct, RandomSynthesizer, Scores
 
 PROJECTIONS = ("independent", "multi-query", "single")
 
 
-class Synthesizer(Score):
-    """What both have in common: a greatest length, no keys, and values alone to remember.
+class Synthesizer(ScoreFunction):
+    """The base of both synthesizers: they have a greatest length and no keys, and cache values alone.
 
-    Positions count the tokens of a sentence: padding on its left, as fairseq's translation has it, moves nothing.
+    Positions count the tokens of a sentence. Padding on its left, as in fairseq's translation, changes nothing.
     """
 
-    def __init__(self, projection: Projection, setting: Setting) -> None:
-        super().__init__(projection, setting)
-        if setting.cross:
+    def __init__(self, projection: Projection, context: LayerContext) -> None:
+        super().__init__(projection, context)
+        if context.cross:
             raise ValueError(
-                f"score {self.name!r} gives positions of one sentence their scores, and cross attention has two: choose it for "
-                "self-attention alone (--attention-sites encoder,decoder)"
+                f"score {self.name!r} scores positions of one sentence, and cross attention has two. Use it for "
+                "self-attention only (--attention-sites encoder,decoder)"
             )
-        if setting.appended:
-            raise ValueError(f"score {self.name!r}: appended keys (add_bias_kv, add_zero_attn) stand at no position")
+        if context.appended:
+            raise ValueError(
+                f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position"
+            )
         if projection.name not in PROJECTIONS:
             raise ValueError(
-                f"score {self.name!r} has no keys, of which projection {projection.name!r} makes something: expected one of "
+                f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use one of "
                 f"{', '.join(PROJECTIONS)}"
             )
-        positions = setting.max_positions
+        positions = context.max_positions
         if positions is None:
             raise ValueError(
-                f"score {self.name!r} has a number of its own for each position: give their number (max_positions=N)"
+                f"score {self.name!r} learns parameters for every position. Pass the greatest length: max_positions=N"
             )
         if not isinstance(positions, Integral) or isinstance(positions, bool) or positions < 1:
             raise ValueError(f"max_positions={positions!r}: expected a positive integer")
         self.max_positions = positions
-        self.memory_sizes = {"value": projection.sizes.value_dim}
+        self.state_sizes = {"value": projection.dims.value_dim}
 
     @property
-    def meaning(self) -> dict[str, int]:
+    def state_config(self) -> dict[str, int]:
         return {"max_positions": self.max_positions}
 
-    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        super().make(layer, linear)
-        layer.k_proj = None
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        return {**super().build_projections(linear), "k_proj": None}
 
-    def project_memory(self, layer: nn.Module, key: Tensor, value: Tensor) -> Memory:
-        return {name: split_heads(layer.v_proj(value), size) for name, size in self.memory_sizes.items()}
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        return {name: split_heads(modules["v_proj"](value), size) for name, size in self.state_sizes.items()}
 
-    def attend_to(
-        self, layer: nn.Module, q: Tensor, memory: Memory, mask: AttentionMask, **needs: bool
+    def attention_inputs(
+        self,
+        modules: Modules,
+        q: Tensor,
+        states: KeyValueStates,
+        mask: AttentionMask,
+        *,
+        training: bool,
+        **needs: bool,
     ) -> tuple[Scores, Tensor]:
-        values = memory["value"]
+        values = states["value"]
         queries, keys = q.size(2), values.size(2)
         if keys > self.max_positions:
             raise ValueError(
@@ -73,14 +81,14 @@ class Synthesizer(Score):
         padding, positions = mask.key_padding, None
         if padding is not None and not is_right_padding(padding):
             positions = (~padding).cumsum(dim=1).sub(1).clamp(min=0)
-        return self.scores(layer, q, values, positions), values
+        return self.scores(modules, q, values, positions, training), values
 
-    def scores(self, layer: nn.Module, q: Tensor, values: Tensor, positions: Tensor | None) -> Scores:
-        """Those of the queries, which are the last of the keys.
+    def scores(self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> Scores:
+        """Return the scores of the queries, whose positions are the last ones of the keys.
 
         Args:
             values: ``[B, G, S, D]``
-            positions: ``[B, S]`` of the keys; ``None`` where they are 0, 1, 2, ….
+            positions: ``[B, S]`` of the keys; ``None`` if they are 0, 1, 2, ….
         """
         raise NotImplementedError
 
@@ -94,54 +102,56 @@ class DenseScores(Synthesizer):
 
     name = "synthesizer-dense"
 
-    def __init__(self, projection: Projection, setting: Setting) -> None:
-        super().__init__(projection, setting)
-        self.heads = setting.synthesizer_heads or projection.sizes.num_heads
-        if projection.sizes.num_heads % self.heads:
+    def __init__(self, projection: Projection, context: LayerContext) -> None:
+        super().__init__(projection, context)
+        self.heads = context.synthesizer_heads or projection.dims.num_heads
+        if projection.dims.num_heads % self.heads:
             raise ValueError(
-                f"synthesizer_heads={self.heads}: expected a divisor of num_heads={projection.sizes.num_heads}"
+                f"synthesizer_heads={self.heads}: expected a divisor of num_heads={projection.dims.num_heads}"
             )
-        self.unused_key_projection = setting.unused_key_projection
+        self.unused_key_projection = context.unused_key_projection
 
     @property
-    def numbers(self) -> int:
-        return self.heads * self.projection.sizes.head_dim * self.max_positions
+    def num_parameters(self) -> int:
+        return self.heads * self.projection.dims.head_dim * self.max_positions
 
     @property
-    def meaning(self) -> dict[str, int]:
-        return {**super().meaning, "synthesizer_heads": self.heads}
+    def state_config(self) -> dict[str, int]:
+        return {**super().state_config, "synthesizer_heads": self.heads}
 
-    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         if self.unused_key_projection:
-            Score.make(self, layer, linear)
-        else:
-            super().make(layer, linear)
+            return ScoreFunction.build_projections(self, linear)
+        return super().build_projections(linear)
 
-    def make_further(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        layer.synthesizer = linear(self.projection.sizes.head_dim, self.heads * self.max_positions)
-        for weight in layer.synthesizer.weight.data.chunk(self.heads):
+    def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
+        synthesizer = linear(self.projection.dims.head_dim, self.heads * self.max_positions)
+        for weight in synthesizer.weight.data.chunk(self.heads):
             nn.init.xavier_uniform_(weight)
-        if layer.synthesizer.bias is not None:
-            nn.init.zeros_(layer.synthesizer.bias)
+        if synthesizer.bias is not None:
+            nn.init.zeros_(synthesizer.bias)
+        return {"synthesizer": synthesizer}
 
-    def project_query(self, layer: nn.Module, query: Tensor) -> Tensor:
-        return F.relu(super().project_query(layer, query))
+    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+        return F.relu(super().project_query(modules, query))
 
-    def scores(self, layer: nn.Module, q: Tensor, values: Tensor, positions: Tensor | None) -> DotProduct:
-        keys = values.size(2)
-        if layer.training:  # hooks, of which quantisation noise is one, are of calls
-            layer.synthesizer(layer.synthesizer.weight.new_empty(0, self.projection.sizes.head_dim))
-        weight, bias = layer.synthesizer.weight, layer.synthesizer.bias
+    def scores(
+        self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
+    ) -> DotProduct:
+        keys, synthesizer = values.size(2), modules["synthesizer"]
+        if training:  # an empty call runs the hooks of the module, such as quantisation noise
+            synthesizer(synthesizer.weight.new_empty(0, self.projection.dims.head_dim))
+        weight, bias = synthesizer.weight, synthesizer.bias
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
-            weight = weight + sum(parameter[:0].sum() for parameter in layer.k_proj.parameters())
+            weight = weight + sum(parameter[:0].sum() for parameter in modules["k_proj"].parameters())
         table = weight.unflatten(0, (self.heads, -1)).to(q.dtype)
         if bias is not None:
-            # The bias of a position is a further feature of its column, which meets a 1.
+            # The bias of a position is one more feature of its column; queries have a 1 there.
             table = torch.cat((table, bias.view(self.heads, -1, 1).to(q.dtype)), dim=-1)
             q = torch.cat((q, q.new_ones(*q.shape[:3], 1)), dim=-1)
         if self.heads > 1:
-            q = q.expand(-1, self.projection.sizes.num_heads, -1, -1)
+            q = q.expand(-1, self.projection.dims.num_heads, -1, -1)
         if positions is None:
             columns = table[:, :keys].expand(len(values), -1, -1, -1)
         else:
@@ -157,22 +167,23 @@ class RandomScores(Synthesizer):
     name = "synthesizer-random"
 
     @property
-    def numbers(self) -> int:
-        return self.projection.sizes.num_heads * self.max_positions**2
+    def num_parameters(self) -> int:
+        return self.projection.dims.num_heads * self.max_positions**2
 
-    def make(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        super().make(layer, linear)
-        layer.q_proj = None
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        return {**super().build_projections(linear), "q_proj": None}
 
-    def make_further(self, layer: nn.Module, linear: Callable[..., nn.Module]) -> None:
-        layer.synthesizer = PairsOfPositions(self.projection.sizes.num_heads, self.max_positions)
+    def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
+        return {"synthesizer": PairsOfPositions(self.projection.dims.num_heads, self.max_positions)}
 
-    def project_query(self, layer: nn.Module, query: Tensor) -> Tensor:
+    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         queries, batch, _ = query.shape
-        return query.new_empty(batch, self.projection.sizes.num_heads, queries, 0)
+        return query.new_empty(batch, self.projection.dims.num_heads, queries, 0)
 
-    def scores(self, layer: nn.Module, q: Tensor, values: Tensor, positions: Tensor | None) -> RandomSynthesizer:
-        weight, keys = layer.synthesizer.weight, values.size(2)
+    def scores(
+        self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
+    ) -> RandomSynthesizer:
+        weight, keys = modules["synthesizer"].weight, values.size(2)
         first = keys - q.size(2)
         if positions is None:
             return RandomSynthesizer(weight[:, first:keys, :keys], len(values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, tr
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention.parts import is_traced
 from fairseq_lowrank.ops.attention.relative import Relative
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 from fairseq_lowrank.ops.attention.synthesizer import RandomSynthesizer
+from fairseq_lowrank.ops.attention.tree import is_traced
 
 __all__ = [
     "BACKENDS",
@@ -32,8 +32,8 @@ __all__ = [
     "attention",
 ]
 
-# A backend computes a call (``compute``), says what of it it cannot (``cannot``, asked when a layer is built) and why it does
-# not run on a device in a dtype (``unavailable``, asked when it runs).
+# Each backend has ``compute(call)``, ``unsupported_reason(call)``, which is read when a layer is built, and
+# ``device_unsupported_reason(device, dtype)``, which is read when it runs.
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton}
 BACKENDS = ("auto", *_BACKENDS)
 
@@ -64,6 +64,9 @@ _PREFERENCES = {
 }
 
 
+_ANY_DEVICE = _Preference()
+
+
 def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Multi-head attention over projected heads.
 
@@ -78,22 +81,34 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
         ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
     """
     call.check()
+    return compute(call, backend)
+
+
+def compute(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Compute a call that needs no :meth:`check <AttentionCall.check>`. See :func:`attention`."""
+    return (_fastest(call) if backend == "auto" else _requested(backend, call)).compute(call)
+
+
+def _fastest(call: AttentionCall) -> Any:
     device, dtype = call.v.device, call.v.dtype
-    if backend == "auto":
-        candidates = (module for module in _preference(call) if module.cannot(call) is None)
-        running = (module for module in candidates if module.unavailable(device, dtype) is None)
-        chosen = next(module for module in running if module is not triton or triton.fits(call))
-    else:
-        chosen = check_backend(backend, call)
-        if (reason := chosen.unavailable(device, dtype)) is not None:
-            raise ValueError(
-                f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'"
-            )
-    return chosen.compute(call)
+    for module in _preference(call):
+        if module is reference:  # computes every call on every device
+            break
+        if module.unsupported_reason(call) is None and module.device_unsupported_reason(device, dtype) is None:
+            if module is not triton or triton.has_no_spills(call):
+                return module
+    return reference
 
 
-def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
-    """The backend of this name, if it can compute calls like this one; ``None`` for ``auto``.
+def _requested(backend: str, call: AttentionCall) -> Any:
+    module, device, dtype = check_backend(backend, call), call.v.device, call.v.dtype
+    if (reason := module.device_unsupported_reason(device, dtype)) is not None:
+        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
+    return module
+
+
+def check_backend(backend: str, call: AttentionCall) -> Any:
+    """Return the backend of this name if it can compute calls like this one; ``None`` for ``auto``.
 
     Raises:
         ValueError: an unknown name, or a backend that cannot compute ``call``.
@@ -102,25 +117,28 @@ def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
         return None
     if backend not in _BACKENDS:
         raise ValueError(f"backend={backend!r}: expected one of {', '.join(BACKENDS)}")
-    if (reason := _BACKENDS[backend].cannot(call)) is not None:
+    if (reason := _BACKENDS[backend].unsupported_reason(call)) is not None:
         raise ValueError(f"backend={backend!r} cannot compute {reason}; use backend='auto' or 'reference'")
     return _BACKENDS[backend]
 
 
 def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
-    """The backends from the fastest on."""
-    _, heads, queries, keys = call.scores.shape
-    prefer = _PREFERENCES.get(call.v.device.type, _Preference())
-    fused = (triton,) if call.v.dtype in prefer.triton and triton.cannot(call) is None and triton.holds(call) else ()
-    if is_traced(call.v):
+    """Return the backends from the fastest to the slowest."""
+    v, mixes = call.v, call.mixes_weights
+    prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
+    fused: tuple[ModuleType, ...] = ()
+    if v.dtype in prefer.triton and triton.unsupported_reason(call) is None and triton.is_precompiled_config(call):
+        fused = (triton,)
+    if is_traced(v):
         # One choice for all lengths.
-        avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
+        avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
-    shared = call.v.size(1) < heads
+    _, heads, queries, keys = call.scores.shape
+    shared = v.size(1) < heads
     few = heads * queries * keys < prefer.reference_scores and not shared
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
-    if call.mixes_weights:
-        return (*fused, sdpa, *others) if _repeats_cheaply(call, prefer) else others
+    if mixes:
+        return (*fused, sdpa, *others) if v.dtype in prefer.triton and _repeats_cheaply(call, prefer) else others
     drops = call.dropout_p and not prefer.sdpa_drops
     whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
     if drops or (whole and queries * keys > prefer.mask_scores):
@@ -132,8 +150,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
 
 
 def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
-    """Whether SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
-    if not isinstance(call.mixing, StaticMixing) or call.v.dtype not in prefer.triton:
+    """Return True if SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
+    if not isinstance(call.prob_mixing, StaticMixing):
         return False
     # A mask that is a tensor would be read once for each value.
     plain = not sdpa.has_other_masks(call) and not sdpa.needs_causal_tensor(call)

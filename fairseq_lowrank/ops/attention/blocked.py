@@ -31,19 +31,19 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS, without_autocast
 from fairseq_lowrank.ops.attention import recomputing
-from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, cut, folded, keys_of
+from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, block_keys, group_queries, slice_block
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import hiding_value
-from fairseq_lowrank.ops.attention.parts import empty_heads
-from fairseq_lowrank.ops.attention.recomputing import Recomputing
+from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
+from fairseq_lowrank.ops.attention.tree import empty_heads
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
-_LEAST_ROWS, _MOST_ROWS = 64, 128
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
 # Scores of a block of several batch entries at most. On a CPU 2 MiB in float32, so that its few buffers stay in its cache; a GPU
 # waits for each launch, so that it takes many entries at once, in 128 MiB.
-_SCORES, _SCORES_ON_A_GPU = 1 << 19, 1 << 25
+MAX_BLOCK_ELEMENTS, MAX_BLOCK_ELEMENTS_GPU = 1 << 19, 1 << 25
 # Fewer than these, 16 MiB, a GPU reads and writes faster than it is told to: then a block has more queries.
-_LEAST_SCORES_ON_A_GPU = 1 << 22
+MIN_BLOCK_ELEMENTS_GPU = 1 << 22
 
 # In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
@@ -52,12 +52,12 @@ _HIDDEN = torch.finfo(torch.float32).min / 8
 _LEAST_BIAS = _HIDDEN / 8
 
 
-def cannot(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """What of ``call`` this backend cannot compute, in words, or ``None``."""
     return "the attention weights (need_weights)" if call.need_weights else None
 
 
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this backend does not run on a device in a dtype: it does everywhere."""
     return None
 
@@ -70,7 +70,7 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
     """The heads ``[B, H, T, Dv]``; nothing is kept for the backward pass."""
     _, heads, queries, _ = call.scores.shape
     with without_autocast(call.v):
-        problem = _Problem(call, seed)
+        problem = BlockedAttention(call, seed)
         output = empty_heads(call.v, queries, heads, call.v.size(3))
         for block in problem.blocks():
             if block.keys == 0:
@@ -81,7 +81,7 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
             keep = problem.keep(block, weights.shape)
             if keep is not None:
                 weights = weights.mul_(keep)
-            part = problem.work.product(folded(weights, problem.groups), keys_of(call.v, block))
+            part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block))
             output[block.batch, :, block.rows] = part.view(*weights.shape[:3], -1).mul_(problem.dropout_scale)
         return output, ()
 
@@ -91,7 +91,7 @@ def input_gradients(
 ) -> list[Tensor | None]:
     """Gradients of the tensors of ``call``, in its order; of biases and mixing that need none, ``None``."""
     with without_autocast(call.v):
-        problem = _Problem(call, seed)
+        problem = BlockedAttention(call, seed)
         values = KeyGradient(call.v, problem.work)
         for block in problem.blocks():
             if block.keys:
@@ -103,14 +103,19 @@ def input_gradients(
             values.result(),
             *(problem.biases["mask"].gradient if tensor is call.mask.bias else None for tensor in mask_tensors),
             *([] if call.score_bias is None else [problem.biases["score"].gradient]),
-            *(gradient for mixing in (problem.before, problem.mixing) if mixing for gradient in mixing.gradients()),
+            *(
+                gradient
+                for mixing in (problem.score_mixing, problem.prob_mixing)
+                if mixing
+                for gradient in mixing.gradients()
+            ),
         ]
 
 
-BACKEND = Recomputing("blocked", attend, input_gradients)
+BACKEND = RecomputeBackend("blocked", attend, input_gradients)
 
 
-class _Problem:
+class BlockedAttention:
     """A call, cut into blocks; everything here is of linear size but for the buffers of one block."""
 
     def __init__(self, call: AttentionCall, seed: int) -> None:
@@ -123,12 +128,12 @@ class _Problem:
             self.positions, self.offset = self.queries, None
         self.rows = min(max(self.positions, 1), _rows(call))
         scores = self.heads * self.rows * self.num_keys
-        self.entries = min(max(self.batch, 1), max(1, _most_scores(call, call.v.device.type) // max(scores, 1)))
+        self.entries = min(max(self.batch, 1), max(1, _max_block_elements(call, call.v.device.type) // max(scores, 1)))
         self.work = Workspace(call.v, (self.entries * scores + 3) // 4 * 4)
         self.dtype, device = self.work.dtype, call.v.device
         self.scores = call.scores.blocks(self.work)
-        self.before = None if call.before is None else call.before.blocks()
-        self.mixing = None if call.mixing is None else call.mixing.blocks()
+        self.score_mixing = None if call.score_mixing is None else call.score_mixing.blocks()
+        self.prob_mixing = None if call.prob_mixing is None else call.prob_mixing.blocks()
         self.activation = ACTIVATIONS[call.activation]
         # Of the two only a mask hides where it is finite.
         self.biases = {}
@@ -164,21 +169,21 @@ class _Problem:
 
     def _keys(self, end: int) -> int:
         """How many keys a block of queries that ends there reads: those before the last that its last query sees."""
-        if self.offset is None or self.mask.appended:
+        if self.offset is None or self.mask.num_appended_keys:
             return self.num_keys
         return min(max((end - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
 
     def probabilities(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """P ``[b, H, rows, keys]``, and what the activation keeps for its backward pass."""
         shape = _length(block.batch), self.heads, _length(block.rows), block.keys
-        scores = self.work.buffer("scores" if self.before is None else "unmixed scores", *shape)
+        scores = self.work.buffer("scores" if self.score_mixing is None else "unmixed scores", *shape)
         self.scores.forward(block, scores)
-        if self.before is not None:
-            scores = self.before.mix(scores, block, partial(self.work.buffer, "scores"))
+        if self.score_mixing is not None:
+            scores = self.score_mixing.mix(scores, block, partial(self.work.buffer, "scores"))
         for bias in self.biases.values():
             bias.add_to(scores, block)
         for hidden in self._hidden:
-            scores.add_(cut(hidden, block).to(self.dtype), alpha=_HIDDEN)
+            scores.add_(slice_block(hidden, block).to(self.dtype), alpha=_HIDDEN)
         if self.offset is not None:
             self._hide_later_keys(scores, block)
         visible = None
@@ -191,15 +196,19 @@ class _Problem:
         first = (
             block.rows.start % self.positions + self.offset + 1
         )  # the first key that the block's first query may not see
-        rows, end = scores.size(2), block.keys - self.mask.appended
+        rows, end = scores.size(2), block.keys - self.mask.num_appended_keys
         if first < end:
             hidden = self._triangle[:rows, max(-first, 0) : end - first]
             scores[..., max(first, 0) : max(first, 0) + hidden.size(1)].add_(hidden, alpha=_HIDDEN)
-            if self.mask.appended:
+            if self.mask.num_appended_keys:
                 scores[..., max(first + self.rows, 0) : end].add_(_HIDDEN)
 
     def mixed(self, weights: Tensor, block: Block) -> Tensor:
-        return weights if self.mixing is None else self.mixing.mix(weights, block, partial(self.work.buffer, "mixed"))
+        return (
+            weights
+            if self.prob_mixing is None
+            else self.prob_mixing.mix(weights, block, partial(self.work.buffer, "mixed"))
+        )
 
     def keep(self, block: Block, shape: torch.Size) -> Tensor | None:
         """1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
@@ -215,25 +224,25 @@ class _Problem:
         """Add a block's part of all gradients."""
         work, groups = self.work, self.groups
         weights, kept = self.probabilities(block)
-        grad_output = folded(grad_output * self.dropout_scale, groups)
+        grad_output = group_queries(grad_output * self.dropout_scale, groups)
         keep = self.keep(block, weights.shape)
         used = self.mixed(weights, block)
         if keep is not None:
             used = torch.mul(used, keep, out=used if used is not weights else work.buffer("mixed", *used.shape))
-        values.add(block, grad_output, folded(used, groups))
+        values.add(block, grad_output, group_queries(used, groups))
         grad = work.buffer("mixed", *weights.shape)
-        work.product(grad_output, keys_of(self.call.v, block).transpose(1, 2), folded(grad, groups))
+        work.product(grad_output, block_keys(self.call.v, block).transpose(1, 2), group_queries(grad, groups))
         if keep is not None:
             grad.mul_(keep)
         sums = None
-        if self.mixing is not None:
-            grad, sums = self.mixing.backward(weights, grad, block, partial(work.buffer, "unmixed"))
+        if self.prob_mixing is not None:
+            grad, sums = self.prob_mixing.backward(weights, grad, block, partial(work.buffer, "unmixed"))
         grad = self.activation.backward(weights, grad, sums, kept)
         for bias in self.biases.values():
             bias.add_gradient(grad, block)
-        if self.before is not None:
+        if self.score_mixing is not None:
             scores = work.buffer("unmixed scores", *weights.shape)
-            grad, _ = self.before.backward(scores, grad, block, partial(work.buffer, "unmixed scores"))
+            grad, _ = self.score_mixing.backward(scores, grad, block, partial(work.buffer, "unmixed scores"))
         self.scores.backward(block, grad)
 
 
@@ -248,7 +257,7 @@ class _Bias:
         self._sum: Tensor | None = None
 
     def add_to(self, scores: Tensor, block: Block) -> None:
-        part = cut(self.bias, block)
+        part = slice_block(self.bias, block)
         scores.add_(torch.where(part <= self.hides_from, _HIDDEN, part.to(scores.dtype).clamp(min=_LEAST_BIAS)))
 
     def add_gradient(self, grad_scores: Tensor, block: Block) -> None:
@@ -256,7 +265,7 @@ class _Bias:
             return
         if self._sum is None:
             self._sum = torch.zeros_like(self.bias, dtype=self.dtype)
-        part = cut(self._sum, block)
+        part = slice_block(self._sum, block)
         part += grad_scores.sum_to_size(part.shape)
 
     @property
@@ -269,18 +278,22 @@ class _Bias:
 def _rows(call: AttentionCall) -> int:
     """Queries of a block, if there are as many."""
     batch, heads, _, keys = call.scores.shape
-    rows = max(_LEAST_ROWS, min(_MOST_ROWS, keys // 128 * 16))
+    rows = max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, keys // 128 * 16))
     if call.v.device.type == "cpu":
         return rows
-    return max(rows, _LEAST_SCORES_ON_A_GPU // max(batch * heads * keys, 1) // 16 * 16)
+    return max(rows, MIN_BLOCK_ELEMENTS_GPU // max(batch * heads * keys, 1) // 16 * 16)
 
 
-def _most_scores(call: AttentionCall, device: str) -> int:
+def _max_block_elements(call: AttentionCall, device: str) -> int:
     """Of a block of several batch entries on a kind of device."""
     if device != "cpu":
-        return _SCORES_ON_A_GPU
-    limits = [mixing.most_scores for mixing in (call.before, call.mixing) if mixing and mixing.most_scores]
-    return min(limits, default=_SCORES)
+        return MAX_BLOCK_ELEMENTS_GPU
+    limits = [
+        mixing.max_block_elements
+        for mixing in (call.score_mixing, call.prob_mixing)
+        if mixing and mixing.max_block_elements
+    ]
+    return min(limits, default=MAX_BLOCK_ELEMENTS)
 
 
 def _length(part: slice) -> int:

@@ -95,12 +95,12 @@ class KeyGradient:
         return tiles.flatten(0, 1)[:count].permute(1, 2, 0, 3).to(self.keys.dtype)
 
 
-def keys_of(tensor: Tensor, block: Block) -> Tensor:
+def block_keys(tensor: Tensor, block: Block) -> Tensor:
     """A block's part of keys or values ``[B, G, S, D]``, as ``[b·G, keys, D]``."""
     return tensor[block.batch, :, : block.keys].flatten(0, 1)
 
 
-def folded(tensor: Tensor, groups: int) -> Tensor:
+def group_queries(tensor: Tensor, groups: int) -> Tensor:
     """``[b, H, rows, N]`` as ``[b·G, (H/G)·rows, N]``: heads that share a key become further queries of it.
 
     So keys and values are never expanded. Head i is of group ⌊i·G/H⌋.
@@ -108,7 +108,7 @@ def folded(tensor: Tensor, groups: int) -> Tensor:
     return tensor.reshape(tensor.size(0) * groups, -1, tensor.size(3))
 
 
-def cut(tensor: Tensor, block: Block) -> Tensor:
+def slice_block(tensor: Tensor, block: Block) -> Tensor:
     """The part of a tensor broadcastable to ``[B, H, T, S]`` that a block sees, still unexpanded."""
     tensor = tensor[(None,) * (4 - tensor.dim())]
     parts = (block.batch, slice(None), block.rows, slice(block.keys))

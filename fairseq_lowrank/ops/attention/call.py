@@ -10,29 +10,29 @@ from torch import Tensor
 from fairseq_lowrank.ops.activation import check_activation
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import HeadMixing
-from fairseq_lowrank.ops.attention.parts import Part
 from fairseq_lowrank.ops.attention.scores import Scores
+from fairseq_lowrank.ops.attention.tree import TensorTree
 
 _NOTHING_HIDDEN = AttentionMask()
 
 
 @dataclass(frozen=True)
-class AttentionCall(Part):
+class AttentionCall(TensorTree):
     """One call of :func:`fairseq_lowrank.ops.attention`.
 
     ::
 
-        scores → before (mixes scores) → + score_bias, mask → activation → mixing (of probabilities) → dropout → · v
+        scores → score_mixing → + score_bias, mask → activation → prob_mixing → dropout → · v
 
     Args:
         scores: what queries and keys make, ``[B, H, T, S]``, such as :class:`~.scores.DotProduct`.
         v: ``[B, G, S, Dv]`` values; G divides H, head i reads group ⌊i·G/H⌋. As many groups as keys have, or others.
-        mask: which keys each query may see. A query that may see none gives zeros. With ``before`` it is that of the
+        mask: which keys each query may see. A query that may see none gives zeros. With ``score_mixing`` it is that of the
             mixed heads: what is hidden is never mixed.
         score_bias: added to the (mixed) scores, broadcastable to ``[B, H, T, S]``. It is no mask: of its values −inf
             alone hides.
-        before: mixes the heads' scores, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436).
-        mixing: mixes the heads' probabilities, P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12).
+        score_mixing: mixes the heads' scores, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436).
+        prob_mixing: mixes the heads' probabilities, P̄_i = Σ_j M[j, i] P_j (Mixhead paper, eq. 12).
         activation: one of :data:`~fairseq_lowrank.ops.activation.ACTIVATIONS`.
         dropout_p: probability of zeroing a mixed attention weight.
         need_weights: also return the weights the values were averaged with, after mixing and before dropout.
@@ -42,8 +42,8 @@ class AttentionCall(Part):
     v: Tensor
     mask: AttentionMask = _NOTHING_HIDDEN
     score_bias: Tensor | None = None
-    before: HeadMixing | None = None
-    mixing: HeadMixing | None = None
+    score_mixing: HeadMixing | None = None
+    prob_mixing: HeadMixing | None = None
     activation: str = "softmax"
     dropout_p: float = 0.0
     need_weights: bool = False
@@ -51,13 +51,13 @@ class AttentionCall(Part):
     @property
     def mixes_weights(self) -> bool:
         """Whether probabilities of different heads meet."""
-        return self.mixing is not None and self.mixing.head_scale is None
+        return self.prob_mixing is not None and self.prob_mixing.head_scale is None
 
     def scaled(self, heads: Tensor) -> Tensor:
         """``heads`` of unmixed probabilities, times what the mixing scales them by, if it does only that."""
-        if self.mixing is None or self.mixes_weights:
+        if self.prob_mixing is None or self.mixes_weights:
             return heads
-        return heads * self.mixing.head_scale.to(heads.dtype)
+        return heads * self.prob_mixing.head_scale.to(heads.dtype)
 
     def check(self) -> None:
         """Refuse what no backend can compute.
@@ -81,10 +81,14 @@ class AttentionCall(Part):
             raise ValueError(
                 f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [{batch}, {keys}]"
             )
-        if mask.repeats != 1 and (mask.repeats < 1 or queries % mask.repeats):
-            raise ValueError(f"mask.repeats={mask.repeats}: expected a number that divides the {queries} queries")
-        if mask.appended != 0 and not 0 <= mask.appended <= keys:
-            raise ValueError(f"mask.appended={mask.appended}: expected 0 to {keys}, the number of keys")
+        if mask.query_repeats != 1 and (mask.query_repeats < 1 or queries % mask.query_repeats):
+            raise ValueError(
+                f"mask.query_repeats={mask.query_repeats}: expected a number that divides the {queries} queries"
+            )
+        if mask.num_appended_keys != 0 and not 0 <= mask.num_appended_keys <= keys:
+            raise ValueError(
+                f"mask.num_appended_keys={mask.num_appended_keys}: expected 0 to {keys}, the number of keys"
+            )
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
                 continue
@@ -93,7 +97,7 @@ class AttentionCall(Part):
             if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
                 kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
                 raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
-        for mixing in (self.before, self.mixing):
+        for mixing in (self.score_mixing, self.prob_mixing):
             if mixing is not None:
                 mixing.check(shape)
 

@@ -237,7 +237,7 @@ def _biased(scores, mask, batch, heads, t, s, shape):
     if mask.CAUSAL == ALIGNED:
         visible = visible & (s <= t + mask.offset)
     if mask.CAUSAL == COUNTED:
-        visible = visible & ((s <= t % mask.positions + mask.offset) | (s >= mask.keys - mask.appended))
+        visible = visible & ((s <= t % mask.positions + mask.offset) | (s >= mask.keys - mask.num_appended_keys))
     if mask.padding is not None:
         padding = tl.load(mask.padding + tl.cast(batch, tl.int64) * mask.keys + s, mask=s < mask.keys, other=1)
         visible = visible & (padding == 0)

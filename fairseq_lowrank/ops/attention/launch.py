@@ -15,7 +15,7 @@ from fairseq_lowrank.ops.attention import kernels
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask, hiding_value
 from fairseq_lowrank.ops.attention.mixing import HeadMixing, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention.parts import empty_heads
+from fairseq_lowrank.ops.attention.tree import empty_heads
 
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _DTYPES = {torch.float32: float32, torch.bfloat16: bfloat16, torch.float16: float16}
@@ -88,7 +88,10 @@ class Launch:
         self.dtype = call.v.dtype
         self.q, self.k, self.v = (self._readable(tensor) for tensor in (call.scores.q, call.scores.k, call.v))
         self.scale = float(call.scores.factor)
-        self.before, self.mixing = _matrix(call.before), _matrix(call.mixing if call.mixes_weights else None)
+        self.score_mixing, self.prob_mixing = (
+            _matrix(call.score_mixing),
+            _matrix(call.prob_mixing if call.mixes_weights else None),
+        )
         self.mask = _mask(call.mask, call.scores.shape)
         p = float(call.dropout_p)
         self.dropout = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
@@ -101,7 +104,7 @@ class Launch:
         if self.empty:
             return output.zero_(), (output, statistics)
         q, k, v = map(_view, (self.q, self.k, self.v))
-        self._launch("row_statistics", (q, k, self.scale, self.before, self.mask, statistics))
+        self._launch("row_statistics", (q, k, self.scale, self.score_mixing, self.mask, statistics))
         self._launch("attend", (*self._tensors(q, k, v, statistics), _view(output)))
         return output, (output, statistics)
 
@@ -112,7 +115,7 @@ class Launch:
             call.scores.q,
             call.scores.k,
             call.v,
-            *(mixing.weight for mixing in (call.before, call.mixing) if mixing),
+            *(mixing.weight for mixing in (call.score_mixing, call.prob_mixing) if mixing),
         )
         if self.empty:
             gradients = [torch.zeros_like(tensor) for tensor in needed]
@@ -132,23 +135,23 @@ class Launch:
         of_mixing = []
         if call.mixes_weights:
             sums = self._row_numbers()
-            gradient, view = self._matrix_gradient("row_sums", call.mixing)
+            gradient, view = self._matrix_gradient("row_sums", call.prob_mixing)
             self._launch("row_sums", (*arguments, sums, view))
             of_mixing = [gradient if gradient.dim() == 4 else gradient.sum(dim=0)]
         else:
             # Σ_s P_s dP_s = Σ_s P_s do·v_s, with dropout too
             sums = torch.linalg.vecdot(grad_output.float(), output.float()).contiguous()
         arguments = (*arguments, sums)
-        of_scores, view = self._matrix_gradient("query_gradients", call.before)
+        of_scores, view = self._matrix_gradient("query_gradients", call.score_mixing)
         grad_q = grad_k = grad_v = None
-        if call.scores.q.requires_grad or call.before is not None:
+        if call.scores.q.requires_grad or call.score_mixing is not None:
             grad_q = empty_heads(self.q, self.queries, self.heads, dim)
             self._launch("query_gradients", (*arguments, _view(grad_q), view))
         if call.scores.k.requires_grad:
             grad_k = self._key_gradient(arguments, self.k)
         if call.v.requires_grad:
             grad_v = self._key_gradient(arguments, self.v)
-        of_before = [] if call.before is None else [of_scores.sum(dim=0)]
+        of_before = [] if call.score_mixing is None else [of_scores.sum(dim=0)]
         return [grad_q, grad_k, grad_v, *of_before, *of_mixing]
 
     def _key_gradient(self, arguments: tuple, of: Tensor) -> Tensor:
@@ -176,12 +179,12 @@ class Launch:
         self.run(Kernel(name, function, grid, (*arguments, shape, *further), options))
 
     def _shape(self, name: str) -> tuple[kernels.Shape, Tile]:
-        meets = self.call.before is not None or (self.call.mixes_weights and name != "row_statistics")
+        meets = self.call.score_mixing is not None or (self.call.mixes_weights and name != "row_statistics")
         together = max(16, next_power_of_2(self.heads)) if meets else 1
         dims = self.q.size(3), self.v.size(3)
         padded = [max(16, next_power_of_2(dim)) for dim in dims]
-        plain = self.call.before is None and self.call.activation == "softmax"
-        positionwise = isinstance(self.call.mixing, PositionwiseMixing)
+        plain = self.call.score_mixing is None and self.call.activation == "softmax"
+        positionwise = isinstance(self.call.prob_mixing, PositionwiseMixing)
         plain = plain and not (name == "key_gradients" and positionwise and self.heads < together)
         tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None, plain)
         exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
@@ -191,7 +194,7 @@ class Launch:
         return kernels.Shape(*map(constexpr, (*numbers, *groups, *further))), tile
 
     def _tensors(self, q: kernels.View, k: kernels.View, v: kernels.View, statistics: Tensor) -> tuple:
-        return q, k, v, self.scale, self.before, self.mixing, self.mask, self.dropout, statistics
+        return q, k, v, self.scale, self.score_mixing, self.prob_mixing, self.mask, self.dropout, statistics
 
     def _matrix_gradient(self, kernel: str, mixing: HeadMixing | None) -> tuple[Tensor | None, kernels.Matrix]:
         """Memory for the gradient of M: of each query where it is position-wise, else a part from each program."""
@@ -229,7 +232,7 @@ def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> kernels.Mas
     positions, offset = mask.visible_prefix(queries, keys)
     causal = kernels.EVERY
     if mask.causal:
-        causal = kernels.COUNTED if mask.appended or mask.repeats > 1 else kernels.ALIGNED
+        causal = kernels.COUNTED if mask.num_appended_keys or mask.query_repeats > 1 else kernels.ALIGNED
     padding = None if mask.key_padding is None else mask.key_padding.contiguous().view(torch.uint8)
     additive, strides, hides_from = None, (0, 0, 0, 0), None
     if mask.additive is not None:
@@ -240,5 +243,5 @@ def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> kernels.Mas
         else:
             hides_from = hiding_value(additive.dtype)
     return kernels.Mask(
-        queries, keys, positions, offset, mask.appended, causal, padding, additive, *strides, hides_from
+        queries, keys, positions, offset, mask.num_appended_keys, causal, padding, additive, *strides, hides_from
     )

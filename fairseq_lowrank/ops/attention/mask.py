@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention.parts import Part
+from fairseq_lowrank.ops.attention.tree import TensorTree
 
 
 @dataclass(frozen=True)
-class AttentionMask(Part):
+class AttentionMask(TensorTree):
     """Which keys each query may see. The three first parts combine; each is optional.
 
     Args:
@@ -24,47 +24,47 @@ class AttentionMask(Part):
             every key has a large one sees them all, with scores that are rounded away; there the fused kernels, which keep
             the logarithm of a sum, are wrong by up to the number of keys (PyTorch's in gradients, Triton's in values too):
             hide with −inf what is to be hidden.
-        appended: so many of the last keys are hidden from nobody by causality, which counts the others alone.
-        repeats: causality counts queries anew so many times, each time over T / repeats of them.
+        num_appended_keys: so many of the last keys are hidden from nobody by causality, which counts the others alone.
+        query_repeats: causality counts queries anew so many times, each time over T / repeats of them.
     """
 
     causal: bool = False
     key_padding: Tensor | None = None
     additive: Tensor | None = None
-    appended: int = 0
-    repeats: int = 1
+    num_appended_keys: int = 0
+    query_repeats: int = 1
 
-    def with_keys(self, keys: int, count: int) -> AttentionMask:
+    def append_keys(self, keys: int, count: int) -> AttentionMask:
         """The mask for ``count`` more keys behind these, which every query sees."""
         padding = None if self.key_padding is None else F.pad(self.key_padding, (0, count))
         additive = self.additive
         if additive is not None:
             additive = F.pad(additive.expand(*additive.shape[:-1], keys), (0, count))
-        return replace(self, key_padding=padding, additive=additive, appended=self.appended + count)
+        return replace(self, key_padding=padding, additive=additive, num_appended_keys=self.num_appended_keys + count)
 
-    def repeated(self, times: int) -> AttentionMask:
+    def repeat_queries(self, times: int) -> AttentionMask:
         """The mask for the same queries ``times`` times in a row, as beams that share their keys ask them."""
         additive = self.additive
         if additive is not None and additive.dim() > 1 and additive.size(-2) > 1:
             additive = torch.cat([additive] * times, dim=-2)
-        return replace(self, additive=additive, repeats=self.repeats * times)
+        return replace(self, additive=additive, query_repeats=self.query_repeats * times)
 
     def visible_prefix(self, queries: int, keys: int) -> tuple[int, int]:
         """How many queries causality counts, and how many more keys than its own index plus one a query sees."""
-        positions = queries // self.repeats
-        return positions, keys - self.appended - positions
+        positions = queries // self.query_repeats
+        return positions, keys - self.num_appended_keys - positions
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """Where keys are hidden, by any part: bool, broadcastable to ``[B, H, T, S]``."""
         hidden = None
-        if self.causal:
-            positions, offset = self.visible_prefix(num_queries, num_keys)
-            ones = torch.ones(positions, num_keys - self.appended, dtype=torch.bool, device=device)
+        positions, offset = self.visible_prefix(num_queries, num_keys)
+        if self.causal and (positions > 1 or offset < 0):
+            ones = torch.ones(positions, num_keys - self.num_appended_keys, dtype=torch.bool, device=device)
             hidden = ones.triu(1 + offset)
-            if self.appended:
-                hidden = F.pad(hidden, (0, self.appended))
-            if self.repeats > 1:
-                hidden = hidden.repeat(self.repeats, 1)
+            if self.num_appended_keys:
+                hidden = F.pad(hidden, (0, self.num_appended_keys))
+            if self.query_repeats > 1:
+                hidden = hidden.repeat(self.query_repeats, 1)
         if self.key_padding is not None:
             padding = self.key_padding[:, None, None, :]
             hidden = padding if hidden is None else hidden | padding
@@ -72,6 +72,19 @@ class AttentionMask(Part):
             additive = hides(self.additive)
             hidden = additive if hidden is None else hidden | additive
         return hidden
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if the mask hides nothing and adds nothing."""
+        return not self.causal and self.key_padding is None and self.additive is None
+
+    def may_hide_rows(self, num_queries: int, num_keys: int) -> bool:
+        """Return False if every query sees a key, as far as that is known without reading tensors."""
+        if self.key_padding is not None or self.additive is not None:
+            return True
+        if not self.causal or self.num_appended_keys:
+            return False
+        return self.visible_prefix(num_queries, num_keys)[1] < 0
 
     @property
     def bias(self) -> Tensor | None:
@@ -83,28 +96,28 @@ class AttentionMask(Part):
         """Whether the heads may see different keys."""
         return self.additive is not None and self.additive.dim() > 2 and self.additive.size(-3) > 1
 
-    def of_head(self, batch: slice, head: int) -> AttentionMask:
+    def select_head(self, batch: slice, head: int) -> AttentionMask:
         """What one head of some batch entries sees; gradients do not reach it."""
         padding = None if self.key_padding is None else self.key_padding[batch]
-        additive = None if self.additive is None else of_head(self.additive.detach(), batch, head)
+        additive = None if self.additive is None else select_head(self.additive.detach(), batch, head)
         return replace(self, key_padding=padding, additive=additive)
 
-    def rows_with_keys(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
+    def has_visible_key(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
         """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
             return ~self.hidden(num_queries, num_keys, device).all(dim=-1, keepdim=True)
-        positions, offset = self.visible_prefix(num_queries, num_keys)
-        if self.key_padding is None and not (self.causal and offset < 0 and not self.appended):
+        if not self.may_hide_rows(num_queries, num_keys):
             return True
+        positions, _ = self.visible_prefix(num_queries, num_keys)
         visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
         if not self.causal:
             return visible.any(dim=1)[:, None, None, None]
         # The number of visible keys up to that of each query, which lies before the first where T > S.
-        counted = visible[:, : num_keys - self.appended].cumsum(dim=1)
+        counted = visible[:, : num_keys - self.num_appended_keys].cumsum(dim=1)
         seen = F.pad(counted, (positions, 0))[:, counted.size(1) :] > 0
-        if self.appended:
-            seen = seen | visible[:, -self.appended :].any(dim=1, keepdim=True)
-        return seen.repeat(1, self.repeats)[:, None, :, None]
+        if self.num_appended_keys:
+            seen = seen | visible[:, -self.num_appended_keys :].any(dim=1, keepdim=True)
+        return seen.repeat(1, self.query_repeats)[:, None, :, None]
 
     def dense(self, q: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor | None:
         """All parts as one additive float tensor for q ``[B, H, T, D]``, in ``dtype``, broadcastable to ``[B, H, T, S]``."""
@@ -132,7 +145,7 @@ def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(bias == float("-inf"), bias, bias.clamp(min=hiding_value(dtype))).to(dtype)
 
 
-def of_head(tensor: Tensor, batch: slice, head: int) -> Tensor:
+def select_head(tensor: Tensor, batch: slice, head: int) -> Tensor:
     """The view of one head and some batch entries of a tensor broadcastable to ``[B, H, ., .]``."""
     if tensor.dim() < 3:
         return tensor

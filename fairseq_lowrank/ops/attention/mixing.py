@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 from fairseq_lowrank.ops.attention.blocks import Block
-from fairseq_lowrank.ops.attention.parts import Part, is_traced
+from fairseq_lowrank.ops.attention.tree import TensorTree, is_traced
 
 Out = Callable[..., Tensor]
 """Of a shape, memory to write into."""
 
 
-class HeadMixing(Part):
+class HeadMixing(TensorTree):
     """A rule, whose fields are the tensors that it reads.
 
     For the blocked backend it says ``blocks()``: an object with ``mix(heads, block, out)``, the mixed heads
@@ -24,7 +24,7 @@ class HeadMixing(Part):
     nothing, Σ_s heads ∘ gradient ``[b, H, rows, 1]``, and with ``gradients()``, those of the fields, summed over blocks.
     """
 
-    most_scores: int | None = None
+    max_block_elements: int | None = None
     """A limit of the scores of a block of several batch entries."""
 
     @property
@@ -32,7 +32,7 @@ class HeadMixing(Part):
         """``[H, 1, 1]`` where mixing probabilities is only this factor of each head's output: nothing has to be mixed."""
         return None
 
-    def matrices(self) -> Tensor:
+    def mixing_matrix(self) -> Tensor:
         """M as ``[H, H]``, or ``[B, T, H, H]`` (indices b, t, j, i) where each query has its own, in float32 or better."""
         raise NotImplementedError
 
@@ -40,15 +40,17 @@ class HeadMixing(Part):
         """Raise ``ValueError`` where it does not fit scores ``[B, H, T, S]``."""
         raise NotImplementedError
 
-    def full(self, heads: Tensor) -> Tensor:
+    def mix_heads(self, heads: Tensor) -> Tensor:
         """The formula: Σ_j M_t[j, i] P_j[t] of P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
-        matrices = self.matrices().to(heads.dtype)
+        matrices = self.mixing_matrix().to(heads.dtype)
         with without_autocast(heads):
-            return torch.einsum("ji,bjts->bits" if matrices.dim() == 2 else "btji,bjts->bits", matrices, heads)
+            if matrices.dim() == 4:
+                return torch.matmul(matrices.mT, heads.transpose(1, 2)).transpose(1, 2)
+            return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:
         """M[:, i] of one mixed head, broadcastable to ``[b, H, T, 1]``."""
-        matrices = self.matrices()
+        matrices = self.mixing_matrix()
         if matrices.dim() == 2:
             return matrices[:, head, None, None]
         return matrices[batch, :, :, head].transpose(1, 2)[..., None]
@@ -60,7 +62,7 @@ class StaticMixing(HeadMixing):
 
     weight: Tensor
 
-    def matrices(self) -> Tensor:
+    def mixing_matrix(self) -> Tensor:
         return at_least_float32(self.weight)
 
     def check(self, scores: tuple[int, int, int, int]) -> None:
@@ -101,7 +103,7 @@ class PositionwiseMixing(HeadMixing):
     weight: Tensor
 
     # The queries of several batch entries are copied into one order: that pays only for the smallest of blocks.
-    most_scores = 1 << 16
+    max_block_elements = 1 << 16
 
     @classmethod
     def of_queries(cls, query: Tensor, query_weight: Tensor, base: Tensor) -> PositionwiseMixing:
@@ -117,7 +119,7 @@ class PositionwiseMixing(HeadMixing):
             query_weight, base = at_least_float32(query_weight), at_least_float32(base)
             return cls((_wide_product(query.permute(2, 0, 1, 3), query_weight) + base).transpose(0, 1))
 
-    def matrices(self) -> Tensor:
+    def mixing_matrix(self) -> Tensor:
         return at_least_float32(self.weight)
 
     def check(self, scores: tuple[int, int, int, int]) -> None:
@@ -172,7 +174,7 @@ class DiagonalMixing(HeadMixing):
         """(w_i P_i) V = w_i (P_i V), with dropout too."""
         return self.weight[:, None, None]
 
-    def matrices(self) -> Tensor:
+    def mixing_matrix(self) -> Tensor:
         return torch.diag(at_least_float32(self.weight))
 
     def check(self, scores: tuple[int, int, int, int]) -> None:

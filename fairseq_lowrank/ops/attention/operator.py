@@ -1,27 +1,60 @@
-"""The backends that recompute as registered operators, for whatever looks at operations without running them.
+"""The recomputing backends as registered operators, for code that traces operations without running them.
 
-``torch.compile`` and ``torch.export`` keep ``fairseq_lowrank::blocked_attention`` (``triton_attention``) as one node, of any
-length, and on the meta device it gives shapes. Running code does not come here: it spares itself the dispatcher.
+``torch.compile`` and ``torch.export`` keep ``fairseq_lowrank::blocked_attention`` (``triton_attention``) as one node for all
+lengths. On the meta device the operator gives shapes. Eager code does not use these operators, which saves the dispatcher.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.attention import blocked, triton
-from fairseq_lowrank.ops.attention.parts import empty_heads, put_together
-from fairseq_lowrank.ops.attention.recomputing import Recomputing
+from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
+from fairseq_lowrank.ops.attention.tree import Structure, TensorTree, empty_heads, unflatten
 
-# The tensors of a call, which its layout puts together again: whatever parts there are, the operators are the same.
+# The layout is a constant of the graph, in text so that an exported program loads in another process.
 _INPUTS = "Tensor[] tensors, Tensor? seed, str layout, float[] numbers"
 
 _library = torch.library.Library("fairseq_lowrank", "DEF")
 
 
-def _register(backend: Recomputing) -> None:
+def encode(structure: Any) -> str:
+    """Return a structure as JSON. A compiler traces this function once, so it formats strings itself."""
+    if isinstance(structure, tuple):
+        kind, *fields = structure
+        return f'["{kind.__name__}", {", ".join([encode(field) for field in fields])}]'
+    if structure is None:
+        return "null"
+    if isinstance(structure, bool):
+        return "true" if structure else "false"
+    return f'"{structure}"' if isinstance(structure, str) else f"{structure}"
+
+
+@functools.lru_cache(maxsize=1024)
+def decode(layout: str) -> Structure:
+    """Return the structure that :func:`encode` wrote; each layout is parsed once."""
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, list):
+            kind, *fields = value
+            return (TensorTree.kinds[kind], *[decoded(field) for field in fields])
+        return value
+
+    return decoded(json.loads(layout))
+
+
+def _call(layout: str, tensors: Sequence[Tensor], numbers: Sequence[float]) -> AttentionCall:
+    return unflatten(decode(layout), tensors, numbers)
+
+
+def _register(backend: RecomputeBackend) -> None:
     name = f"{backend.name}_attention"
     _library.define(f"{name}({_INPUTS}) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
     _library.define(
@@ -29,7 +62,7 @@ def _register(backend: Recomputing) -> None:
     )
 
     def forward(tensors: list[Tensor], seed: Tensor | None, layout: str, numbers: list[float]) -> Tensor:
-        return backend.attend(put_together(layout, tensors, numbers), _number(seed))[0]
+        return backend.forward(_call(layout, tensors, numbers), _number(seed))[0]
 
     def backward(
         tensors: list[Tensor],
@@ -40,8 +73,8 @@ def _register(backend: Recomputing) -> None:
         needed: Sequence[bool],
     ) -> list[Tensor]:
         pairs = zip(tensors, needed, strict=True)
-        call = put_together(layout, [tensor.detach().requires_grad_(wanted) for tensor, wanted in pairs], numbers)
-        gradients = backend.input_gradients(call, _number(seed), grad_output, ())
+        call = _call(layout, [tensor.detach().requires_grad_(wanted) for tensor, wanted in pairs], numbers)
+        gradients = backend.backward(call, _number(seed), grad_output, ())
         results = _empty_gradients(tensors, needed)
         for result, gradient in zip(results, _needed(gradients, needed), strict=True):
             result.copy_(gradient)
@@ -70,7 +103,7 @@ def _number(seed: Tensor | None) -> int:
 
 
 def _shapes(tensors: list[Tensor], seed: Tensor | None, layout: str, numbers: list[float]) -> Tensor:
-    call = put_together(layout, tensors, numbers)
+    call = _call(layout, tensors, numbers)
     _, heads, queries, _ = call.scores.shape
     return empty_heads(call.v, queries, heads, call.v.size(3))
 
@@ -87,7 +120,7 @@ def _backward_shapes(
 
 
 def _empty_gradients(tensors: list[Tensor], needed: Sequence[bool]) -> list[Tensor]:
-    """Memory for the gradients that are needed, laid out alike whatever computes them."""
+    """Return memory for the gradients that are needed, with a layout that does not depend on the backend."""
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in _needed(tensors, needed)]
 
 

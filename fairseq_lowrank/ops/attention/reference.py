@@ -11,32 +11,40 @@ from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.scores import grouped_product
 
 
-def cannot(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """What of ``call`` this backend cannot compute: nothing."""
     return None
 
 
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this backend does not run on a device in a dtype: it does everywhere."""
     return None
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    weights = activate(masked_scores(call), call.activation)
-    if call.mixing is not None:
-        weights = call.mixing.full(weights)
-    dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
-    heads = grouped_product(dropped.to(call.v.dtype), call.v)
-    return heads, weights if call.need_weights else None
+    scores = masked_scores(call)
+    _, _, queries, keys = scores.shape
+    empty_rows = call.score_bias is not None or call.mask.may_hide_rows(queries, keys)
+    weights = activate(scores, call.activation, empty_rows=empty_rows)
+    if call.prob_mixing is not None:
+        weights = call.prob_mixing.mix_heads(weights)
+    used = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    if used.dtype != call.v.dtype:
+        used = used.to(call.v.dtype)
+    return grouped_product(used, call.v), weights if call.need_weights else None
 
 
 def masked_scores(call: AttentionCall) -> Tensor:
     """What the activation sees, ``[B, H, T, S]`` in float32 or better: mixed scores, biases, −inf where hidden."""
-    scores = call.scores.full()
-    if call.before is not None:
-        scores = call.before.full(scores)
-    for bias in (call.score_bias, call.mask.bias):
+    scores = call.scores.dense()
+    if call.score_mixing is not None:
+        scores = call.score_mixing.mix_heads(scores)
+    mask = call.mask
+    for bias in (call.score_bias, mask.bias):
         if bias is not None:
             scores = scores + bias
-    hidden = call.mask.hidden(*call.scores.shape[2:], scores.device)
+    if mask.is_empty:
+        return scores
+    _, _, queries, keys = scores.shape
+    hidden = mask.hidden(queries, keys, scores.device)
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.attention.blocks import Block, Workspace
-from fairseq_lowrank.ops.attention.parts import Part, empty_heads
-from fairseq_lowrank.ops.attention.scores import DotProduct, ScoreBlocks, grouped_product, of_one_head
+from fairseq_lowrank.ops.attention.scores import DotProduct, ScoreBlocks, grouped_product, head_queries_and_keys
+from fairseq_lowrank.ops.attention.tree import TensorTree, empty_heads
 
 
 @dataclass(frozen=True)
-class Relative(Part):
+class Relative(TensorTree):
     """scale · (q_t k_sᵀ + p_t r_{δ}ᵀ), δ = t + S − T − s: what a query makes of a key, and of how far before it the key is.
 
     In Transformer-XL q_t is the query plus u, p_t the query plus v. The last query stands where the last key does, as in
@@ -55,13 +55,13 @@ class Relative(Part):
                 f"and {keys} keys"
             )
 
-    def full(self) -> Tensor:
+    def dense(self) -> Tensor:
         products = grouped_product(self.p * self.content.factor, self.positions.transpose(-1, -2))
-        return self.content.full() + _shifted(at_least_float32(products), self.shape[3])
+        return self.content.dense() + _shifted(at_least_float32(products), self.shape[3])
 
-    def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> Relative:
-        p, positions = of_one_head(self.p[batch], self.positions, head, column)
-        return Relative(self.content.of_head(batch, head, column), p, positions)
+    def select_head(self, batch: slice, head: int, column: Tensor | None = None) -> Relative:
+        p, positions = head_queries_and_keys(self.p[batch], self.positions, head, column)
+        return Relative(self.content.select_head(batch, head, column), p, positions)
 
     def blocks(self, work: Workspace) -> _RelativeBlocks:
         return _RelativeBlocks(self, work)

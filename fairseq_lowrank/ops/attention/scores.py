@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, folded, keys_of
-from fairseq_lowrank.ops.attention.mask import of_head
-from fairseq_lowrank.ops.attention.parts import Part, empty_heads, is_traced
+from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, block_keys, group_queries
+from fairseq_lowrank.ops.attention.mask import select_head
+from fairseq_lowrank.ops.attention.tree import TensorTree, empty_heads, is_traced
 
 
 class ScoreBlocks(Protocol):
@@ -29,7 +29,7 @@ class ScoreBlocks(Protocol):
 
 
 class Scores(Protocol):
-    """What every kind of scores offers; it is a :class:`~.parts.Part` too."""
+    """What every kind of scores offers; it is a :class:`~.tree.TensorTree` too."""
 
     shape: tuple[int, int, int, int]
     """``[B, H, T, S]``"""
@@ -37,10 +37,10 @@ class Scores(Protocol):
     def check(self) -> None:
         """Raise ``ValueError`` where the tensors do not fit together."""
 
-    def full(self) -> Tensor:
+    def dense(self) -> Tensor:
         """The formula, ``[B, H, T, S]``, in float32 or better."""
 
-    def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> Scores:
+    def select_head(self, batch: slice, head: int, column: Tensor | None = None) -> Scores:
         """The scores of one head for some batch entries, or Σ_j column[j] S_j for a ``column`` broadcastable to
         ``[b, H, T, 1]``: with H = 1, and nothing of size T×S made."""
 
@@ -49,7 +49,7 @@ class Scores(Protocol):
 
 
 @dataclass(frozen=True)
-class DotProduct(Part):
+class DotProduct(TensorTree):
     """scale · q_i k_gᵀ with g = ⌊i·G/H⌋: groups of heads share a key, which is never expanded.
 
     Args:
@@ -64,7 +64,8 @@ class DotProduct(Part):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return (*self.q.shape[:3], self.k.size(2))
+        batch, heads, queries, _ = self.q.shape
+        return batch, heads, queries, self.k.size(2)
 
     @property
     def factor(self) -> float:
@@ -88,12 +89,11 @@ class DotProduct(Part):
         if not is_traced(q) and not (isinstance(self.factor, (int, float)) and math.isfinite(self.factor)):
             raise ValueError(f"scale={self.scale!r}: expected a finite number")
 
-    def full(self) -> Tensor:
-        products = grouped_product(self.q * self.factor, self.k.transpose(-1, -2))
-        return at_least_float32(products)
+    def dense(self) -> Tensor:
+        return at_least_float32(grouped_product(self.q * self.factor, self.k.mT))
 
-    def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> DotProduct:
-        return DotProduct(*of_one_head(self.q[batch], self.k[batch], head, column), self.factor)
+    def select_head(self, batch: slice, head: int, column: Tensor | None = None) -> DotProduct:
+        return DotProduct(*head_queries_and_keys(self.q[batch], self.k[batch], head, column), self.factor)
 
     def blocks(self, work: Workspace) -> _DotProductBlocks:
         return _DotProductBlocks(self, work)
@@ -106,8 +106,8 @@ class _DotProductBlocks:
         self._grad_q: Tensor | None = None
 
     def forward(self, block: Block, out: Tensor) -> None:
-        keys = keys_of(self.k, block).transpose(1, 2)
-        self.work.product(self._queries(block), keys, folded(out, self.groups), self.scale)
+        keys = block_keys(self.k, block).transpose(1, 2)
+        self.work.product(self._queries(block), keys, group_queries(out, self.groups), self.scale)
 
     def backward(self, block: Block, grad: Tensor) -> None:
         if self._grad_q is None:
@@ -115,9 +115,9 @@ class _DotProductBlocks:
             # Zero where a block sees no key.
             self._grad_q = empty_heads(q, q.size(2), q.size(1), q.size(3)).zero_()
             self._grad_k = KeyGradient(self.k, self.work)
-        shape, grad = grad.shape, folded(grad, self.groups)
+        shape, grad = grad.shape, group_queries(grad, self.groups)
         self._grad_k.add(block, self._queries(block), grad, self.scale)
-        heads = self.work.product(grad, keys_of(self.k, block), scale=self.scale)
+        heads = self.work.product(grad, block_keys(self.k, block), scale=self.scale)
         self._grad_q[block.batch, :, block.rows] = heads.view(*shape[:3], -1)
 
     def gradients(self) -> list[Tensor | None]:
@@ -126,14 +126,14 @@ class _DotProductBlocks:
         return [self._grad_q, self._grad_k.result()]
 
     def _queries(self, block: Block) -> Tensor:
-        return folded(self.q[block.batch, :, block.rows], self.groups)
+        return group_queries(self.q[block.batch, :, block.rows], self.groups)
 
 
-def of_one_head(q: Tensor, k: Tensor, head: int, column: Tensor | None) -> tuple[Tensor, Tensor]:
+def head_queries_and_keys(q: Tensor, k: Tensor, head: int, column: Tensor | None) -> tuple[Tensor, Tensor]:
     """Queries ``[b, H, T, D]`` and keys ``[b, G, S, D]`` of one head, or such as make Σ_j column[j] q_j k_gᵀ."""
     heads, groups = q.size(1), k.size(1)
     if column is None:
-        return of_head(q, slice(None), head), of_head(k, slice(None), head * groups // heads)
+        return select_head(q, slice(None), head), select_head(k, slice(None), head * groups // heads)
     # Σ_j c_j q_j k_gᵀ is one product: of queries added up within groups, groups side by side.
     q = (q * column).unflatten(1, (groups, -1)).sum(dim=2)
     q, k = (tensor.transpose(1, 2).flatten(2)[:, None] for tensor in (q, k))

@@ -9,7 +9,7 @@ seen too: they would be right but slow, or not run, and ``auto`` takes ``blocked
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from fairseq_lowrank.ops.attention import reference
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.mask import AttentionMask
-from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, StaticMixing
 from fairseq_lowrank.ops.attention.scores import DotProduct
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -30,35 +30,35 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _TF32 = 1e-2
 
 
-class Trial(NamedTuple):
+class SelfCheckResult(NamedTuple):
     """What came of launching the kernels of a composition."""
 
-    wrong: str | None
+    error: str | None
     """What differs from the reference, and by how much, or why the kernels do not run."""
-    lacking: str | None = None
+    resource_issue: str | None = None
     """What they would need more of: registers, which were spilled to memory, or shared memory."""
 
 
-_results: dict[tuple, Trial] = {}
-_told: set[tuple] = set()
+_results: dict[tuple, SelfCheckResult] = {}
+_warned: set[tuple] = set()
 
 
-def trusted(call: AttentionCall) -> bool:
+def is_verified(call: AttentionCall) -> bool:
     """Whether the kernels compute ``call`` rightly here; a warning says once where they do not."""
-    key, (wrong, _) = _composition(call), _tried(call)
-    if wrong is not None and key not in _told:
-        _told.add(key)
+    key, (error, _) = _composition(call), _tried(call)
+    if error is not None and key not in _warned:
+        _warned.add(key)
         warnings.warn(
-            f"the triton backend of attention is wrong here ({wrong}): 'blocked' computes {describe(call)} from now on",
+            f"the triton backend of attention is wrong here ({error}): 'blocked' computes {describe(call)} from now on",
             RuntimeWarning,
             stacklevel=2,
         )
-    return wrong is None
+    return error is None
 
 
-def fits(call: AttentionCall) -> bool:
+def has_no_spills(call: AttentionCall) -> bool:
     """Whether they do so without a spilled register; that they do not fit is no reason to warn."""
-    return _tried(call).lacking is None and trusted(call)
+    return _tried(call).resource_issue is None and is_verified(call)
 
 
 def _is_recorded(call: AttentionCall) -> bool:
@@ -66,17 +66,17 @@ def _is_recorded(call: AttentionCall) -> bool:
     return call.v.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _tried(call: AttentionCall) -> Trial:
+def _tried(call: AttentionCall) -> SelfCheckResult:
     """The trial of its composition, once; what was not tried before a graph is recorded, in its warm-up, is taken for right."""
     key = _composition(call)
     if key not in _results:
         if _is_recorded(call):
-            return Trial(None)
-        _results[key] = trial(_like(call))
+            return SelfCheckResult(None)
+        _results[key] = self_check(_like(call))
     return _results[key]
 
 
-def trial(call: AttentionCall) -> Trial:
+def self_check(call: AttentionCall) -> SelfCheckResult:
     """Launch all kernels of ``call`` and compare them with the reference."""
     spilled: dict[str, int] = {}
 
@@ -86,15 +86,17 @@ def trial(call: AttentionCall) -> Trial:
     try:
         found = errors(call, run)
     except OutOfResources as error:
-        return Trial(f"OutOfResources: {error}", error.name)
+        return SelfCheckResult(f"OutOfResources: {error}", error.name)
     except Exception as error:
-        return Trial(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}")
+        return SelfCheckResult(
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        )
     tolerance = TOLERANCE[call.v.dtype]
     if call.v.dtype == torch.float32 and call.v.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32
     wrong = {name: error for name, error in found.items() if not error <= tolerance}
     lacking = [f"{name} spills {count} registers" for name, count in spilled.items() if count]
-    return Trial(
+    return SelfCheckResult(
         ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None, ", ".join(lacking) or None
     )
 
@@ -102,8 +104,8 @@ def trial(call: AttentionCall) -> Trial:
 def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) -> dict[str, float]:
     """‖x − reference‖ / ‖reference‖ of the heads and of the gradient of every float tensor of ``call`` (no dropout)."""
     with torch.inference_mode(False), torch.enable_grad():
-        ours = call.changed(lambda tensor: _leaf(tensor, tensor.dtype))
-        exact = call.changed(lambda tensor: _leaf(tensor, torch.float64))
+        ours = call.map_tensors(lambda tensor: _leaf(tensor, tensor.dtype))
+        exact = call.map_tensors(lambda tensor: _leaf(tensor, torch.float64))
         expected, _ = reference.compute(exact)
         generator = torch.Generator().manual_seed(1)
         cotangent = torch.randn(expected.shape, generator=generator, dtype=torch.float64).to(expected).to(call.v.dtype)
@@ -125,60 +127,9 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
     return {name: _distance(one, other, nothing.get(name, 0.0)) for name, (one, other) in pairs.items()}
 
 
-def random_calls(
-    count: int, device: torch.device | str, dtype: torch.dtype, seed: int, longest: int, compositions: int
-) -> Iterator[AttentionCall]:
-    """Calls that the kernels can compute, of lengths up to ``longest``, in turn of so many ``compositions``, each compiled once."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def one_of(*choices):
-        return choices[int(torch.randint(len(choices), (), generator=generator))]
-
-    def number(least: int, most: int) -> int:
-        return int(torch.randint(least, most + 1, (), generator=generator))
-
-    drawn = []
-    for _ in range(min(count, compositions)):
-        heads = one_of(2, 3, 4, 8, 12, 16, 32)
-        groups = [divisor for divisor in range(1, heads + 1) if heads % divisor == 0]
-        sizes = one_of(*groups), one_of(*groups), number(1, 128), number(1, 128)
-        rules = one_of(None, StaticMixing), one_of(None, StaticMixing, PositionwiseMixing)
-        masks = one_of(True, False), one_of(True, False), one_of("none", "none", "bool", "float")
-        drawn.append((heads, sizes, rules, masks, one_of("softmax", "sigsoftmax")))
-    for index in range(count):
-        heads, (key_groups, value_groups, dim, value_dim), rules, (causal, padded, kind), activation = drawn[
-            index % len(drawn)
-        ]
-        batch, queries, keys = number(1, 2), number(1, longest), number(1, longest)
-        padding = torch.rand(batch, keys, generator=generator) < 0.3 if padded else None
-        shape = one_of((queries, keys), (batch, 1, 1, keys), (batch, heads, queries, keys))
-        additive = torch.randn(shape, generator=generator)
-        additive = {"none": None, "bool": additive < -1, "float": additive.masked_fill(additive < -1, float("-inf"))}[
-            kind
-        ]
-        sizes = key_groups, value_groups, queries, keys, dim, value_dim
-        mask = AttentionMask(causal, padding, additive)
-        yield _random(generator, device, dtype, batch, heads, sizes, rules, mask, activation, None)
-
-
-def common_calls(device: torch.device) -> dict[str, AttentionCall]:
-    """Mixhead A and B, talking heads and sigsoftmax, with 8 heads of 64 in bfloat16."""
-    kinds = {
-        "mixhead-a": ((None, StaticMixing), "softmax"),
-        "mixhead-b": ((None, PositionwiseMixing), "softmax"),
-        "talking-heads": ((StaticMixing, StaticMixing), "softmax"),
-        "sigsoftmax": ((None, None), "sigsoftmax"),
-    }
-    generator, sizes = torch.Generator().manual_seed(0), (8, 8, 40, 40, 64, 64)
-    return {
-        name: _random(generator, device, torch.bfloat16, 1, 8, sizes, rules, AttentionMask(True), activation, None)
-        for name, (rules, activation) in kinds.items()
-    }
-
-
 def describe(call: AttentionCall) -> str:
     """A composition in a few words."""
-    kinds = [type(mixing).__name__ if mixing else "no mixing" for mixing in (call.before, call.mixing)]
+    kinds = [type(mixing).__name__ if mixing else "no mixing" for mixing in (call.score_mixing, call.prob_mixing)]
     batch, heads, queries, keys = call.scores.shape
     return (
         f"{call.activation} attention ({kinds[0]} before, {kinds[1]} after; {heads} heads of {call.scores.q.size(3)} and "
@@ -188,10 +139,10 @@ def describe(call: AttentionCall) -> str:
 
 def _composition(call: AttentionCall) -> tuple:
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
-    kinds = tuple((type(mixing), mixing and mixing.weight.dtype) for mixing in (call.before, call.mixing))
+    kinds = tuple((type(mixing), mixing and mixing.weight.dtype) for mixing in (call.score_mixing, call.prob_mixing))
     groups = call.scores.k.size(1), call.v.size(1)
     additive = None if mask.additive is None else mask.additive.dtype
-    masked = mask.causal, mask.key_padding is not None, additive, bool(mask.appended), mask.repeats > 1
+    masked = mask.causal, mask.key_padding is not None, additive, bool(mask.num_appended_keys), mask.query_repeats > 1
     lengths = _alike(queries), _alike(keys), queries == keys
     return (
         call.v.device,
@@ -216,8 +167,8 @@ def _like(call: AttentionCall) -> AttentionCall:
     """A small random call of the same composition."""
     generator = torch.Generator().manual_seed(0)
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
-    appended, repeats = min(mask.appended, 3), min(mask.repeats, 3)
-    positions = _alike(queries // mask.repeats)
+    appended, repeats = min(mask.num_appended_keys, 3), min(mask.query_repeats, 3)
+    positions = _alike(queries // mask.query_repeats)
     keys = (positions if queries == keys else _alike(keys) + 16) + appended
     queries = positions * repeats
     padding = torch.rand(1, keys, generator=generator) < 0.3 if mask.key_padding is not None else None
@@ -227,18 +178,22 @@ def _like(call: AttentionCall) -> AttentionCall:
         additive = additive < -1 if mask.additive.dtype == torch.bool else additive.to(mask.additive.dtype)
     small = AttentionMask(mask.causal, padding, additive, appended, repeats)
     sizes = call.scores.k.size(1), call.v.size(1), queries, keys, call.scores.q.size(3), call.v.size(3)
-    rules = tuple(type(mixing) if mixing else None for mixing in (call.before, call.mixing))
-    like = _random(
+    rules = tuple(type(mixing) if mixing else None for mixing in (call.score_mixing, call.prob_mixing))
+    like = random_call(
         generator, call.v.device, call.v.dtype, 1, heads, sizes, rules, small, call.activation, call.scores.factor
     )
-    return replace(like, before=_narrowed(like.before, call.before), mixing=_narrowed(like.mixing, call.mixing))
+    return replace(
+        like,
+        score_mixing=_narrowed(like.score_mixing, call.score_mixing),
+        prob_mixing=_narrowed(like.prob_mixing, call.prob_mixing),
+    )
 
 
 def _narrowed(mixing: HeadMixing | None, like: HeadMixing | None) -> HeadMixing | None:
     return mixing and replace(mixing, weight=mixing.weight.to(like.weight.dtype))
 
 
-def _random(generator, device, dtype, batch, heads, sizes, rules, mask, activation, scale) -> AttentionCall:
+def random_call(generator, device, dtype, batch, heads, sizes, rules, mask, activation, scale) -> AttentionCall:
     key_groups, value_groups, queries, keys, dim, value_dim = sizes
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -256,8 +211,10 @@ def _random(generator, device, dtype, batch, heads, sizes, rules, mask, activati
         scale = scale / max(abs(scale) * dim**0.5, 1e-6)
     v = normal(batch, value_groups, keys, value_dim)
     before, after = map(mixing, rules)
-    mask = mask.changed(lambda tensor: tensor.to(device))
-    return AttentionCall(DotProduct(q, k, scale), v, mask, before=before, mixing=after, activation=activation)
+    mask = mask.map_tensors(lambda tensor: tensor.to(device))
+    return AttentionCall(
+        DotProduct(q, k, scale), v, mask, score_mixing=before, prob_mixing=after, activation=activation
+    )
 
 
 def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -266,7 +223,7 @@ def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _differentiable(call: AttentionCall) -> dict[str, Tensor]:
     """The tensors that the kernels differentiate, by name, in the order of their gradients."""
-    mixings = {"score mixing": call.before, "mixing": call.mixing}
+    mixings = {"score mixing": call.score_mixing, "mixing": call.prob_mixing}
     weights = {name: mixing.weight for name, mixing in mixings.items() if mixing}
     return {"q": call.scores.q, "k": call.scores.k, "v": call.v, **weights}
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.ops.attention.blocks import Block, Workspace, cut
-from fairseq_lowrank.ops.attention.mask import of_head
-from fairseq_lowrank.ops.attention.parts import Part
+from fairseq_lowrank.ops.attention.blocks import Block, Workspace, slice_block
+from fairseq_lowrank.ops.attention.mask import select_head
+from fairseq_lowrank.ops.attention.tree import TensorTree
 
 
 @dataclass(frozen=True)
-class RandomSynthesizer(Part):
+class RandomSynthesizer(TensorTree):
     """R[t, s]: a number for each pair of positions, which is learned and has nothing to do with what stands there.
 
     Args:
@@ -42,13 +42,13 @@ class RandomSynthesizer(Part):
         if not self.weight.is_floating_point():
             raise ValueError(f"weight of {self.weight.dtype}: expected a float tensor")
 
-    def full(self) -> Tensor:
+    def dense(self) -> Tensor:
         return at_least_float32(self.weight).expand(self.shape)
 
-    def of_head(self, batch: slice, head: int, column: Tensor | None = None) -> RandomSynthesizer:
+    def select_head(self, batch: slice, head: int, column: Tensor | None = None) -> RandomSynthesizer:
         entries = len(range(self.batch)[batch])
         if column is None:
-            return RandomSynthesizer(of_head(self.weight, batch, head), entries)
+            return RandomSynthesizer(select_head(self.weight, batch, head), entries)
         # As large as the part of R for one head; more only where a column differs between the entries of the batch.
         weight = self.weight[batch] if self.weight.dim() == 4 else self.weight
         return RandomSynthesizer((weight * column).sum(dim=-3, keepdim=True), entries)
@@ -63,11 +63,11 @@ class _RandomBlocks:
         self._sum = torch.zeros_like(weight, dtype=work.dtype) if weight.requires_grad else None
 
     def forward(self, block: Block, out: Tensor) -> None:
-        out.copy_(cut(self.weight, block))
+        out.copy_(slice_block(self.weight, block))
 
     def backward(self, block: Block, grad: Tensor) -> None:
         if self._sum is not None:
-            part = cut(self._sum, block)
+            part = slice_block(self._sum, block)
             part += grad.sum_to_size(part.shape)
 
     def gradients(self) -> list[Tensor | None]:

@@ -33,19 +33,19 @@ from fairseq_lowrank.ops.activation import without_autocast
 from fairseq_lowrank.ops.attention import blocked, recomputing
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention.parts import is_traced
-from fairseq_lowrank.ops.attention.recomputing import Recomputing
+from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.scores import DotProduct
+from fairseq_lowrank.ops.attention.tree import is_traced
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_HEADS, MOST_DIM = 32, 128
 COMPILED_RULES = ((None, None), (None, StaticMixing), (None, PositionwiseMixing), (StaticMixing, StaticMixing))
-"""Mixing before and after the softmax, and below numbers of heads and their size: see :func:`holds`."""
+"""Mixing before and after the softmax, and below numbers of heads and their size: see :func:`is_precompiled_config`."""
 COMPILED_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def cannot(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """What of ``call`` this backend cannot compute, in words, or ``None``."""
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
@@ -55,19 +55,21 @@ def cannot(call: AttentionCall) -> str | None:
         return "a score_bias"
     if call.mask.bias is not None and call.mask.bias.requires_grad:
         return "a gradient of the float mask"
-    if call.before is not None and not isinstance(call.before, StaticMixing | DiagonalMixing):
-        return f"{type(call.before).__name__} of scores, before the softmax"
-    if call.mixing is not None and not isinstance(call.mixing, StaticMixing | PositionwiseMixing | DiagonalMixing):
-        return f"{type(call.mixing).__name__}"
+    if call.score_mixing is not None and not isinstance(call.score_mixing, StaticMixing | DiagonalMixing):
+        return f"{type(call.score_mixing).__name__} of scores, before the softmax"
+    if call.prob_mixing is not None and not isinstance(
+        call.prob_mixing, StaticMixing | PositionwiseMixing | DiagonalMixing
+    ):
+        return f"{type(call.prob_mixing).__name__}"
     heads, dims = call.scores.shape[1], (call.scores.q.size(3), call.v.size(3))
-    if (call.before is not None or call.mixes_weights) and not 2 <= heads <= MOST_HEADS:
+    if (call.score_mixing is not None or call.mixes_weights) and not 2 <= heads <= MOST_HEADS:
         return f"mixing of {heads} heads (of 2 to {MOST_HEADS} alone)"
     if max(dims) > MOST_DIM:
         return f"heads of size {max(dims)} (of up to {MOST_DIM} alone)"
     return None
 
 
-def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why this backend does not run on a device in a dtype, or ``None``."""
     if dtype not in DTYPES:
         return "its kernels compute in float32, bfloat16 and float16 alone"
@@ -86,7 +88,7 @@ def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def holds(call: AttentionCall) -> bool:
+def is_precompiled_config(call: AttentionCall) -> bool:
     """Whether the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 and found to keep all in registers and shared memory
     (benchmarks/results/kernels.json): "auto" takes no others.
 
@@ -95,18 +97,18 @@ def holds(call: AttentionCall) -> bool:
     numbers and sizes of heads, causality that hides later keys, and padding.
     """
     heads, mask = call.scores.shape[1], call.mask
-    mixing = call.mixing if call.mixes_weights else None
-    rules = tuple(None if rule is None else type(rule) for rule in (call.before, mixing))
+    mixing = call.prob_mixing if call.mixes_weights else None
+    rules = tuple(None if rule is None else type(rule) for rule in (call.score_mixing, mixing))
     # Sigsoftmax beside mixing is left out: it spills a few registers.
     composition = rules in COMPILED_RULES and (call.activation == "softmax" or rules == (None, None))
     composition = composition and not (rules[1] is PositionwiseMixing and mixing.weight.dtype != torch.float32)
     sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.scores.q.size(3)
     shared = call.scores.k.size(1) != heads or call.v.size(1) != heads
-    counted = mask.causal and (mask.appended or mask.repeats > 1)
+    counted = mask.causal and (mask.num_appended_keys or mask.query_repeats > 1)
     return composition and sizes and not (shared or counted or call.dropout_p or mask.additive is not None)
 
 
-def fits(call: AttentionCall) -> bool:
+def has_no_spills(call: AttentionCall) -> bool:
     """Whether the kernels of ``call``, tried on its device, spill no register there and do not lack shared memory.
 
     A compiler that looks at operations without running them is told so.
@@ -116,34 +118,34 @@ def fits(call: AttentionCall) -> bool:
     from fairseq_lowrank.ops.attention import selfcheck
 
     with without_autocast(call.v):
-        return selfcheck.fits(call if call.mixes_weights else replace(call, mixing=None))
+        return selfcheck.has_no_spills(call if call.mixes_weights else replace(call, prob_mixing=None))
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
-    if isinstance(call.before, DiagonalMixing):
-        call = replace(call, before=StaticMixing(torch.diag(call.before.weight)))
+    if isinstance(call.score_mixing, DiagonalMixing):
+        call = replace(call, score_mixing=StaticMixing(torch.diag(call.score_mixing.weight)))
     return recomputing.compute(call, BACKEND), None
 
 
 def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
     """The heads ``[B, H, T, Dv]``; they and the log-sum-exp of each row are kept for the backward pass."""
     from fairseq_lowrank.ops.attention.launch import Launch
-    from fairseq_lowrank.ops.attention.selfcheck import trusted
+    from fairseq_lowrank.ops.attention.selfcheck import is_verified
 
     with without_autocast(call.v):
-        return Launch(call, seed).forward() if trusted(call) else blocked.attend(call, seed)
+        return Launch(call, seed).forward() if is_verified(call) else blocked.attend(call, seed)
 
 
 def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor]) -> list[Tensor | None]:
     """Gradients of the tensors of ``call``, in its order, ``None`` of masks. What was not kept is computed again."""
     from fairseq_lowrank.ops.attention.launch import Launch
-    from fairseq_lowrank.ops.attention.selfcheck import trusted
+    from fairseq_lowrank.ops.attention.selfcheck import is_verified
 
     with without_autocast(call.v):
-        if not trusted(call):
+        if not is_verified(call):
             return blocked.input_gradients(call, seed, grad_output)
         launch = Launch(call, seed)
         return launch.backward(grad_output, *(kept or launch.forward()[1]))
 
 
-BACKEND = Recomputing("triton", attend, input_gradients)
+BACKEND = RecomputeBackend("triton", attend, input_gradients)

@@ -156,7 +156,7 @@ def as_flags(changes: dict[str, object]) -> str:
 def cached(model: nn.Module) -> int:
     """The numbers that a model keeps of each token while it decodes."""
     layers = [layer.module for layer in attention_layers(model) if layer.site == "decoder"]
-    return sum(layer.projection.memory_heads * sum(layer.score.memory_sizes.values()) for layer in layers)
+    return sum(layer.projection.state_heads * sum(layer.score.state_sizes.values()) for layer in layers)
 
 
 def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:

@@ -17,8 +17,8 @@ MASKS = {
     "causal": AttentionMask(True),
     "padding": AttentionMask(False, torch.arange(LENGTH)[None] < 3),
     "causal and padding": AttentionMask(True, torch.arange(LENGTH)[None] < 3),
-    "appended": AttentionMask(True, appended=1),
-    "beams": AttentionMask(True, repeats=4),
+    "appended": AttentionMask(True, num_appended_keys=1),
+    "beams": AttentionMask(True, query_repeats=4),
 }
 RULES = [("none", "none"), ("static", "static"), ("none", "positionwise"), ("none", "diagonal")]
 CASES = list(
@@ -39,8 +39,8 @@ def problem(mask, groups, activation, rules, dropout_p, length=LENGTH):
         "v": normal(1, groups[1], length, DIM),
         "mask": MASKS[mask],
         "activation": activation,
-        "before": mixing_of(rules[0], normal, scores),
-        "mixing": mixing_of(rules[1], normal, scores),
+        "score_mixing": mixing_of(rules[0], normal, scores),
+        "prob_mixing": mixing_of(rules[1], normal, scores),
         "dropout_p": dropout_p,
     }
 
@@ -69,7 +69,7 @@ def test_auto_makes_no_tensor_of_all_scores_where_values_have_another_size(mask,
 def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, device_type):
     """Asked of a stand-in for the device: the choice reads shapes and the kind of device alone."""
     call = operation_call(problem(*case), device_type)
-    chosen = next(module for module in operation._preference(call) if module.cannot(call) is None)
+    chosen = next(module for module in operation._preference(call) if module.unsupported_reason(call) is None)
     assert chosen is not operation.reference
     if chosen is operation.sdpa:
         assert not operation.sdpa.needs_causal_tensor(call)
@@ -85,11 +85,12 @@ def test_on_a_gpu_half_precision_takes_the_kernels_that_were_compiled():
         built = {name: heads_of(groups[name], sizes[name]) for name in "qkv"} | {"mask": MASKS[mask]} | changes
         scores = (1, heads, 16, 16)
         built |= {
-            name: mixing_of(rule, torch.zeros, scores) for name, rule in zip(("before", "mixing"), rules, strict=True)
+            name: mixing_of(rule, torch.zeros, scores)
+            for name, rule in zip(("score_mixing", "prob_mixing"), rules, strict=True)
         }
         call = operation_call(built, device_type)
         call.v.dtype = dtype
-        return next(module for module in operation._preference(call) if module.cannot(call) is None)
+        return next(module for module in operation._preference(call) if module.unsupported_reason(call) is None)
 
     taken = [
         {},
@@ -124,15 +125,15 @@ def test_on_a_gpu_half_precision_takes_the_kernels_that_were_compiled():
 
 @pytest.fixture
 def without_triton(monkeypatch):
-    monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: "triton is not installed")
+    monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: "triton is not installed")
     monkeypatch.setattr(operation.sdpa, "is_fused", lambda call: True)
 
 
 def chosen_on_a_gpu(built, dtype=torch.bfloat16, device_type="cuda"):
     call = operation_call(built, device_type)
     call.v.dtype = dtype
-    candidates = (module for module in operation._preference(call) if module.cannot(call) is None)
-    return next(module for module in candidates if module.unavailable(device_type, dtype) is None)
+    candidates = (module for module in operation._preference(call) if module.unsupported_reason(call) is None)
+    return next(module for module in candidates if module.device_unsupported_reason(device_type, dtype) is None)
 
 
 def mixed(mask="causal", groups=(4, 4), rules=("none", "static"), length=512, dim=64, **options):
@@ -167,7 +168,7 @@ def test_on_a_gpu_whose_pytorch_would_build_all_weights_blocks_mix(without_trito
 
 
 def test_on_a_gpu_our_kernels_mix_where_they_run(without_triton, monkeypatch):
-    monkeypatch.setattr(operation.triton, "unavailable", lambda device, dtype: None)
+    monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: None)
     assert chosen_on_a_gpu(mixed()) is operation.sdpa  # 4 heads of 64 were not compiled
     monkeypatch.setattr(operation.triton, "COMPILED_SIZES", ((4, 64),))
     assert chosen_on_a_gpu(mixed()) is operation.triton
@@ -195,14 +196,14 @@ def operation_call(built, device_type):
 )
 def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, length, mask, chosen):
     call = operation_call(problem(mask, groups, "softmax", rules, 0.0, length), "cpu")
-    found = next(backend for backend in operation._preference(call) if backend.cannot(call) is None)
+    found = next(backend for backend in operation._preference(call) if backend.unsupported_reason(call) is None)
     assert found is getattr(operation, chosen)
 
 
 def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(monkeypatch):
     built = problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)
     expected, _ = attend(**built, backend="blocked")
-    monkeypatch.setattr(operation.sdpa, "unavailable", lambda device, dtype: "it wants another")
+    monkeypatch.setattr(operation.sdpa, "device_unsupported_reason", lambda device, dtype: "it wants another")
     monkeypatch.setattr(operation.sdpa, "compute", lambda call: pytest.fail("it does not run"))
     torch.testing.assert_close(attend(**built)[0], expected)
     with pytest.raises(

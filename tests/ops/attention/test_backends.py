@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairseq_lowrank.ops import BACKENDS, AttentionMask, StaticMixing
 from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.ops.attention.parts import Part
+from fairseq_lowrank.ops.attention.tree import TensorTree
 
 # What a backend computes, where that is not everything.
 COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": MIXINGS, "befores": ("none",)}}
@@ -66,7 +66,7 @@ def wide(part):
     """The same numbers in float64."""
     if torch.is_tensor(part):
         return part if part.dtype == torch.bool else part.detach().double().requires_grad_(part.requires_grad)
-    return part.changed(wide) if isinstance(part, Part) else part
+    return part.map_tensors(wide) if isinstance(part, TensorTree) else part
 
 
 def cases():
@@ -89,8 +89,8 @@ def problem(activation, mixing, device, length, dim=4, heads=2, batch=2):
 
     built = {name: normal(batch, heads, length, dim) for name in ("q", "k", "v")} | {"activation": activation}
     scores = (batch, heads, length, length)
-    built["before"] = mixing_of("static", normal, scores) if mixing == "talking" else None
-    built["mixing"] = mixing_of("static" if mixing == "talking" else mixing, normal, scores)
+    built["score_mixing"] = mixing_of("static", normal, scores) if mixing == "talking" else None
+    built["prob_mixing"] = mixing_of("static" if mixing == "talking" else mixing, normal, scores)
     return built | {"mask": AttentionMask()}
 
 
@@ -159,7 +159,7 @@ def test_gradients_under_dropout_use_the_mask_of_the_forward_pass(backend, activ
         torch.manual_seed(4)
         given = dict(zip(parts, tensors, strict=True))
         arguments = {name: given.get(name, part) for name, part in small.items()}
-        for name in ("before", "mixing"):
+        for name in ("score_mixing", "prob_mixing"):
             if name in given:
                 arguments[name] = type(small[name])(given[name])
         return attend(**arguments, dropout_p=0.4, backend=backend)[0]
@@ -191,11 +191,11 @@ def test_sdpa_says_what_it_cannot_compute(device):
     for options, reason in [
         ({"activation": "sigsoftmax"}, "the activation sigsoftmax"),
         ({"need_weights": True}, r"the attention weights \(need_weights\)"),
-        ({"before": mixing}, "head mixing of scores, before the softmax"),
+        ({"score_mixing": mixing}, "head mixing of scores, before the softmax"),
         ({"dropout_p": 0.1}, "dropout after head mixing"),
     ]:
         with pytest.raises(ValueError, match=f"^backend='sdpa' cannot compute {reason}; use backend='auto' or 'ref"):
             attend(**mixed | options, backend="sdpa")
-    attend(**mixed | {"mixing": None, "dropout_p": 0.1}, backend="sdpa")
+    attend(**mixed | {"prob_mixing": None, "dropout_p": 0.1}, backend="sdpa")
     with pytest.raises(ValueError, match="backend='flash': expected one of auto, reference, sdpa"):
         attend(**mixed, backend="flash")

@@ -12,7 +12,7 @@ from fairseq_lowrank.ops.attention import blocked, blocks
 HEADS, DIM = 2, 4
 
 
-def problem(length, device, *, mixing="none", before="none", heads=HEADS, groups=None, **options):
+def problem(length, device, *, prob_mixing="none", score_mixing="none", heads=HEADS, groups=None, **options):
     generator = torch.Generator().manual_seed(5)
 
     def normal(*shape):
@@ -24,7 +24,7 @@ def problem(length, device, *, mixing="none", before="none", heads=HEADS, groups
         "v": normal(1, groups or heads, length, DIM),
         "mask": AttentionMask(causal=True),
     }
-    rules = {"mixing": mixing, "before": before}
+    rules = {"prob_mixing": prob_mixing, "score_mixing": score_mixing}
     built |= {name: mixing_of(rule, normal, (1, heads, length, length)) for name, rule in rules.items()}
     return built | options
 
@@ -42,14 +42,14 @@ def parted_padding(length):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mixing": "static"},
-        {"mixing": "positionwise"},
-        {"mixing": "static", "before": "static"},
+        {"prob_mixing": "static"},
+        {"prob_mixing": "positionwise"},
+        {"prob_mixing": "static", "score_mixing": "static"},
         {"activation": "sigsoftmax"},
         {"dropout_p": 0.1},
-        {"groups": 1, "mixing": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
-        {"mask": AttentionMask(True, appended=2)},
-        {"mask": AttentionMask(True, repeats=2)},
+        {"groups": 1, "prob_mixing": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
+        {"mask": AttentionMask(True, num_appended_keys=2)},
+        {"mask": AttentionMask(True, query_repeats=2)},
         {"mask": AttentionMask(True, parted_padding(2048))},
         {"score_bias": torch.zeros(1, HEADS, 1, 2048)},
     ],
@@ -73,7 +73,7 @@ def test_no_tensor_grows_with_the_square_of_the_length(options):
         heads, _ = attend(**built, backend="blocked")
         gradients(heads, built)
     # float32 scores of one block of queries; all scores are 16 times as much
-    assert largest.bytes <= 4 * HEADS * blocked._MOST_ROWS * length == 4 * HEADS * length**2 / 16
+    assert largest.bytes <= 4 * HEADS * blocked.MAX_BLOCK_ROWS * length == 4 * HEADS * length**2 / 16
     assert largest.bytes < length * length
 
 
@@ -90,7 +90,7 @@ def test_shared_keys_are_never_expanded(device):
     q = torch.randn(1, 8, 1, 64, generator=generator).to(device)
     k = torch.randn(1, 1, 4096, 64, generator=generator).to(device)
     with LargestTensor() as largest:
-        heads, _ = attend(q, k, k, mixing=StaticMixing(torch.eye(8, device=device)), backend="blocked")
+        heads, _ = attend(q, k, k, prob_mixing=StaticMixing(torch.eye(8, device=device)), backend="blocked")
     assert largest.bytes == k.untyped_storage().nbytes()
     expected, _ = attend(q, k, k, backend="reference")
     torch.testing.assert_close(heads, expected, rtol=1e-4, atol=1e-5)
@@ -98,7 +98,7 @@ def test_shared_keys_are_never_expanded(device):
 
 @pytest.mark.parametrize("mixing", ["static", "positionwise"])
 def test_autocast_keeps_the_softmax_and_the_mixing_in_float32(mixing, device):
-    built = problem(200, device, mixing=mixing, activation="sigsoftmax")
+    built = problem(200, device, prob_mixing=mixing, activation="sigsoftmax")
     expected, _ = attend(**built, backend="reference")
     expected_gradients = gradients(expected, built)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
@@ -112,11 +112,11 @@ def test_autocast_keeps_the_softmax_and_the_mixing_in_float32(mixing, device):
 
 
 def test_compiled_code_around_it_gives_the_same(device):
-    built = problem(70, device, mixing="static")
-    mixing = built.pop("mixing")
+    built = problem(70, device, prob_mixing="static")
+    mixing = built.pop("prob_mixing")
 
     def doubled(q, weight):
-        arguments = built | {"q": 2 * q, "mixing": StaticMixing(weight)}
+        arguments = built | {"q": 2 * q, "prob_mixing": StaticMixing(weight)}
         return attend(**arguments, backend="blocked")[0] * 2
 
     # "eager" stands for any compiler: what is tested is that tracing goes round the blocked path
@@ -132,7 +132,7 @@ def test_compiled_code_around_it_gives_the_same(device):
 @pytest.mark.parametrize("mixing", ["static", "positionwise"])
 def test_mixing_is_that_by_pytorchs_own_kernels(mixing, groups, device):
     """An oracle on any device that shares no code with the blocks."""
-    built = problem(700, device, mixing=mixing, heads=4, groups=groups)
+    built = problem(700, device, prob_mixing=mixing, heads=4, groups=groups)
     results = []
     for backend in ("blocked", "sdpa"):
         heads, _ = attend(**built, backend=backend)
@@ -156,7 +156,7 @@ def test_the_gradient_of_a_bias_has_its_shape(device):
 @pytest.mark.parametrize("mixing", ["none", "static", "positionwise"])
 def test_blocks_before_the_first_visible_key_give_zeros(mixing, device):
     """200 queries over 50 keys: causality shows the first 150 queries no key."""
-    built = problem(200, device, mixing=mixing)
+    built = problem(200, device, prob_mixing=mixing)
     built |= {name: built[name].detach()[:, :, :50].requires_grad_() for name in ("k", "v")}
     results = []
     for backend in ("blocked", "reference"):
@@ -182,7 +182,7 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
     q = torch.zeros(1, HEADS, length, DIM, device=device)
     torch.manual_seed(0)
     kept = [attend(q, q, v, dropout_p=0.5, backend="blocked")[0][0] != 0 for _ in range(2)]
-    rows = blocked._LEAST_ROWS
+    rows = blocked.MIN_BLOCK_ROWS
     for first, second in [
         (kept[0], kept[1]),
         (kept[0][0], kept[0][1]),
@@ -193,10 +193,10 @@ def test_dropout_differs_between_calls_heads_and_blocks(device):
 
 
 def test_batch_entries_share_blocks_as_far_as_a_cpu_has_cache_and_a_gpu_memory():
-    call = call_of(**problem(64, "cpu", mixing="positionwise"))
-    assert [blocked._most_scores(call, kind) for kind in ("cpu", "cuda")] == [1 << 16, 1 << 25]
-    call = call_of(**problem(64, "cpu", mixing="static"))
-    assert [blocked._most_scores(call, kind) for kind in ("cpu", "cuda")] == [1 << 19, 1 << 25]
+    call = call_of(**problem(64, "cpu", prob_mixing="positionwise"))
+    assert [blocked._max_block_elements(call, kind) for kind in ("cpu", "cuda")] == [1 << 16, 1 << 25]
+    call = call_of(**problem(64, "cpu", prob_mixing="static"))
+    assert [blocked._max_block_elements(call, kind) for kind in ("cpu", "cuda")] == [1 << 19, 1 << 25]
 
 
 def test_a_gpu_gets_blocks_that_are_worth_a_launch():
@@ -204,14 +204,16 @@ def test_a_gpu_gets_blocks_that_are_worth_a_launch():
 
     def rows(batch, length, device="meta"):
         x = torch.empty(batch, 16, length, 64, device=device)
-        return blocked._Problem(call_of(x, x, mask=AttentionMask(True)), 0).rows
+        return blocked.BlockedAttention(call_of(x, x, mask=AttentionMask(True)), 0).rows
 
     assert [rows(1, 512), rows(2, 512), rows(64, 512)] == [512, 256, 64]
     assert [rows(1, 2048), rows(1, 8192)] == [128, 128]
     assert rows(1, 512, "cpu") == 64
 
 
-@pytest.mark.parametrize("options", [{"mixing": "static", "before": "static"}, {"mixing": "positionwise"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"prob_mixing": "static", "score_mixing": "static"}, {"prob_mixing": "positionwise"}], ids=str
+)
 def test_gradients_of_keys_summed_at_once_as_on_a_gpu_are_right(options, monkeypatch):
     built = problem(600, "cpu", **options)
     expected = gradients(attend(**built, backend="blocked")[0], built)
@@ -239,9 +241,9 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mixing": "static", "before": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
-        {"mixing": "positionwise", "mask": AttentionMask(True, parted_padding(200), torch.zeros(200, 200))},
-        {"mixing": "diagonal", "before": "diagonal", "score_bias": torch.zeros(200), "groups": 1},
+        {"prob_mixing": "static", "score_mixing": "static", "activation": "sigsoftmax", "dropout_p": 0.1},
+        {"prob_mixing": "positionwise", "mask": AttentionMask(True, parted_padding(200), torch.zeros(200, 200))},
+        {"prob_mixing": "diagonal", "score_mixing": "diagonal", "score_bias": torch.zeros(200), "groups": 1},
     ],
     ids=["static", "positionwise", "diagonal"],
 )

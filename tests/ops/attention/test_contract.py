@@ -49,19 +49,34 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
             {"mask": AttentionMask(key_padding=torch.zeros(2, 4, dtype=torch.bool))},
             r"mask.key_padding of shape \[2, 4\] and torch.bool: expected bool \[2, 5\]",
         ),
-        ({"mask": AttentionMask(True, repeats=3)}, r"mask.repeats=3: expected a number that divides the 4 queries"),
-        ({"mask": AttentionMask(True, repeats=0)}, r"mask.repeats=0: expected a number that divides the 4 queries"),
-        ({"mask": AttentionMask(True, appended=6)}, r"mask.appended=6: expected 0 to 5, the number of keys"),
-        ({"mask": AttentionMask(True, appended=-1)}, r"mask.appended=-1: expected 0 to 5, the number of keys"),
+        (
+            {"mask": AttentionMask(True, query_repeats=3)},
+            r"mask.query_repeats=3: expected a number that divides the 4 queries",
+        ),
+        (
+            {"mask": AttentionMask(True, query_repeats=0)},
+            r"mask.query_repeats=0: expected a number that divides the 4 queries",
+        ),
+        (
+            {"mask": AttentionMask(True, num_appended_keys=6)},
+            r"mask.num_appended_keys=6: expected 0 to 5, the number of keys",
+        ),
+        (
+            {"mask": AttentionMask(True, num_appended_keys=-1)},
+            r"mask.num_appended_keys=-1: expected 0 to 5, the number of keys",
+        ),
         (
             {"mask": AttentionMask(additive=torch.zeros(4, 4))},
             r"mask.additive of shape \[4, 4\] does not broadcast to scores \[2, 3, 4, 5\]",
         ),
         ({"score_bias": torch.zeros(1, 2, 3, 4, 5)}, r"score_bias of shape \[1, 2, 3, 4, 5\] does not broadcast"),
-        ({"mixing": StaticMixing(torch.eye(2))}, r"weight of static mixing: \[2, 2\], expected \[3, 3\]"),
-        ({"before": StaticMixing(torch.ones(3))}, r"weight of static mixing: \[3\], expected \[3, 3\]"),
-        ({"mixing": DiagonalMixing(torch.eye(3))}, r"weight of diagonal mixing: \[3, 3\], expected \[3\]"),
-        ({"mixing": PositionwiseMixing(torch.eye(3))}, r"weight of position-wise mixing: .* expected \[2, 4, 3, 3\]"),
+        ({"prob_mixing": StaticMixing(torch.eye(2))}, r"weight of static mixing: \[2, 2\], expected \[3, 3\]"),
+        ({"score_mixing": StaticMixing(torch.ones(3))}, r"weight of static mixing: \[3\], expected \[3, 3\]"),
+        ({"prob_mixing": DiagonalMixing(torch.eye(3))}, r"weight of diagonal mixing: \[3, 3\], expected \[3\]"),
+        (
+            {"prob_mixing": PositionwiseMixing(torch.eye(3))},
+            r"weight of position-wise mixing: .* expected \[2, 4, 3, 3\]",
+        ),
     ],
 )
 def test_bad_input_is_refused(arguments, message):
@@ -84,13 +99,13 @@ def test_an_attention_mask_says_the_same_in_all_its_forms(data, device):
     assert torch.equal(
         torch.zeros(shape, dtype=torch.float64, device=device) + (0 if dense is None else dense), expected
     )
-    rows = torch.as_tensor(mask.rows_with_keys(queries, keys, torch.device(device)), device=device)
+    rows = torch.as_tensor(mask.has_visible_key(queries, keys, torch.device(device)), device=device)
     assert torch.equal(rows.expand(*shape[:3], 1), (expected > -torch.inf).any(-1, keepdim=True))
 
 
 def test_the_first_of_more_causal_queries_than_keys_see_none(device):
     def rows(**mask):
-        return AttentionMask(causal=True, **mask).rows_with_keys(3, 2, torch.device(device)).flatten().tolist()
+        return AttentionMask(causal=True, **mask).has_visible_key(3, 2, torch.device(device)).flatten().tolist()
 
     assert rows() == [False, True, True]
     assert rows(key_padding=torch.tensor([[True, False]], device=device)) == [False, False, True]
@@ -104,6 +119,8 @@ def test_a_mask_grows_with_keys_and_repeats_queries(additive, device):
     additive = None if additive is None else torch.rand(additive, device=device) < 0.4
     mask = AttentionMask(True, padding, additive)
     before = mask.hidden(3, 4, torch.device(device)).expand(1, 1, 3, 4)
-    after = mask.with_keys(4, 1).with_keys(5, 1).repeated(2).repeated(2).hidden(12, 6, torch.device(device))
+    after = (
+        mask.append_keys(4, 1).append_keys(5, 1).repeat_queries(2).repeat_queries(2).hidden(12, 6, torch.device(device))
+    )
     expected = torch.nn.functional.pad(before, (0, 2)).repeat(1, 1, 4, 1)
     assert torch.equal(after.expand(1, 1, 12, 6), expected)

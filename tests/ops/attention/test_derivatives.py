@@ -18,11 +18,11 @@ def normal(*shape, seed=0):
 def problem():
     q, k, v = (normal(1, 2, 70, 4, seed=seed) for seed in range(3))
     mixing, before = PositionwiseMixing(normal(1, 70, 2, 2, seed=3)), StaticMixing(normal(2, 2, seed=4))
-    return {"q": q, "k": k, "v": v, "mixing": mixing, "before": before}
+    return {"q": q, "k": k, "v": v, "prob_mixing": mixing, "score_mixing": before}
 
 
 def leaves(built):
-    return [built["q"], built["k"], built["v"], built["mixing"].weight, built["before"].weight]
+    return [built["q"], built["k"], built["v"], built["prob_mixing"].weight, built["score_mixing"].weight]
 
 
 def gradients(built, backend, **options):
@@ -146,7 +146,7 @@ def test_dropout_of_nearly_everything_is_finite(rate, backend):
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "blocked"])
 def test_a_checkpointed_call_has_the_gradients_of_an_unbroken_one(backend, use_reentrant):
-    built = problem() | ({"before": None} if backend == "sdpa" else {})
+    built = problem() | ({"score_mixing": None} if backend == "sdpa" else {})
     q, k, v = (built[name] for name in ("q", "k", "v"))
 
     def heads(q, k, v):

@@ -114,7 +114,7 @@ def test_mixed_heads_agree_on_masks_of_the_least_number(activation):
     generator = torch.Generator().manual_seed(1)
     mixing = StaticMixing(torch.randn(HEADS, HEADS, generator=generator))
     built, mask = problem(torch.float32), mask_of(torch.finfo(torch.float32).min, torch.float32)
-    options = {"mixing": mixing, "activation": activation}
+    options = {"prob_mixing": mixing, "activation": activation}
     for one, other in zip(*(results(built, backend, mask, **options) for backend in BACKENDS[:2]), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -17,7 +17,6 @@ from fairseq_lowrank.ops import (
     PositionwiseMixing,
     StaticMixing,
 )
-from fairseq_lowrank.ops.attention.triton import holds
 
 pytest.importorskip("triton", reason="Triton has no wheel here")
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -28,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import kernels
 import triton
 from kernels import Configuration
+
+from fairseq_lowrank.ops.attention.triton import is_precompiled_config
 
 # The widest of each pass; benchmarks/kernels.py compiles all.
 CASES = [
@@ -83,12 +84,16 @@ def offered():
         q = k = v = projected(heads, dim)
         plain = AttentionCall(DotProduct(q, k), v, AttentionMask(True), None, before, after, activation)
         yield ("none" if name == "gain" else name, activation, heads, dim), plain
-        for mask in (AttentionMask(True, repeats=2), AttentionMask(True, appended=1), AttentionMask(additive=q[0, 0])):
+        for mask in (
+            AttentionMask(True, query_repeats=2),
+            AttentionMask(True, num_appended_keys=1),
+            AttentionMask(additive=q[0, 0]),
+        ):
             yield None, replace(plain, mask=mask)
         yield None, replace(plain, dropout_p=0.1)
         yield None, replace(plain, v=projected(heads, dim + 16))
         if kinds[1] is PositionwiseMixing:
-            yield None, replace(plain, mixing=kinds[1](after.weight.half()))
+            yield None, replace(plain, prob_mixing=kinds[1](after.weight.half()))
         if heads > 1:
             yield None, replace(plain, scores=DotProduct(q, projected(1, dim)))
             yield None, replace(plain, v=projected(1, dim))
@@ -97,7 +102,7 @@ def offered():
 def test_all_that_auto_takes_was_compiled_and_spills_nothing():
     """For every chip, by each version of Triton in the file; and the file has no more."""
     recorded = kernels.read()
-    taken = {name for name, call in offered() if holds(call)}
+    taken = {name for name, call in offered() if is_precompiled_config(call)}
     assert taken and None not in taken
     versions = {one.triton for one in recorded}
     axes = itertools.product(taken, kernels.CHIPS, versions)

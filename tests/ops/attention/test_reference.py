@@ -22,7 +22,7 @@ def test_reference_is_the_brute_force(data, device):
     for part in (cpu["score_bias"], cpu["mask"].additive):
         if part is not None and part.dtype != torch.bool:
             bias = bias + part.detach().cpu()
-    mixing, before = (None if cpu[n] is None else cpu[n].weight.detach().cpu() for n in ("mixing", "before"))
+    mixing, before = (None if cpu[n] is None else cpu[n].weight.detach().cpu() for n in ("prob_mixing", "score_mixing"))
     expected, expected_weights, expected_scores = brute_force.attend(
         cpu["q"],
         *(cpu[name].repeat_interleave(number_of_heads // cpu[name].size(1), dim=1) for name in "kv"),
@@ -53,7 +53,7 @@ def test_positionwise_mixing_is_made_of_the_queries(device):
 def test_weights_are_float32_and_heads_keep_their_dtype_in_half_precision(device):
     q, k, v = torch.randn(3, 1, 2, 300, 8, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     mixing = StaticMixing(torch.eye(2, device=device, dtype=torch.bfloat16))
-    heads, weights = attend(q, k, v, mixing=mixing, need_weights=True, backend="reference")
+    heads, weights = attend(q, k, v, prob_mixing=mixing, need_weights=True, backend="reference")
     assert heads.dtype == torch.bfloat16 and weights.dtype == torch.float32
     # normalised in bfloat16 the sum of 300 weights would be off by about 1e-3
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 300, device=device), rtol=0, atol=1e-5)
@@ -62,7 +62,7 @@ def test_weights_are_float32_and_heads_keep_their_dtype_in_half_precision(device
 def test_scores_and_weights_are_mixed_in_float32_under_autocast(device):
     q, k, v = (torch.randn(2, 4, 5, 8, device=device) for _ in range(3))
     mixing = StaticMixing(torch.eye(4, device=device) + 0.1)
-    problem = {"q": q, "k": k, "v": v, "before": mixing, "mixing": mixing}
+    problem = {"q": q, "k": k, "v": v, "score_mixing": mixing, "prob_mixing": mixing}
     expected = attend(**problem, need_weights=True, backend="reference")[1]
     with torch.autocast(torch.device(device).type, torch.bfloat16):
         scores = masked_scores(call_of(**problem))

@@ -27,7 +27,7 @@ def calls(draw, device, dtype=torch.float64, largest=5):
     )
     call = AttentionCall(Relative(DotProduct(q, k, scale), p, positions), **problem)
     tensors = {"q": q, "k": k, "p": p, "positions": positions, "v": problem["v"]}
-    tensors |= {name: problem[name].weight for name in ("before", "mixing") if problem[name] is not None}
+    tensors |= {name: problem[name].weight for name in ("score_mixing", "prob_mixing") if problem[name] is not None}
     return call, tensors
 
 
@@ -54,7 +54,7 @@ def in_loops(scores):
 def test_full_is_the_formula(data):
     call, _ = data.draw(calls("cpu", largest=4))
     call.scores.check()
-    torch.testing.assert_close(call.scores.full(), in_loops(call.scores))
+    torch.testing.assert_close(call.scores.dense(), in_loops(call.scores))
 
 
 def values_and_gradients(call, tensors, backend):
@@ -88,7 +88,7 @@ def long_call(queries, keys, device="cpu", dtype=torch.float64, batch=2, heads=4
         "positions": positions,
         "v": normal(batch, groups, keys, dim),
     }
-    for name in ("before", "mixing"):
+    for name in ("score_mixing", "prob_mixing"):
         if name in parts:
             parts[name] = mixing_of(parts[name], normal, (batch, heads, queries, keys))
             tensors[name] = parts[name].weight
@@ -100,8 +100,8 @@ def long_call(queries, keys, device="cpu", dtype=torch.float64, batch=2, heads=4
     "parts",
     [
         {},
-        {"mixing": "positionwise"},
-        {"mixing": "static", "before": "static", "activation": "sigsoftmax"},
+        {"prob_mixing": "positionwise"},
+        {"prob_mixing": "static", "score_mixing": "static", "activation": "sigsoftmax"},
         {"mask": AttentionMask()},
     ],
     ids=["causal", "positionwise", "talking", "all distances"],
@@ -116,10 +116,10 @@ def test_long_sequences_and_memories_cross_the_borders_of_blocks(parts, queries,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_narrow_dtypes_stay_near_float64(dtype, device):
-    call, tensors = long_call(80, 130, device, dtype, mixing="static")
+    call, tensors = long_call(80, 130, device, dtype, prob_mixing="static")
     wide = {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
     scores = Relative(DotProduct(wide["q"], wide["k"]), wide["p"], wide["positions"])
-    exact = AttentionCall(scores, wide["v"], call.mask, mixing=StaticMixing(wide["mixing"]))
+    exact = AttentionCall(scores, wide["v"], call.mask, prob_mixing=StaticMixing(wide["prob_mixing"]))
     heads = attention(exact, "reference")[0]
     expected = torch.autograd.grad(heads.sum(), list(wide.values()))
     for backend in ("reference", "blocked"):
@@ -134,11 +134,11 @@ def test_narrow_dtypes_stay_near_float64(dtype, device):
 
 def test_no_tensor_grows_with_the_square_of_the_length():
     length = 2048
-    call, tensors = long_call(length, length, dtype=torch.float32, batch=1, heads=2, groups=2, mixing="static")
+    call, tensors = long_call(length, length, dtype=torch.float32, batch=1, heads=2, groups=2, prob_mixing="static")
     with LargestTensor() as largest:
         values_and_gradients(call, tensors, "blocked")
     # float32 scores of one block of queries, and of the distances between it and its keys
-    assert largest.bytes <= 4 * 2 * blocked._MOST_ROWS * (length + blocked._MOST_ROWS)
+    assert largest.bytes <= 4 * 2 * blocked.MAX_BLOCK_ROWS * (length + blocked.MAX_BLOCK_ROWS)
     assert largest.bytes < length * length
 
 
@@ -152,7 +152,9 @@ def test_sdpa_refuses_them():
 def test_penalties_read_one_head_at_a_time(data):
     call, _ = data.draw(calls("cpu"))
     weights = attention(
-        AttentionCall(call.scores, call.v, call.mask, call.score_bias, call.before, None, call.activation, 0.0, True),
+        AttentionCall(
+            call.scores, call.v, call.mask, call.score_bias, call.score_mixing, None, call.activation, 0.0, True
+        ),
         "reference",
     )[1]
     expected = torch.zeros(len(weights), dtype=torch.float64)

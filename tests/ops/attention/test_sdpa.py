@@ -11,7 +11,7 @@ LENGTH = 1024
 
 
 def problem(
-    device, *, mixing="static", heads=4, groups=(4, 4), dims=(8, 8), length=LENGTH, batch=1, dtype=torch.float32
+    device, *, prob_mixing="static", heads=4, groups=(4, 4), dims=(8, 8), length=LENGTH, batch=1, dtype=torch.float32
 ):
     generator = torch.Generator().manual_seed(6)
 
@@ -23,7 +23,7 @@ def problem(
         "k": normal(batch, groups[0], length, dims[0]),
         "v": normal(batch, groups[1], length, dims[1]),
         "mask": AttentionMask(causal=True),
-        "mixing": mixing_of(mixing, normal, (batch, heads, length, length)),
+        "prob_mixing": mixing_of(prob_mixing, normal, (batch, heads, length, length)),
     }
 
 
@@ -34,7 +34,7 @@ def gradients(heads, built):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mixing": "positionwise"},
+        {"prob_mixing": "positionwise"},
         {"groups": (2, 4)},
         {"groups": (1, 1)},
         {"dims": (4, 6)},
@@ -71,8 +71,8 @@ def test_m_stays_in_float32_beside_half_precision(autocast, device):
     built["q"] = built["q"].detach()[:, :1].expand(-1, 2, -1, -1)  # both heads have the same probabilities
     near = torch.tensor([[1 + 2**-12, 1.0], [-1.0, -1.0]], device=device)
     with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=autocast):
-        heads, _ = attend(**built | {"mixing": StaticMixing(near)}, backend="sdpa")
-        plain, _ = attend(**built | {"mixing": None}, backend="sdpa")
+        heads, _ = attend(**built | {"prob_mixing": StaticMixing(near)}, backend="sdpa")
+        plain, _ = attend(**built | {"prob_mixing": None}, backend="sdpa")
     assert heads.dtype == torch.bfloat16
     torch.testing.assert_close(heads[:, 0], plain[:, 0] * 2**-12)
     assert not heads[:, 1].any()
@@ -80,7 +80,7 @@ def test_m_stays_in_float32_beside_half_precision(autocast, device):
 
 @pytest.mark.parametrize("mixing", ["static", "positionwise"])
 def test_under_autocast_values_and_gradients_stay_near_float32(mixing, device):
-    built = problem(device, mixing=mixing, length=90)
+    built = problem(device, prob_mixing=mixing, length=90)
     expected, _ = attend(**built, backend="reference")
     expected_gradients = gradients(expected, built)
     with torch.autocast(torch.device(device).type, torch.bfloat16):
@@ -107,7 +107,7 @@ def test_pytorch_tells_whether_it_has_a_fused_kernel(device, monkeypatch):
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
 def test_nothing_to_attend_from_or_to_gives_nothing(device, batch, queries, keys):
     q, k, v = (torch.randn(batch, 2, size, 4, device=device, requires_grad=True) for size in (queries, keys, keys))
-    heads, _ = attend(q, k, v, mixing=StaticMixing(torch.eye(2, device=device)), backend="sdpa")
+    heads, _ = attend(q, k, v, prob_mixing=StaticMixing(torch.eye(2, device=device)), backend="sdpa")
     assert heads.shape == (batch, 2, queries, 4)
     assert keys or not heads.any()
     heads.sum().backward()

@@ -31,7 +31,7 @@ def calls(draw):
     kinds = ("none", "static", "positionwise", "diagonal")
     rules = {
         name: mixing_of(draw(st.sampled_from(kinds)), lambda *size, seed=seed: normal(*size, seed=seed), shape)
-        for seed, name in enumerate(("before", "mixing"), start=2)
+        for seed, name in enumerate(("score_mixing", "prob_mixing"), start=2)
     }
     call = AttentionCall(
         RandomSynthesizer(weight, batch),
@@ -55,8 +55,8 @@ def brute(call):
         1.0,
         call.activation,
         hidden=None if hidden is None else hidden.expand(batch, heads, queries, keys),
-        mixing=None if call.mixing is None else call.mixing.weight.detach(),
-        before=None if call.before is None else call.before.weight.detach(),
+        mixing=None if call.prob_mixing is None else call.prob_mixing.weight.detach(),
+        before=None if call.score_mixing is None else call.score_mixing.weight.detach(),
     )[0]
 
 
@@ -85,7 +85,7 @@ def test_values_and_gradients_are_the_references(backend, drawn):
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 2, 4, 4)], ids=["shared", "by-entry"])
 def test_gradients_are_slopes(backend, shape):
     def heads(weight, v, mixing):
-        call = AttentionCall(RandomSynthesizer(weight, 2), v, AttentionMask(True), mixing=StaticMixing(mixing))
+        call = AttentionCall(RandomSynthesizer(weight, 2), v, AttentionMask(True), prob_mixing=StaticMixing(mixing))
         return attention(call, backend)[0]
 
     assert torch.autograd.gradcheck(heads, (normal(*shape), normal(2, 2, 4, 3, seed=1), normal(2, 2, seed=2)))
@@ -94,7 +94,7 @@ def test_gradients_are_slopes(backend, shape):
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5)], ids=["shared", "by-entry"])
 def test_its_heads_are_penalised(shape):
     def overlap(weight, before):
-        call = AttentionCall(RandomSynthesizer(weight, 2), normal(2, 1, 5, 2), before=StaticMixing(before))
+        call = AttentionCall(RandomSynthesizer(weight, 2), normal(2, 1, 5, 2), score_mixing=StaticMixing(before))
         return head_overlap(call, ("row", "column"))
 
     assert torch.autograd.gradcheck(overlap, (normal(*shape), normal(3, 3, seed=1)))
@@ -109,13 +109,13 @@ def test_nothing_is_made_of_all_scores_of_a_batch():
         attention(call, "blocked")[0].sum().backward()
     # the gradient of R itself is the largest; that of all scores would be 8 times as much
     assert largest.bytes == weight.untyped_storage().nbytes()
-    assert weight.numel() > blocked._SCORES
+    assert weight.numel() > blocked.MAX_BLOCK_ELEMENTS
 
 
 def test_half_precision_stays_near_float32():
     weight, v = torch.randn(2, 150, 150), torch.randn(2, 2, 150, 4)
     call = AttentionCall(RandomSynthesizer(weight, 2), v, AttentionMask(True))
-    narrow = call.changed(lambda tensor: tensor.bfloat16())
+    narrow = call.map_tensors(lambda tensor: tensor.bfloat16())
     for backend in ("reference", "blocked"):
         heads, _ = attention(narrow, backend)
         assert heads.dtype == torch.bfloat16

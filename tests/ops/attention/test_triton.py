@@ -11,9 +11,10 @@ from triton import OutOfResources
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.cli import main
+from fairseq_lowrank.cli.check_kernels import common_calls
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention import launch, selfcheck, triton
-from fairseq_lowrank.ops.attention.parts import Part
+from fairseq_lowrank.ops.attention.tree import TensorTree
 
 HEADS, LENGTH = 3, 20
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -23,23 +24,23 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 def unchecked(monkeypatch):
     """No self-check before each composition, but for the tests of it."""
     monkeypatch.setattr(selfcheck, "_results", {})
-    monkeypatch.setattr(selfcheck, "_told", set())
-    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial(None))
+    monkeypatch.setattr(selfcheck, "_warned", set())
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult(None))
 
 
 @pytest.fixture
 def checked(monkeypatch):
-    monkeypatch.setattr(selfcheck, "trial", TRIAL)
+    monkeypatch.setattr(selfcheck, "self_check", TRIAL)
 
 
-TRIAL = selfcheck.trial
+TRIAL = selfcheck.self_check
 
 
 def problem(
     device,
     *,
-    mixing="none",
-    before="none",
+    prob_mixing="none",
+    score_mixing="none",
     batch=1,
     heads=HEADS,
     groups=(None, None),
@@ -61,13 +62,20 @@ def problem(
         "mask": mask or AttentionMask(True),
     }
     scores = (batch, heads, queries, keys)
-    return built | {"before": mixing_of(before, normal, scores), "mixing": mixing_of(mixing, normal, scores)} | options
+    return (
+        built
+        | {
+            "score_mixing": mixing_of(score_mixing, normal, scores),
+            "prob_mixing": mixing_of(prob_mixing, normal, scores),
+        }
+        | options
+    )
 
 
 def narrowed(part, dtype):
     if torch.is_tensor(part):
         return part.detach().to(dtype).requires_grad_(part.requires_grad) if part.is_floating_point() else part
-    return part.changed(lambda tensor: narrowed(tensor, dtype)) if isinstance(part, Part) else part
+    return part.map_tensors(lambda tensor: narrowed(tensor, dtype)) if isinstance(part, TensorTree) else part
 
 
 def values_and_gradients(built, backend, **options):
@@ -103,24 +111,28 @@ def random_mask(batch, *, additive=None, queries=LENGTH, keys=LENGTH, **options)
 
 
 PROBLEMS = {
-    "static": {"mixing": "static"},
-    "positionwise": {"mixing": "positionwise", "activation": "sigsoftmax"},
-    "talking heads": {"before": "static", "mixing": "static"},
-    "mixed scores": {"before": "static", "activation": "sigsoftmax"},
-    "diagonal before": {"before": "diagonal", "mixing": "positionwise"},
-    "diagonal": {"mixing": "diagonal", "activation": "sigsoftmax"},
+    "static": {"prob_mixing": "static"},
+    "positionwise": {"prob_mixing": "positionwise", "activation": "sigsoftmax"},
+    "talking heads": {"score_mixing": "static", "prob_mixing": "static"},
+    "mixed scores": {"score_mixing": "static", "activation": "sigsoftmax"},
+    "diagonal before": {"score_mixing": "diagonal", "prob_mixing": "positionwise"},
+    "diagonal": {"prob_mixing": "diagonal", "activation": "sigsoftmax"},
     "plain": {"queries": 70, "keys": 70, "heads": 2},
-    "batch, padding": {"mixing": "static", "batch": 2, "mask": lambda: random_mask(2)},
-    "bool mask": {"mixing": "static", "mask": lambda: random_mask(1, additive=torch.bool, causal=True)},
-    "float mask": {"mixing": "positionwise", "mask": lambda: random_mask(1, additive=torch.float64)},
+    "batch, padding": {"prob_mixing": "static", "batch": 2, "mask": lambda: random_mask(2)},
+    "bool mask": {"prob_mixing": "static", "mask": lambda: random_mask(1, additive=torch.bool, causal=True)},
+    "float mask": {"prob_mixing": "positionwise", "mask": lambda: random_mask(1, additive=torch.float64)},
     "plain float mask": {"activation": "sigsoftmax", "mask": lambda: random_mask(1, additive=torch.float64)},
-    "groups": {"mixing": "static", "heads": 6, "groups": (2, 3)},
-    "one key and value": {"heads": 4, "groups": (1, 1), "mixing": "positionwise"},
-    "more keys": {"mixing": "static", "queries": 17, "keys": 39},
-    "more queries": {"mixing": "positionwise", "queries": 39, "keys": 17},
-    "one query": {"mixing": "static", "before": "static", "queries": 1, "keys": 33},
-    "beams, appended": {"mixing": "static", "queries": 24, "mask": lambda: AttentionMask(True, appended=2, repeats=2)},
-    "17 heads of 1": {"mixing": "static", "heads": 17, "dims": (1, 1), "queries": 16, "keys": 16},
+    "groups": {"prob_mixing": "static", "heads": 6, "groups": (2, 3)},
+    "one key and value": {"heads": 4, "groups": (1, 1), "prob_mixing": "positionwise"},
+    "more keys": {"prob_mixing": "static", "queries": 17, "keys": 39},
+    "more queries": {"prob_mixing": "positionwise", "queries": 39, "keys": 17},
+    "one query": {"prob_mixing": "static", "score_mixing": "static", "queries": 1, "keys": 33},
+    "beams, appended": {
+        "prob_mixing": "static",
+        "queries": 24,
+        "mask": lambda: AttentionMask(True, num_appended_keys=2, query_repeats=2),
+    },
+    "17 heads of 1": {"prob_mixing": "static", "heads": 17, "dims": (1, 1), "queries": 16, "keys": 16},
 }
 
 
@@ -129,14 +141,14 @@ def test_values_and_gradients_are_the_references(name, device):
     options = dict(PROBLEMS[name])
     if "mask" in options:
         mask = options.pop("mask")()
-        options["mask"] = mask.changed(lambda tensor: tensor.to(device))
+        options["mask"] = mask.map_tensors(lambda tensor: tensor.to(device))
     assert_near_reference(problem(device, **options))
 
 
 @pytest.mark.parametrize("mixing", ["static", "positionwise"])
 def test_mixing_is_that_by_pytorchs_own_kernels(mixing, device):
     """An oracle on any device that shares no code with these kernels nor with the reference."""
-    built = problem(device, mixing=mixing, heads=4, groups=(4, 2), queries=40, keys=40)
+    built = problem(device, prob_mixing=mixing, heads=4, groups=(4, 2), queries=40, keys=40)
     built = {name: narrowed(part, torch.float32) for name, part in built.items()}
     expected = values_and_gradients(built, "sdpa")
     for name, found in values_and_gradients(built, "triton").items():
@@ -144,20 +156,22 @@ def test_mixing_is_that_by_pytorchs_own_kernels(mixing, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [{"mixing": "static", "before": "static"}, {"mixing": "positionwise"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"prob_mixing": "static", "score_mixing": "static"}, {"prob_mixing": "positionwise"}], ids=str
+)
 def test_half_precision_stays_near_float64(dtype, options, device):
     assert_near_reference(problem(device, **options), dtype)
 
 
 def test_heads_of_128_are_computed_in_parts(device):
     """On a GPU no program has registers for all columns."""
-    assert_near_reference(problem(device, mixing="static", before="static", heads=2, dims=(128, 100)))
+    assert_near_reference(problem(device, prob_mixing="static", score_mixing="static", heads=2, dims=(128, 100)))
 
 
 def test_queries_without_keys_give_zeros_and_no_gradient(device):
     padding = torch.zeros(2, LENGTH, dtype=torch.bool, device=device)
     padding[0], padding[1, :3] = True, True
-    for rules in ({"mixing": "static"}, {"activation": "sigsoftmax"}):
+    for rules in ({"prob_mixing": "static"}, {"activation": "sigsoftmax"}):
         built = problem(device, batch=2, mask=AttentionMask(True, padding), **rules)
         found = assert_near_reference(built)
         assert not found["heads"][0].any() and not found["heads"][1, :, :3].any()
@@ -173,14 +187,14 @@ def test_very_low_scores_keep_their_sigsoftmax(device):
 
 
 def test_the_same_call_gives_the_same_numbers_to_the_bit(device):
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     one, other = (values_and_gradients(built, "triton") for _ in range(2))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_heads_and_gradients_in_any_layout_are_read(device):
     """As [T, B, H, D] and as [B, H, D, T]; the gradient of a sum has no strides at all."""
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     expected = torch.autograd.grad(attend(**built, backend="triton")[0].sum(), [built["q"]])
     built["q"] = built["q"].detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_()
     built["k"] = built["k"].detach().permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
@@ -191,7 +205,7 @@ def test_heads_and_gradients_in_any_layout_are_read(device):
 @pytest.mark.parametrize("mixing", ["static", "none"])
 def test_dropout_keeps_its_share_and_scales_the_rest(mixing, device):
     length, rate = 64, 0.25
-    built = problem(device, mixing=mixing, queries=length, keys=length)
+    built = problem(device, prob_mixing=mixing, queries=length, keys=length)
     built = {name: narrowed(part, torch.float32) for name, part in built.items()}
     # with the unit matrix as values the output is the dropped weights
     built["v"] = torch.eye(length, device=device).expand(1, HEADS, length, length)
@@ -213,7 +227,7 @@ def test_dropout_keeps_its_share_and_scales_the_rest(mixing, device):
 @pytest.mark.parametrize("mixing", ["static", "positionwise", "none"])
 def test_gradients_under_dropout_are_those_of_the_mask_that_was_drawn(mixing, device):
     length, rate = 20, 0.4
-    exact = problem(device, mixing=mixing, dims=(10, length))
+    exact = problem(device, prob_mixing=mixing, dims=(10, length))
     built = {name: narrowed(part, torch.float32) for name, part in exact.items()}
     unit = torch.eye(length, device=device).expand(1, HEADS, length, length)
     torch.manual_seed(4)
@@ -231,7 +245,7 @@ def test_gradients_under_dropout_are_those_of_the_mask_that_was_drawn(mixing, de
 
 
 def test_second_derivatives_and_transforms_are_refused(device):
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     heads, _ = attend(**built, backend="triton")
     (gradient,) = torch.autograd.grad(heads.pow(2).sum(), [built["q"]], create_graph=True)
     with pytest.raises(NotImplementedError, match=r'the triton backend .* choose backend="reference"'):
@@ -241,11 +255,11 @@ def test_second_derivatives_and_transforms_are_refused(device):
 
 
 def test_compiled_code_around_it_gives_the_same(device):
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
-    mixing = built.pop("mixing")
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
+    mixing = built.pop("prob_mixing")
 
     def doubled(q, weight):
-        return attend(**built | {"q": 2 * q, "mixing": StaticMixing(weight)}, backend="triton")[0] * 2
+        return attend(**built | {"q": 2 * q, "prob_mixing": StaticMixing(weight)}, backend="triton")[0] * 2
 
     # "eager" stands for any compiler: what is tested is that tracing goes round the kernels
     heads = torch.compile(doubled, backend="eager")(built["q"], mixing.weight)
@@ -284,7 +298,7 @@ def test_wrong_kernels_are_noticed_and_blocks_compute_instead(device, checked, m
         return matrix if mixing is None else matrix._replace(column=0)
 
     monkeypatch.setattr(launch, "_matrix", unmixed)
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     with pytest.warns(
         RuntimeWarning, match=r"the triton backend of attention is wrong here \(heads by .*'blocked' computes"
     ):
@@ -302,7 +316,7 @@ def test_kernels_that_do_not_run_are_noticed(device, checked, monkeypatch):
 
     monkeypatch.setattr(launch.Kernel, "run", broken)
     monkeypatch.setattr(launch.Launch.__init__, "__defaults__", (broken,))
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     with pytest.warns(RuntimeWarning, match=r"\(RuntimeError: out of resources: shared memory\)"):
         found = values_and_gradients(built, "triton")
     expected = values_and_gradients(built, "blocked")
@@ -315,9 +329,9 @@ def held(device, monkeypatch):
     operation = importlib.import_module("fairseq_lowrank.ops.attention")
     preferred = operation._Preference(triton=(torch.bfloat16,))
     monkeypatch.setitem(operation._PREFERENCES, torch.device(device).type, preferred)
-    built = problem(device, mixing="static", heads=8, dims=(32, 32))
+    built = problem(device, prob_mixing="static", heads=8, dims=(32, 32))
     built = {name: narrowed(part, torch.bfloat16) for name, part in built.items()}
-    assert triton.holds(call_of(**built))
+    assert triton.is_precompiled_config(call_of(**built))
     run, launched = launch.Kernel.run, []
 
     def compiled_to(outcome):
@@ -377,10 +391,12 @@ def test_a_recorded_graph_has_what_its_warm_up_found(held, checked, monkeypatch)
     compiled_to, kernels_of = held
     compiled_to(lambda kernel: SimpleNamespace(n_spills=8))
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
-    monkeypatch.setattr(selfcheck, "trial", lambda call: pytest.fail("nothing is compared while a graph is recorded"))
+    monkeypatch.setattr(
+        selfcheck, "self_check", lambda call: pytest.fail("nothing is compared while a graph is recorded")
+    )
     assert kernels_of("auto")[1] == ["row_statistics", "attend"]  # nothing is known
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: False)
-    monkeypatch.setattr(selfcheck, "trial", TRIAL)
+    monkeypatch.setattr(selfcheck, "self_check", TRIAL)
     kernels_of("auto")
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
     assert kernels_of("auto")[1] == []
@@ -390,17 +406,17 @@ def test_a_recorded_graph_has_what_its_warm_up_found(held, checked, monkeypatch)
 def test_the_check_compiles_what_is_used(length, alike, device, checked, monkeypatch):
     """Triton compiles another kernel for a length of 1, of a multiple of 16, and for weights in half precision."""
     tried = []
-    monkeypatch.setattr(selfcheck, "trial", lambda call: tried.append(call) or TRIAL(call))
-    built = problem(device, mixing="static", heads=2, queries=length, keys=length)
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: tried.append(call) or TRIAL(call))
+    built = problem(device, prob_mixing="static", heads=2, queries=length, keys=length)
     attend(**{name: narrowed(part, torch.bfloat16) for name, part in built.items()}, backend="triton")
     (call,) = tried
-    assert call.scores.shape == (1, 2, alike, alike) and call.mixing.weight.dtype == torch.bfloat16
+    assert call.scores.shape == (1, 2, alike, alike) and call.prob_mixing.weight.dtype == torch.bfloat16
 
 
 def test_right_kernels_pass_their_check_once_for_each_composition(device, checked, monkeypatch):
     tried = []
-    monkeypatch.setattr(selfcheck, "trial", lambda call: tried.append(call) or TRIAL(call))
-    built = {name: narrowed(part, torch.float32) for name, part in problem(device, mixing="static").items()}
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: tried.append(call) or TRIAL(call))
+    built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     for length in (5, 7, 5):
         attend(**built | {name: built[name][:, :, :length] for name in "qkv"}, backend="triton")
     assert len(tried) == 1
@@ -411,12 +427,14 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
 def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
     assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32", "--seed", "8"]) == 0
     assert "2 random cases: all right" in capsys.readouterr().out
-    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial("k by 0.3"))
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult("k by 0.3"))
     assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32"]) == 1
     assert "2 of 2 random cases are wrong" in capsys.readouterr().out
     lengths = []
     monkeypatch.setattr(
-        selfcheck, "trial", lambda call: lengths.append(max(call.scores.shape[2:])) or selfcheck.Trial(None)
+        selfcheck,
+        "self_check",
+        lambda call: lengths.append(max(call.scores.shape[2:])) or selfcheck.SelfCheckResult(None),
     )
     assert main(["check-kernels", "--cases", "40", "--longest", "3", "--device", device]) == 0
     assert max(lengths) == 3
@@ -436,27 +454,29 @@ def test_the_rounding_of_a_gradient_that_is_zero_is_no_mistake(dtype, rules, siz
     keys, heads = sizes[3], sizes[1]
     mask = AttentionMask(key_padding=torch.arange(keys, device=device)[None] != keys // 2)
     generator = torch.Generator().manual_seed(0)
-    call = selfcheck._random(generator, device, dtype, 1, heads, sizes, rules, mask, "softmax", None)
-    assert TRIAL(call).wrong is None
+    call = selfcheck.random_call(generator, device, dtype, 1, heads, sizes, rules, mask, "softmax", None)
+    assert TRIAL(call).error is None
 
 
 def test_what_it_cannot_compute_is_said(device):
     plain = problem(device)
-    assert triton.cannot(call_of(**plain)) is None
+    assert triton.unsupported_reason(call_of(**plain)) is None
     for options, reason in [
         ({"need_weights": True}, "the attention weights"),
         ({"score_bias": torch.zeros(1)}, "a score_bias"),
         ({"mask": AttentionMask(additive=torch.zeros(1, requires_grad=True))}, "a gradient of the float mask"),
-        ({"before": mixing_of("positionwise", torch.randn, (1, HEADS, LENGTH, LENGTH))}, "before the softmax"),
+        ({"score_mixing": mixing_of("positionwise", torch.randn, (1, HEADS, LENGTH, LENGTH))}, "before the softmax"),
     ]:
-        assert reason in triton.cannot(call_of(**plain | options))
+        assert reason in triton.unsupported_reason(call_of(**plain | options))
     many = torch.zeros(1, 33, 2, 4)
-    assert triton.cannot(call_of(many, many)) is None
-    assert "33 heads (of 2 to 32 alone)" in triton.cannot(call_of(many, many, mixing=StaticMixing(torch.eye(33))))
+    assert triton.unsupported_reason(call_of(many, many)) is None
+    assert "33 heads (of 2 to 32 alone)" in triton.unsupported_reason(
+        call_of(many, many, prob_mixing=StaticMixing(torch.eye(33)))
+    )
     wide = torch.zeros(1, 2, 2, 129)
-    assert "of size 129 (of up to 128 alone)" in triton.cannot(call_of(wide, wide))
+    assert "of size 129 (of up to 128 alone)" in triton.unsupported_reason(call_of(wide, wide))
 
-    assert "scores other than dot products" in triton.cannot(AttentionCall(object(), wide))
+    assert "scores other than dot products" in triton.unsupported_reason(AttentionCall(object(), wide))
 
 
 def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
@@ -465,10 +485,12 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
     calls = {"mixhead-a": None, "mixhead-b": None}
     monkeypatch.setattr(selfcheck, "common_calls", lambda device: calls)
     assert [state for _, state in env.kernels()] == ["checked against the reference: right"]
-    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial("q by 0.3"))
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult("q by 0.3"))
     (row,) = env.kernels()
     assert row[1] == "wrong, so that blocked computes instead: mixhead-a (q by 0.3); mixhead-b (q by 0.3)"
-    monkeypatch.setattr(selfcheck, "trial", lambda call: selfcheck.Trial(None, "row_sums spills 8 registers"))
+    monkeypatch.setattr(
+        selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult(None, "row_sums spills 8 registers")
+    )
     (row,) = env.kernels()
     assert row[1] == (
         "checked against the reference: right, left to blocked by auto: "
@@ -477,5 +499,5 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
 
 
 def test_common_layers_pass_the_check(device):
-    call = selfcheck.common_calls(torch.device(device))["mixhead-b"]
-    assert TRIAL(call) == selfcheck.Trial(None)
+    call = common_calls(torch.device(device))["mixhead-b"]
+    assert TRIAL(call) == selfcheck.SelfCheckResult(None)

@@ -41,7 +41,7 @@ def test_it_is_refused_on_a_cpu_in_one_line(monkeypatch):
 def test_without_triton_it_is_refused(monkeypatch):
     monkeypatch.setattr(triton, "_INSTALLED", False)
     for kind in ("cpu", "cuda"):
-        assert triton.unavailable(torch.device(kind), torch.bfloat16) == "triton is not installed"
+        assert triton.device_unsupported_reason(torch.device(kind), torch.bfloat16) == "triton is not installed"
 
 
 def test_a_layer_that_it_cannot_compute_is_refused_when_it_is_built():

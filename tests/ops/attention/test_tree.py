@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing, attention
-from fairseq_lowrank.ops.attention.blocks import cut
-from fairseq_lowrank.ops.attention.mask import of_head
-from fairseq_lowrank.ops.attention.parts import Part, put_together, taken_apart
+from fairseq_lowrank.ops.attention.blocks import slice_block
+from fairseq_lowrank.ops.attention.mask import select_head
+from fairseq_lowrank.ops.attention.operator import decode, encode
+from fairseq_lowrank.ops.attention.tree import TensorTree, flatten, unflatten
 from fairseq_lowrank.ops.penalties import head_overlap
 
 
 @dataclass(frozen=True)
-class Distances(Part):
+class Distances(TensorTree):
     """a_h · (t − s): scores of positions alone."""
 
     slopes: torch.Tensor  # [H]
@@ -28,15 +29,15 @@ class Distances(Part):
     def check(self):
         assert self.slopes.dim() == 1
 
-    def full(self):
+    def dense(self):
         return (self.slopes[:, None, None] * self.distances()).expand(self.shape)
 
     def distances(self):
         return torch.arange(self.queries)[:, None] - torch.arange(self.keys).to(self.slopes)
 
-    def of_head(self, batch, head, column=None):
+    def select_head(self, batch, head, column=None):
         slopes = (
-            of_head(self.slopes[:, None, None], batch, head)
+            select_head(self.slopes[:, None, None], batch, head)
             if column is None
             else (self.slopes[:, None, None] * column).sum()
         )
@@ -51,10 +52,10 @@ class DistanceBlocks:
         self.scores, self.gradient = scores, torch.zeros_like(scores.slopes)
 
     def forward(self, block, out):
-        out.copy_(cut(self.scores.distances(), block) * self.scores.slopes[:, None, None])
+        out.copy_(slice_block(self.scores.distances(), block) * self.scores.slopes[:, None, None])
 
     def backward(self, block, grad):
-        self.gradient += (grad * cut(self.scores.distances(), block)).sum(dim=(0, 2, 3))
+        self.gradient += (grad * slice_block(self.scores.distances(), block)).sum(dim=(0, 2, 3))
 
     def gradients(self):
         return [self.gradient]
@@ -72,8 +73,8 @@ def test_scores_from_outside_compute_and_differentiate(activation):
         Distances(slopes, 2, 150, 150),
         v,
         mask,
-        before=StaticMixing(weight),
-        mixing=StaticMixing(weight),
+        score_mixing=StaticMixing(weight),
+        prob_mixing=StaticMixing(weight),
         activation=activation,
     )
     results = []
@@ -88,7 +89,7 @@ def test_scores_from_outside_compute_and_differentiate(activation):
 
 
 @dataclass(frozen=True)
-class Table(Part):
+class Table(TensorTree):
     """A row of numbers a head, and which of them each query and key have."""
 
     weight: torch.Tensor  # [H, N]
@@ -101,7 +102,7 @@ class Table(Part):
     def check(self):
         assert not self.index.is_floating_point()
 
-    def full(self):
+    def dense(self):
         return self.weight[:, self.index][None]
 
     def blocks(self, work):
@@ -139,7 +140,9 @@ def test_scores_from_outside_are_penalised():
 
     def overlap(slopes, weight):
         scores = Distances(slopes, 2, 4, 5)
-        return head_overlap(AttentionCall(scores, normal(2, 1, 5, 2), before=StaticMixing(weight)), ("row", "column"))
+        return head_overlap(
+            AttentionCall(scores, normal(2, 1, 5, 2), score_mixing=StaticMixing(weight)), ("row", "column")
+        )
 
     assert torch.autograd.gradcheck(overlap, (slopes, weight))
 
@@ -148,12 +151,17 @@ def test_a_call_is_taken_apart_and_put_together():
     call = AttentionCall(
         DotProduct(normal(1, 2, 3, 4), normal(1, 1, 5, 4), 0.3),
         normal(1, 2, 5, 1),
-        AttentionMask(True, None, normal(3, 5), appended=1),
-        mixing=PositionwiseMixing(normal(1, 3, 2, 2)),
+        AttentionMask(True, None, normal(3, 5), num_appended_keys=1),
+        prob_mixing=PositionwiseMixing(normal(1, 3, 2, 2)),
         dropout_p=0.5,
     )
-    layout, tensors, numbers = taken_apart(call)
-    again = put_together(layout, tensors, numbers)
-    assert (layout, numbers) == taken_apart(again)[::2]
-    assert all(one is other for one, other in zip(tensors, taken_apart(again)[1], strict=True))
-    assert again.scores.scale == 0.3 and again.mask.appended == 1 and again.dropout_p == 0.5 and again.before is None
+    structure, tensors, numbers = flatten(call)
+    again = unflatten(structure, tensors, numbers)
+    assert (structure, numbers) == flatten(again)[::2] and decode(encode(structure)) == structure
+    assert all(one is other for one, other in zip(tensors, flatten(again)[1], strict=True))
+    assert (
+        again.scores.scale == 0.3
+        and again.mask.num_appended_keys == 1
+        and again.dropout_p == 0.5
+        and again.score_mixing is None
+    )

@@ -1,0 +1,12 @@
+"""Standard multi-head attention."""
+
+from fairseq_lowrank.attention.projections.projection import Projection
+
+
+class StandardProjection(Projection):
+    """A separate W_q, W_k and W_v for each head (Vaswani et al. 2017, arXiv 1706.03762).
+
+    With g heads of keys and values, each W_k and W_v serves a group of h/g heads (GQA, Ainslie et al. 2023, arXiv 2305.13245).
+    """
+
+    name = "independent"

@@ -1,0 +1,77 @@
+"""Trees of tensors, which autograd and compilers read as a list of tensors and a static structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+TENSOR, NUMBER = "#", "."
+"""Placeholders of a structure: they are replaced by the next tensor, or by the next float."""
+
+Structure = tuple[Any, ...]
+"""A subclass of :class:`TensorTree` and its fields: placeholders, static values, and structures of other trees."""
+
+
+class TensorTree:
+    """Tensors, static values and other trees. Each subclass is a frozen dataclass."""
+
+    kinds: ClassVar[dict[str, type[TensorTree]]] = {}
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        TensorTree.kinds[cls.__name__] = cls
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy in which ``change`` replaces every tensor, also those of the trees in the fields."""
+
+        def mapped(value: Any) -> Any:
+            if isinstance(value, TensorTree):
+                return value.map_tensors(change)
+            return change(value) if isinstance(value, Tensor) else value
+
+        return type(self)(*[mapped(getattr(self, name)) for name in type(self).__dataclass_fields__])
+
+
+def flatten(tree: TensorTree) -> tuple[Structure, list[Tensor], list[float]]:
+    """Return the structure of ``tree``, and its tensors and floats in the order of the fields."""
+    tensors: list[Tensor] = []
+    numbers: list[float] = []
+    return _flatten(tree, tensors, numbers), tensors, numbers
+
+
+def unflatten(structure: Structure, tensors: Iterable[Tensor], numbers: Iterable[float]) -> Any:
+    """Return the tree of this structure with these tensors and floats."""
+    return _unflatten(structure, iter(tensors), iter(numbers))
+
+
+def _flatten(value: Any, tensors: list[Tensor], numbers: list[float]) -> Any:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return TENSOR
+    if isinstance(value, float):
+        numbers.append(value)
+        return NUMBER
+    if isinstance(value, TensorTree):
+        fields = [_flatten(getattr(value, name), tensors, numbers) for name in type(value).__dataclass_fields__]
+        return (type(value), *fields)
+    return value
+
+
+def _unflatten(structure: Any, tensors: Iterator[Tensor], numbers: Iterator[float]) -> Any:
+    if isinstance(structure, tuple):
+        kind, *fields = structure
+        return kind(*[_unflatten(field, tensors, numbers) for field in fields])
+    return next(tensors) if structure == TENSOR else next(numbers) if structure == NUMBER else structure
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Return True while tracing (``torch.compile``, ``torch.export``, meta tensors), when values cannot be read."""
+    return torch.compiler.is_compiling() or tensor.is_meta
+
+
+def empty_heads(like: Tensor, queries: int, heads: int, dim: int) -> Tensor:
+    """Return ``[B, H, T, D]`` with the memory of ``[T, B, H, D]``, the order in which the output projection reads."""
+    return like.new_empty(queries, like.size(0), heads, dim).permute(1, 2, 0, 3)
