@@ -34,8 +34,8 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from experiments.reporting import comparison, curves, tables
-    from fairseq_lowrank.tools import papers, pictures
+    from experiments.reporting import comparison, curves, papers, tables
+    from fairseq_lowrank.tools import pictures
 
     if args.logs and not args.output:
         raise ValueError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")

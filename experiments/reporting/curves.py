@@ -9,7 +9,7 @@ import numpy
 
 from experiments.recipes.scoring import read_training_log
 from experiments.reporting.comparison import plot_name
-from fairseq_lowrank.tools.papers import canonical_row, split_row
+from experiments.reporting.papers import canonical_row, split_row
 
 
 def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:

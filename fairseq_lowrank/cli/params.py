@@ -68,8 +68,7 @@ def as_text(data: dict) -> str:
     extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
     title = " ".join([f"{data['architecture']}, vocabulary {data['vocab_size']:,}", *data["flags"]])
-    notes = [f"Note: {note}." for note in data["notes"]]
-    text = "\n".join([title, _output.table(["", "parameters", "share"], rows), *notes])
+    text = "\n".join([title, _output.table(["", "parameters", "share"], rows)])
     return text + ("\n\nattention\n" + _output.axes_table(data["axes"]) if data["axes"] else "")
 
 
