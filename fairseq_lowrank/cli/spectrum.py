@@ -102,7 +102,6 @@ def run(args) -> None:
         raise ValueError(
             "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or another --head-mixing of one M)"
         )
-    _output.show(args, results, as_text(results))
     figures = {}
     if args.output:
         for site in dict.fromkeys(site for result in results for site in result["sites"]):
@@ -110,6 +109,7 @@ def run(args) -> None:
             figures[f"spectrum-{site}-layers"] = spectrum.draw_layers(shown, site)
             figures[f"spectrum-{site}"] = spectrum.draw_mean(shown, site)
     _output.write(args, NAME, results, flat(results), figures)
+    _output.show(args, results, as_text(results))
 
 
 def default_labels(paths: list[Path]) -> list[str]:
@@ -167,7 +167,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
     before = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
     # the hooks of `before` run first, because they are registered first
     with torch.no_grad(), before as unmixed, checkpoints.attention_weights(model, receive):
-        for sample in tqdm(chosen, desc=label):
+        for sample in tqdm(chosen, desc=label, disable=None):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
     return [

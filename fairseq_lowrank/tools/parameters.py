@@ -188,7 +188,7 @@ def sweep(
         return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
 
     rows = []
-    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=not progress) as bar:
+    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
         for value in SWEEPS[quantity]:
             for preset in PRESETS:
                 bar.update()
