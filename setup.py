@@ -19,7 +19,6 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
-    package_data={"fairseq_lowrank": ["**/*.json"]},
     python_requires=">=3.11",
     classifiers=[
         "Programming Language :: Python :: 3.11",

@@ -158,7 +158,7 @@ def experiment(
     generator = torch.Generator().manual_seed(seed)
     target = theorem_layer(embed_dim, heads, head_dim, generator=generator)
     fits = []
-    with tqdm(total=len(ranks) * len(sizes), desc="fitting", disable=not progress) as bar:
+    with tqdm(total=len(ranks) * len(sizes), desc="fitting", disable=None if progress else True) as bar:
         for rank in ranks:
             basis = random_basis(rank, embed_dim, generator=generator)
             held_out = inputs(HELD_OUT, n, basis, generator=generator)

@@ -209,7 +209,7 @@ def experiment(
         error, largest = relative_error(fitted, wanted).mean().item(), (fitted - wanted).abs().max().item()
         fits.append(Fit(method, series, head_dim, used, error, largest))
 
-    with tqdm(total=4 * len(head_dims), desc="fitting", disable=not progress) as bar:
+    with tqdm(total=4 * len(head_dims), desc="fitting", disable=None if progress else True) as bar:
         for head_dim in head_dims:
             if full_rank:
                 fitted = attention_matrix(x, *closed_form(x, first, head_dim))

@@ -6,7 +6,6 @@ A new preset gets an entry in :data:`VARIANTS`; its formulas are held to built l
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import torch
 
 import fairseq_lowrank
 from experiments.recipes.results import read_results
+from experiments.reporting.papers import load_papers
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention, build_attention
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
@@ -59,7 +59,7 @@ PAPERS = {
         "https://arxiv.org/abs/1805.10829",
     ),
 }
-"""Title, authors and address of papers that no table of ours is about; the others stand in ``report/papers.json``."""
+"""Title, authors and address of papers that no table of ours is about; the others stand in ``reporting/papers.json``."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Variant:
         formula: what it computes, head i of h, with queries Q_i, keys K_i, values V_i and P_i = softmax(Q_i K_iᵀ/√d_k).
         parameters: of one layer, biases left out, as :func:`evaluate` reads them.
         cached: numbers that a decoding layer keeps of a token, likewise; ``None`` where it keeps what ``mha`` does.
-        papers: keys of :data:`PAPERS` or of ``report/papers.json``; none where it is of this project.
+        papers: keys of :data:`PAPERS` or of ``reporting/papers.json``; none where it is of this project.
         notes: what is exactly so, and what to know before choosing it.
         preset: of ``--attention``; ``None`` where it is no attention.
         axes: what is set over the preset, to sizes that stand for any.
@@ -523,7 +523,7 @@ def results_table(name: str, rows: list[dict]) -> str:
 
 def citations(variant: Variant) -> str:
     """The papers of a variant, or whose it is."""
-    ours = json.loads((PACKAGE / "tools/papers.json").read_text(encoding="utf-8"))
+    ours = load_papers()
     papers = PAPERS | {key: (of["title"], f"{of['authors']}, {of['published']}", of["url"]) for key, of in ours.items()}
     cited = (papers[key] for key in variant.papers)
     return "; ".join(f"[{title}]({url}) ({authors})" for title, authors, url in cited) or "this project"

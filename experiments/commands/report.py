@@ -36,8 +36,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from experiments.reporting import comparison, curves, tables
-    from fairseq_lowrank.tools import papers
+    from experiments.reporting import comparison, curves, papers, tables
 
     if not args.results and not args.logs:
         raise UserError("nothing to report. Give files of results, or logs with --logs.")

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from experiments.recipes.results import read_results, results_files
+from experiments.reporting.papers import canonical_paper, canonical_row, canonical_table, split_row
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.papers import canonical_paper, canonical_row, canonical_table, split_row
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}

@@ -9,8 +9,8 @@ import numpy
 
 from experiments.recipes.scoring import read_training_log
 from experiments.reporting.comparison import plot_name
+from experiments.reporting.papers import canonical_row, split_row
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.papers import canonical_row, split_row
 
 # More rows than this are drawn by setting.
 MOST_ROWS = 9

@@ -38,6 +38,7 @@ def run_subcommand(program: str, description: str, package: ModuleType, argv: Se
         program: the name of the program in usage and error lines.
         package: the package with a module for each subcommand.
     """
+    _output.print_safely()
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from fairseq_lowrank.messages import UserError
 
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
@@ -72,9 +75,27 @@ def _check_writable(path: Path, folder: Path) -> None:
         raise ValueError(f"--output {path}: you may not write into {folder}")
 
 
+def print_safely() -> None:
+    """Let standard output escape what its encoding lacks, so that printing loses no result."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def show(args, data, text: str) -> None:
-    """Print JSON or the text, whichever was asked for."""
-    say(json.dumps(data, indent=2, ensure_ascii=False) if args.json else text)
+    """Print JSON or the text, as `--json` says."""
+    if args.json:
+        text = json.dumps(data, indent=2, ensure_ascii=False)
+        if not _encodable(text):  # JSON has escapes of its own
+            text = json.dumps(data, indent=2)
+    say(text)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def say(text: str) -> None:
@@ -93,12 +114,10 @@ def discard_output() -> None:
 def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[str, str] | None = None) -> None:
     """Write NAME.json, NAME.csv, the pages and every figure as PNG and PDF to `--output`, if given, and say which files.
 
-    All files or none: what fails to be drawn leaves the folder as it was.
+    All files or none: what fails to be drawn leaves the folder as it was. A command writes before it prints.
     """
     if args.output is None:
         return
-    from fairseq_lowrank.tools import pictures
-
     pages = {f"{name}.json": json.dumps(data, indent=2, ensure_ascii=False) + "\n"} | (pages or {})
 
     def fill(folder: Path) -> None:
@@ -109,6 +128,8 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
             writer.writeheader()
             writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
         for figure_name, figure in figures.items():
+            from fairseq_lowrank.tools import pictures
+
             pictures.save(figure, folder, figure_name)
 
     print("wrote", *write_together(args.output, fill), file=sys.stderr)
@@ -128,13 +149,29 @@ def inert(cell: object) -> object:
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
-    """Write a checkpoint whole, or leave what was there."""
+    """Write a checkpoint whole, or leave what was there.
+
+    Raises:
+        UserError: the file cannot be written, because the disk is full for one.
+    """
     import torch
 
     unfinished = path.with_name(f"{path.name}.tmp{os.getpid()}")
     try:
-        torch.save(state, unfinished)
+        with open(unfinished, "wb") as file:
+            torch.save(state, file)
         unfinished.replace(path)
+    except (OSError, RuntimeError) as error:
+        # after a failed write torch raises "unexpected pos" over the OSError
+        cause = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        reason = cause.strerror or str(cause)
+        raise UserError(
+            f"--output {path}: {reason}; nothing was written. Free some space, or choose another place."
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

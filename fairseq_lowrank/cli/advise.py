@@ -1,16 +1,17 @@
 """Say which bottlenecks a model has, what to change, and what the change costs in parameters.
 
-Reads a checkpoint, or an architecture with any flags of fairseq-train, and how long the data's sequences are. It
-compares
+Reads a checkpoint, or an architecture with any flags of fairseq-train, and the lengths of the data's sequences. The first
+two lines say at which sites a head is too small for these lengths, and up to how many heads it is not. Then it compares
 
-  head size with sequence length           (Bhojanapalli et al. 2020; Mixhead paper)
-  embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen where the width exceeds them)
+  head size with sequence length           (Bhojanapalli et al. 2020)
+  embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen if the width exceeds them)
   depth with log₃ of the width             (Wies et al. 2021, after Levine et al. 2020)
   heads · head size with width             (Wies et al. 2021: about 25 % of parameters redundant at 4, 45 % at 16)
-  what values hold of a position with width
-  what decoding keeps of a token with what it would with grouped keys  (Ainslie et al. 2023)
+  the values' numbers of a position with width
+  the cache of a token with that of grouped keys  (Ainslie et al. 2023)
 
-and every sentence gives its numbers and its source.
+Every sentence gives its numbers and its source. A remedy is listed only if it suffices by the rule that it is for. If heads
+are too small, this project's own measurements follow, with their limits. What is fine is counted; --all shows it.
 
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
@@ -37,8 +38,11 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
     )
-    parser.add_argument("--subset", default="train", help="whose lengths are read (default %(default)s)")
+    parser.add_argument(
+        "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
+    )
     parser.add_argument("--length", type=int, metavar="N", help="sequence length, in place of the data's")
+    parser.add_argument("--all", action="store_true", help="show what is fine too")
     _output.add_output_arguments(
         parser, "advise.json, advise.csv, and depth against width as advise-depth.png and .pdf"
     )
@@ -49,6 +53,7 @@ def run(args) -> None:
 
     from fairseq_lowrank.tools.advice import checks, depth
     from fairseq_lowrank.tools.advice.lengths import describe_lengths, read_lengths
+    from fairseq_lowrank.tools.advice.measured import MEASURED
     from fairseq_lowrank.tools.architecture import stacks
 
     model_args, data, vocab_size, break_mode, task = from_checkpoint(args) if args.checkpoint else from_flags(args)
@@ -59,7 +64,7 @@ def run(args) -> None:
             raise ValueError(f"--length {args.length}: expected at least 1")
         lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
-        raise ValueError("how long are the sequences? Give --data or --length")
+        raise ValueError("sequence lengths are unknown. Add --data DIR or --length N.")
     else:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
@@ -83,13 +88,16 @@ def run(args) -> None:
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
         "lengths": stats,
+        "verdict": checks.verdict(facts),
         "findings": [finding.as_dict() for finding in findings],
+        "parameters": facts.variants.total,
+        "measured": [one.as_dict() for one in MEASURED] if facts.short else [],
         "remedies_need": remedies_need(model_args, findings),
     }
-    _output.show(args, result, as_text(result))
     rows = [row for stack in facts.stacks for row in depth.curve(stack)]
     figures = {"advise-depth": depth.draw(facts.stacks, model_args.arch)} if args.output and facts.stacks else {}
     _output.write(args, NAME, result | {"depth": rows}, rows, figures)
+    _output.show(args, result, as_text(result, everything=args.all))
 
 
 def remedies_need(model_args, findings) -> dict | None:
@@ -141,22 +149,44 @@ def from_checkpoint(args):
     return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task
 
 
-def as_text(result: dict) -> str:
+def as_text(result: dict, *, everything: bool = False) -> str:
     import textwrap
 
-    lines = [f"{result['architecture']}, vocabulary {result['vocab_size']:,}"]
+    from fairseq_lowrank.tools.advice.measured import LIMITS
+
+    def wrapped(text: str, indent: str = "  ") -> list[str]:
+        return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ")
+
+    lines = [*result["verdict"]["lines"], "", f"{result['architecture']}, vocabulary {result['vocab_size']:,}"]
     for name, stats in result["lengths"].items():
         lines.append(
             f"{name} length: mean {stats['mean']:g}, median {stats['median']:g}, 95th percentile {stats['p95']:g}, "
             f"longest {stats['longest']} ({stats['sequences']:,} sequences)"
         )
+    folded = [finding for finding in result["findings"] if finding["verdict"] == "fine" and not everything]
     for finding in result["findings"]:
+        if finding in folded:
+            continue
         lines += ["", f"{MARKS[finding['verdict']]}: {finding['topic']}"]
-        lines += textwrap.wrap(finding["text"], 100, initial_indent="  ", subsequent_indent="  ")
-        for change in finding["changes"]:
-            cost = "" if change["parameters"] is None else f": {change['parameters']:+,} parameters"
-            lines.append(f"  → {change['change']}{cost}")
+        lines += wrapped(finding["text"])
+        lines += [f"  → {change['change']}{price(change['parameters'], result)}" for change in finding["changes"]]
         lines.append(f"  Source: {finding['source']}.")
+    if result["measured"]:
+        lines += ["", "what came out here", *wrapped(LIMITS)]
+        for one in result["measured"]:
+            lines += wrapped(f"{one['change']}: {one['text']}. Limits: {one['limits']}.", "  - ")
+    if folded:
+        topics = ", ".join(dict.fromkeys(finding["topic"] for finding in folded))
+        lines += ["", f"fine: {topics} ({len(folded)} findings; --all shows them)"]
     if need := result["remedies_need"]:
         lines += ["", f"These flags go with --user-dir {need['user_dir']} --arch {need['architecture']}"]
     return "\n".join(lines)
+
+
+def price(parameters: int | None, result: dict) -> str:
+    """Return what a change costs, as a part of the model too, with a word if it more than doubles the model."""
+    if parameters is None:
+        return ""
+    share = 100 * parameters / result["parameters"]
+    text = f": {parameters:+,} parameters" + (f" ({share:+.0f} %)" if abs(share) >= 1 else "")
+    return f"{text}, more than twice the model" if share > 100 else text

@@ -43,7 +43,6 @@ def run(args) -> None:
     if not layers:
         raise ValueError(f"{args.checkpoint} holds fairseq's own attention: neither head mixing nor head embeddings")
     data = {"checkpoint": str(args.checkpoint), "layers": layers}
-    _output.show(args, data, as_text(layers))
     figures = {}
     if args.output and any("matrix" in layer for layer in layers):
         figures["mixing"] = inspection.draw_mixing(layers)
@@ -52,6 +51,7 @@ def run(args) -> None:
     if args.output and any("query" in layer for layer in layers):
         figures["head-embeddings"] = inspection.draw_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)
+    _output.show(args, data, as_text(layers))
 
 
 def mean_mixing(args) -> dict:
@@ -63,7 +63,7 @@ def mean_mixing(args) -> dict:
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:
-        for sample in tqdm(spectrum.sequences(args, task), desc="mean M_t"):
+        for sample in tqdm(spectrum.sequences(args, task), desc="mean M_t", disable=None):
             model(**sample["net_input"])
     return means
 

@@ -47,8 +47,8 @@ def run(args) -> None:
         text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
         if args.output:
             figures = {f"params-{args.sweep}": parameters.draw(rows, args.sweep, args.arch, heads, head_dim)}
-    _output.show(args, data, text)
     _output.write(args, NAME, data, rows, figures)
+    _output.show(args, data, text)
 
 
 def flat(data: dict) -> dict:
@@ -62,14 +62,15 @@ def as_text(data: dict) -> str:
         rows.append([f"  {name}", f"{number:,}", f"{100 * number / data['total']:.1f} %"])
         if name == "attention":
             rows += [[f"    {site}", f"{number:,}", ""] for site, number in data["sites"].items()]
+    rows.append(["", "", ""])
     rows.append(["attention without biases", f"{data['attention_without_biases']:,}", ""])
     if data["unused"]:
         rows.append(["total without what feeds nothing", f"{data['total'] - data['unused']:,}", ""])
     extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
-    title = " ".join([f"{data['architecture']}, vocabulary {data['vocab_size']:,}", *data["flags"]])
-    notes = [f"Note: {note}." for note in data["notes"]]
-    text = "\n".join([title, _output.table(["", "parameters", "share"], rows), *notes])
+    title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
+    title = ", ".join([title, *([" ".join(data["flags"])] if data["flags"] else [])])
+    text = "\n".join([title, _output.table(["", "parameters", "share"], rows)])
     return text + ("\n\nattention\n" + _output.axes_table(data["axes"]) if data["axes"] else "")
 
 

@@ -10,6 +10,14 @@ lower the rank. Prints, averaged over sequences, heads and layers of each site (
   area             under the curve: 0.5 where all singular values are equal, near 1 at rank one
   mass in d_k      share of the sum that the first d_k singular values hold, for head size d_k
 
+With --rank-bound it adds Marsaglia's bound (the Mixhead paper's theorem 2). A mixed head is A + B: A is its own pattern
+times M[i, i], B is the part of the other heads. The columns are means too:
+
+  rank A, rank B   numerical ranks: singular values above max(T, S)·ε·σ, with σ the greatest of the layer's matrices
+  c, d             dimension that the column spaces of A and B share, and that their row spaces share
+  bound            rank A + rank B − c − d, which the rank of the mixed head cannot fall below
+  mixed rank       numerical rank of A + B
+
   fairseq-lowrank spectrum mha/checkpoint_best.pt mixhead/checkpoint_best.pt --labels mha mixhead-a --output pictures/
   fairseq-lowrank spectrum mixhead/checkpoint_best.pt --random-mixing        # is it M, or any matrix as far from I?
   fairseq-lowrank spectrum checkpoint_best.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
@@ -20,6 +28,7 @@ the same data: curves of different lengths are stretched to one axis. Causal mat
 diagonals alone keep their rank from falling very low.
 """
 
+import contextlib
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
@@ -43,6 +52,11 @@ def add_arguments(parser) -> None:
         help="beside each checkpoint with one M for all queries: the same patterns unmixed, and mixed by a random M equally far "
         "from I, by one with its diagonal and random other entries of the same norm, and by M with the entries beside its "
         "diagonal shuffled within each column",
+    )
+    parser.add_argument(
+        "--rank-bound",
+        action="store_true",
+        help="add the bound on the rank of mixed heads, and the ranks that it is made of",
     )
     add_data_arguments(parser)
     _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
@@ -88,7 +102,6 @@ def run(args) -> None:
         raise ValueError(
             "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or another --head-mixing of one M)"
         )
-    _output.show(args, results, as_text(results))
     figures = {}
     if args.output:
         for site in dict.fromkeys(site for result in results for site in result["sites"]):
@@ -96,6 +109,7 @@ def run(args) -> None:
             figures[f"spectrum-{site}-layers"] = spectrum.draw_layers(shown, site)
             figures[f"spectrum-{site}"] = spectrum.draw_mean(shown, site)
     _output.write(args, NAME, results, flat(results), figures)
+    _output.show(args, results, as_text(results))
 
 
 def default_labels(paths: list[Path]) -> list[str]:
@@ -137,16 +151,24 @@ def measure(path: Path, label: str, args) -> list[dict]:
 
     def receive(layer, weights) -> None:
         found = {label: weights}
+        bound = None
+        if args.rank_bound:
+            patterns, matrix = unmixed.get(layer.name, (weights, None))
+            if matrix is not None and matrix.dim() == 4:  # of the one sequence
+                matrix = matrix[0]
+            bound = spectrum.rank_bound(patterns[:, 0], matrix)
         if args.random_mixing and (matrix := checkpoints.static_mixing(layer.module)) is not None:
             others = spectrum.controls(weights, matrix, generator)
             found |= {f"{label}, {name}": other for name, other in others.items()}
         for name, heads in found.items():
             place = spectra.setdefault(name, spectrum.Spectra())
-            place.add(layer.site, layer.layer, layer.module.head_dim, heads)
+            place.add(layer.site, layer.layer, layer.module.head_dim, heads, bound if name == label else None)
 
     chosen = sequences(args, task)
-    with torch.no_grad(), checkpoints.attention_weights(model, receive):
-        for sample in tqdm(chosen, desc=label):
+    before = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
+    # the hooks of `before` run first, because they are registered first
+    with torch.no_grad(), before as unmixed, checkpoints.attention_weights(model, receive):
+        for sample in tqdm(chosen, desc=label, disable=None):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
     return [
@@ -173,9 +195,26 @@ COLUMNS = {
 }
 
 
+BOUND_COLUMNS = {
+    "pattern_rank": "rank A",
+    "others_rank": "rank B",
+    "c": "c",
+    "d": "d",
+    "bound": "bound",
+    "mixed_rank": "mixed rank",
+}
+
+
 def as_text(results: list[dict]) -> str:
+    columns = COLUMNS | (
+        BOUND_COLUMNS if any(has_bound(found) for each in results for found in each["sites"].values()) else {}
+    )
+
+    def cells(found: dict) -> list[str]:
+        return [f"{found['mean'][name]:.3f}" if name in found["mean"] else "" for name in columns]
+
     rows = [
-        [result["label"], site, found["layers"][0]["head_dim"], *(f"{found['mean'][name]:.3f}" for name in COLUMNS)]
+        [result["label"], site, found["layers"][0]["head_dim"], *cells(found)]
         for result in results
         for site, found in result["sites"].items()
     ]
@@ -183,7 +222,11 @@ def as_text(results: list[dict]) -> str:
         f"{result['sequences']} sequences of {result['subset']!r}, {result['mean_length']:.0f} tokens on average"
         for result in results
     )
-    return f"{'; '.join(about)}\n{_output.table(['', 'site', 'd_k', *COLUMNS.values()], rows)}"
+    return f"{'; '.join(about)}\n{_output.table(['', 'site', 'd_k', *columns.values()], rows)}"
+
+
+def has_bound(found: dict) -> bool:
+    return "bound" in found["mean"]
 
 
 def flat(results: list[dict]) -> list[dict]:
@@ -191,8 +234,9 @@ def flat(results: list[dict]) -> list[dict]:
     rows = []
     for result in results:
         for site, found in result["sites"].items():
+            columns = [*COLUMNS, *BOUND_COLUMNS, "tolerance"] if has_bound(found) else COLUMNS
             for layer in found["layers"]:
                 about = {"label": result["label"], "site": site, "layer": layer["layer"], "head_dim": layer["head_dim"]}
                 for head, values in [("", layer), *enumerate(layer["heads"])]:
-                    rows.append({**about, "head": head, **{name: values[name] for name in COLUMNS}})
+                    rows.append({**about, "head": head, **{name: values[name] for name in columns}})
     return rows

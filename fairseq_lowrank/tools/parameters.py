@@ -16,7 +16,6 @@ from fairseq_lowrank.attention import AXES, PRESETS, build_attention
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
-from fairseq_lowrank.tools.papers import load_papers
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -111,11 +110,8 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     args = parse(architecture, flags, task=task)
     model = build(args, vocab_size)
     counts = count(model)
-    notes = []
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
-        if not axes and (note := primer_differs(architecture, layer.module)):
-            notes.append(note)
         axes.setdefault(layer.site, axes_of(layer.module))
     extra = 0
     if chooses_attention(args):
@@ -131,23 +127,7 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
         **counts,
         "axes": axes,
         "extra": extra,
-        "notes": notes,
     }
-
-
-def primer_differs(architecture: str, attention: nn.Module) -> str | None:
-    """What the primer prints of an architecture's heads where it has others; None where it has these, or another width."""
-    rows = load_papers()["primer"]["tables"]["variations"]["rows"]
-    printed = next((row["settings"] for row in rows if row["architecture"] == architecture), None)
-    if printed is None or printed["embed-dim"] != attention.embed_dim:
-        return None
-    width, heads, head_dim = (printed[name] for name in ("embed-dim", "attention-heads", "head-dim"))
-    if (heads, head_dim) == (attention.num_heads, attention.head_dim):
-        return None
-    return (
-        f"the primer prints {heads} heads of size {head_dim} for width {width}, but by its own rule, width / heads, they have "
-        f"{width // heads}; {architecture} has {attention.num_heads} heads of size {attention.head_dim}"
-    )
 
 
 def head_sizes(args: Namespace) -> tuple[int, int]:
@@ -208,7 +188,7 @@ def sweep(
         return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
 
     rows = []
-    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=not progress) as bar:
+    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
         for value in SWEEPS[quantity]:
             for preset in PRESETS:
                 bar.update()

@@ -6,9 +6,14 @@ matrix counts as of low rank when a few singular values hold most of their sum.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from fairseq_lowrank.tools.architecture import attention_layers
 
 CURVE_POINTS = 101
 LARGEST_CONDITION = 1e5
@@ -88,6 +93,90 @@ def measures(values: Tensor, head_dim: int) -> dict[str, Tensor]:
     }
 
 
+BOUND = ("pattern_rank", "others_rank", "c", "d", "bound", "mixed_rank", "tolerance")
+"""The measures of :func:`rank_bound`."""
+
+
+def rank_bound(patterns: Tensor, matrix: Tensor | None = None) -> dict[str, Tensor]:
+    """Compute Marsaglia's lower bound on the rank of mixed heads (Mixhead paper, theorem 2, equations 17 to 19).
+
+    Mixed head i is A + B: its own part A = M[i, i] P_i, and the part of the other heads, B = Σ_{j≠i} M[j, i] P_j. With
+    d = dim(R_A ∩ R_B) for row spaces, c = dim(C_A ∩ C_B) for column spaces, rank(A + B) ≥ rank(A) + rank(B) − c − d.
+    An intersection is counted by ranks: d = rank(A) + rank(B) − rank([A; B]), and c the same with [A B].
+
+    A rank is numerical: the number of singular values above max(T, S)·ε·σ, for ε of the patterns' type and σ the greatest
+    singular value of all A, B and A + B. One tolerance for all of them keeps the bound comparable with the rank.
+
+    Args:
+        patterns: P before mixing, `[H, T, S]`; computed in float64.
+        matrix: M `[H, H]` (indices j, i), or `[T, H, H]` with a matrix for each query; None for heads that are not mixed.
+
+    Returns:
+        By the names of :data:`BOUND`, each `[H]` in float64: the rank of A, that of B, c, d, the bound, the rank of A + B,
+        and the tolerance.
+    """
+    epsilon = torch.finfo(patterns.dtype).eps
+    patterns = patterns.double()
+    heads = torch.arange(len(patterns))
+    if matrix is None:
+        matrix = torch.eye(len(patterns), dtype=torch.float64)
+    matrix = matrix.double()
+    own = (
+        torch.einsum("ti,its->its", matrix[:, heads, heads], patterns)
+        if matrix.dim() == 3
+        else (matrix.diagonal()[:, None, None] * patterns)
+    )
+    mixed = torch.einsum("tji,jts->its" if matrix.dim() == 3 else "ji,jts->its", matrix, patterns)
+    others = mixed - own
+    parts = (own, others, torch.cat((own, others), 2), torch.cat((own, others), 1), mixed)
+    values = [torch.linalg.svdvals(part) for part in parts]
+    largest = max(part[..., 0].max() for part in (values[0], values[1], values[4]))
+    tolerance = max(patterns.shape[1:]) * epsilon * largest
+    own_rank, others_rank, columns, rows, mixed_rank = ((part > tolerance).sum(-1).double() for part in values)
+    c, d = own_rank + others_rank - columns, own_rank + others_rank - rows
+    found = (own_rank, others_rank, c, d, own_rank + others_rank - c - d, mixed_rank, tolerance.expand(len(patterns)))
+    return dict(zip(BOUND, found, strict=True))
+
+
+@contextlib.contextmanager
+def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
+    """While open, gather `(P, M)` of the last call of every layer that mixes probabilities, by the layer's name.
+
+    P is `[H, B, T, S]`, computed by the same layer without its mixing; M is `[H, H]` or `[B, T, H, H]`.
+    """
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    handles, changed = [], []
+    for layer in attention_layers(model):
+        mixing = getattr(layer.module, "mixing", None)
+        if mixing is None:
+            continue
+        operations = []
+
+        def operation(query, mixing=mixing, operations=operations):
+            operations[:] = [type(mixing).operation(mixing, query)]
+            return operations[0]
+
+        def again(module, args, kwargs, output, name=layer.name, mixing=mixing, operations=operations):
+            module.mixing = None
+            try:
+                kwargs = {**kwargs, "need_weights": True, "need_head_weights": True}
+                patterns = module.forward(*args, **kwargs)[1]
+            finally:
+                module.mixing = mixing
+            found[name] = patterns, operations[0].matrices()
+
+        mixing.operation = operation
+        changed.append(mixing)
+        handles.append(layer.module.register_forward_hook(again, with_kwargs=True))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+        for mixing in changed:
+            del mixing.operation
+
+
 CONTROLS = ("without mixing", "random M", "random off-diagonal", "shuffled off-diagonal")
 
 
@@ -139,10 +228,13 @@ class Spectra:
     def __init__(self) -> None:
         self.layers: dict[tuple[str, int], list[dict[str, Tensor]]] = {}
 
-    def add(self, site: str, layer: int, head_dim: int, weights: Tensor) -> None:
-        """One sequence's matrices of a layer, `[H, 1, T, S]`."""
+    def add(
+        self, site: str, layer: int, head_dim: int, weights: Tensor, bound: dict[str, Tensor] | None = None
+    ) -> None:
+        """Add one sequence's matrices of a layer, `[H, 1, T, S]`, and their :func:`rank_bound` if it was computed."""
         values = singular_values(weights[:, 0])
         found = {"curve": resample(cumulative_curve(values)), **measures(values, head_dim)}
+        found |= bound or {}
         found["head_dim"] = torch.full_like(found["area"], head_dim)
         found["length"] = torch.full_like(found["area"], values.size(-1))
         self.layers.setdefault((site, layer), []).append(found)

@@ -1,65 +1,66 @@
-"""What predictions of sentences are worth: the measures of GLUE and SuperGLUE, in percent."""
+"""Scores of predictions for sentences: the measures of GLUE and SuperGLUE, in percent."""
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy
 
 Values = Sequence[float] | Sequence[str]
 
 
 def accuracy(predictions: Values, targets: Values) -> float:
-    """The share that is right."""
-    from sklearn.metrics import accuracy_score
-
-    return accuracy_score(targets, predictions)
+    """Return the share that is right."""
+    return fmean(one == other for one, other in zip(predictions, targets, strict=True))
 
 
 def f1_of(positive: str) -> Callable[[Values, Values], float]:
-    """F1 of one class: 2·P·R / (P + R); 0 where it is neither there nor predicted."""
+    """Return F1 of one class: 2·P·R / (P + R); 0 if the class is neither there nor predicted."""
 
     def f1(predictions: Values, targets: Values) -> float:
-        from sklearn.metrics import f1_score
-
-        return f1_score(targets, predictions, pos_label=positive, average="binary", zero_division=0)
+        pairs = zip(predictions, targets, strict=True)
+        right = sum(one == other == positive for one, other in pairs)
+        found = [*predictions].count(positive) + [*targets].count(positive)
+        return 2 * right / found if found else 0.0
 
     return f1
 
 
 def macro_f1(predictions: Values, targets: Values) -> float:
-    """The mean of each class's F1."""
-    from sklearn.metrics import f1_score
-
-    return f1_score(targets, predictions, average="macro", zero_division=0)
+    """Return the mean of each class's F1."""
+    return fmean(f1_of(label)(predictions, targets) for label in {*predictions, *targets})
 
 
 def matthews(predictions: Values, targets: Values) -> float:
-    """The correlation coefficient of Matthews; 0 where all are predicted the same."""
-    from sklearn.metrics import matthews_corrcoef
+    """Return the correlation coefficient of Matthews, for any number of classes; 0 if all are predicted the same.
 
-    return matthews_corrcoef(targets, predictions)
+    The correlation of the classes' indicators (Gorodkin 2004): Σ_k cov(p_k, t_k) / √(Σ_k var(p_k) · Σ_k var(t_k)).
+    """
+    labels = sorted({*predictions, *targets})
+    p, t = (numpy.array([[one == label for label in labels] for one in each], float) for each in (predictions, targets))
+    p, t = p - p.mean(0), t - t.mean(0)
+    spread = (p * p).sum() * (t * t).sum()
+    return float((p * t).sum() / math.sqrt(spread)) if spread else 0.0
 
 
 def pearson(predictions: Values, targets: Values) -> float:
-    """The linear correlation; 0 where all predictions, or all targets, are the same."""
-    from scipy.stats import pearsonr
-
-    return _correlation(pearsonr, predictions, targets)
+    """Return the linear correlation; 0 if all predictions, or all targets, are the same."""
+    if len(set(predictions)) < 2 or len(set(targets)) < 2:
+        return 0.0
+    return float(numpy.corrcoef(predictions, targets)[0, 1])
 
 
 def spearman(predictions: Values, targets: Values) -> float:
-    """The correlation of ranks; 0 where all predictions, or all targets, are the same."""
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, predictions, targets)
+    """Return the correlation of ranks; 0 if all predictions, or all targets, are the same."""
+    return pearson(_ranks(predictions), _ranks(targets))
 
 
-def _correlation(function: Callable, predictions: Values, targets: Values) -> float:
-    if len(set(predictions)) < 2 or len(set(targets)) < 2:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(function(predictions, targets).statistic)
+def _ranks(values: Values) -> list[float]:
+    """Return the place of each value among all; equal values share the mean of their places."""
+    _, place, counts = numpy.unique(values, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place].tolist()
 
 
 MEASURES: dict[str, Callable[[Values, Values], float]] = {

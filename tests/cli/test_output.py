@@ -1,11 +1,16 @@
 """What commands write: refused before anything is computed, and written whole or not at all."""
 
+import contextlib
 import csv
+import io
 import json
 import os
+import resource
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq")
 
@@ -13,6 +18,7 @@ from experiments import __main__ as experiments
 from experiments import commands
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import pictures
 
 FOLDER_COMMANDS = {
@@ -130,3 +136,69 @@ def test_a_picture_that_fails_leaves_no_file(tmp_path, monkeypatch, capsys):
     assert report(tmp_path, line(value=7.0)) == 2
     assert "no ink" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()} == before
+
+
+@contextlib.contextmanager
+def files_up_to(size):
+    """Let writes of larger files fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 50_000, 399_000])
+def test_checkpoint_that_does_not_fit_leaves_the_old_one(tmp_path, size):
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"old")
+    with files_up_to(size), pytest.raises(UserError) as caught:
+        _output.save_checkpoint({"model": {"weight": torch.ones(100_000)}}, path)
+    assert f"--output {path}" in str(caught.value) and isinstance(caught.value.__cause__, (OSError, RuntimeError))
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"] and path.read_bytes() == b"old"
+
+
+def test_checkpoint_that_torch_cannot_save_is_no_full_disk(tmp_path, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("a fault of torch")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="a fault of torch"):
+        _output.save_checkpoint({}, tmp_path / "checkpoint.pt")
+
+
+def ascii_output(monkeypatch, *command):
+    """What a command prints to a terminal that has ASCII alone."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        assert cli.main([*command]) == 0
+    return stream.buffer.getvalue().decode("ascii")
+
+
+ADVISE = ["advise", *FOLDER_COMMANDS["advise"], "--all"]
+
+
+def test_printing_to_an_ascii_terminal_loses_no_result(monkeypatch):
+    assert "log\\u2083 d" in ascii_output(monkeypatch, *ADVISE)
+
+
+def test_json_on_an_ascii_terminal_can_be_read(monkeypatch):
+    findings = json.loads(ascii_output(monkeypatch, *ADVISE, "--json"))["findings"]
+    assert any("log₃ d" in finding["text"] for finding in findings)
+
+
+@pytest.mark.parametrize("command", [["params", *FOLDER_COMMANDS["params"]], ["advise", *FOLDER_COMMANDS["advise"]]])
+def test_command_writes_its_files_before_it_prints(command, tmp_path, monkeypatch):
+    def fail(*args):
+        raise OSError("no terminal")
+
+    monkeypatch.setattr(_output, "say", fail)
+    assert cli.main([*command, "--output", str(tmp_path / "out")]) == 2
+    assert (tmp_path / "out" / f"{command[0]}.json").is_file()
+
+
+def test_progress_is_silent_in_a_pipe(capsys):
+    assert cli.main(["params", *FOLDER_COMMANDS["params"], "--sweep", "layers"]) == 0
+    assert not capsys.readouterr().err

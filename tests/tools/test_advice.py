@@ -43,8 +43,8 @@ def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
     assert encoder.verdict == checks.BOTTLENECK
     assert "d_k = 8" in encoder.text and "100 %" in encoder.text
     costs = changes(encoder)
-    assert costs["--attention mixhead-a --attention-sites encoder"] == 6 * 64 * 64
-    assert costs["--attention mixhead-b --attention-sites encoder"] == 6 * (64 * 64 + 8 * 64)
+    assert costs["--score-mixing static --attention-sites encoder"] == 6 * 64 * 64
+    assert costs["--encoder-attention-heads 4 (fewer heads, of size 128)"] == 0
     assert one(found, "head size", site="decoder").verdict == checks.FINE
     assert one(found, "head size", site="cross").verdict == checks.FINE
 
@@ -53,7 +53,7 @@ def test_scores_that_are_no_products_are_not_judged_by_the_head_size():
     flags = ["--decoder-attention-heads", "64", "--attention-score"]
     dense = one(findings(LM, [*flags, "synthesizer-dense"]), "head size")
     assert dense.verdict == checks.BOTTLENECK
-    assert changes(dense)["--attention mixhead-b"] == 6 * (64 * 64 + 8 * 64)
+    assert changes(dense)["--score-mixing static"] == 6 * 64 * 64
     assert not [f for f in findings(LM, [*flags, "synthesizer-random"]) if f.topic == "head size"]
 
 
@@ -64,10 +64,10 @@ def test_one_remedy_serves_all_sites_that_want_it():
     heads = ["--encoder-attention-heads", "8", "--decoder-attention-heads", "8"]
     found = findings(TRANSLATION, heads, lengths=LONG)
     for site in ("encoder", "decoder", "cross"):
-        assert changes(one(found, "head size", site=site))["--attention mixhead-a"] == 18 * 8 * 8
+        assert changes(one(found, "head size", site=site))["--score-mixing static"] == 18 * 8 * 8
     found = findings(TRANSLATION, heads, lengths=LONG | {"source": numpy.array([20])})
     decoder = changes(one(found, "head size", site="decoder"))
-    assert decoder["--attention mixhead-a --attention-sites decoder"] == 6 * 8 * 8
+    assert decoder["--score-mixing static --attention-sites decoder"] == 6 * 8 * 8
     assert one(found, "head size", site="cross").verdict == checks.FINE
 
 
@@ -76,14 +76,17 @@ def test_remedies_leave_what_was_chosen_as_it_is():
         return changes(one(findings(architecture, flags, lengths=lengths), "head size", site=site))
 
     text = {"text": numpy.array([200])}
-    mixed = remedies_of(["--attention", "mhe-mul"])
-    assert mixed["--head-mixing static"] == 18 * 4 * 4 and not any("mixhead" in change for change in mixed)
-    assert "--head-mixing static" in remedies_of(["--head-mixing", "none"], "decoder", LM, text)
-    # a third kind of attention beside mixhead-b and plain mha is not to be had, mixhead-b everywhere is
-    flags = ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"]
+    # one head of keys for all: mixing its scores lifts nothing
+    assert next(iter(remedies_of(["--attention", "mhe-mul"]))) == "--head-dim 199"
+    assert "--score-mixing static" in remedies_of(["--head-mixing", "none"], "decoder", LM, text)
+    # a third kind of attention next to talking heads and plain mha is not possible, talking heads everywhere are
+    flags = ["--attention", "talking-heads", "--attention-sites", "decoder,cross"]
     kept = [change for change in remedies_of(flags) if "fewer heads" not in change]
     assert kept == ["--attention-sites encoder,decoder,cross"]
-    assert remedies_of(flags)[kept[0]] == 6 * (4 * 4 + 128 * 4)
+    assert remedies_of(flags)[kept[0]] == 6 * 2 * 4 * 4
+    # mixhead-b everywhere would not suffice
+    flags[1] = "mixhead-b"
+    assert all("fewer heads" in change for change in remedies_of(flags))
 
 
 def test_a_remedy_for_all_sites_takes_no_head_size_from_those_that_want_none():
@@ -112,7 +115,7 @@ def test_the_cost_of_fixedhead_is_that_of_the_built_model():
         count(build(parse("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"] for more in (flags, [])
     ]
     assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
-    assert costs["--attention mixhead-a"] == 384
+    assert costs["--score-mixing static"] == 384
     assert costs["--decoder-attention-heads 2 (fewer heads, of size 256)"] == 0
 
 
@@ -145,10 +148,7 @@ def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, v
             if cost is None:
                 continue
             more, size = change.partition(" (")[0], vocab_size
-            if change == "one more layer":
-                stack = finding.numbers["stack"]
-                more = f"--{stack}-layers {finding.numbers['layers'] + 1}"
-            elif change.startswith("a vocabulary of at least"):
+            if change.startswith("a vocabulary of at least"):
                 more, size = "", finding.numbers["width"]
             assert cost == total(architecture, [*flags, *more.split()], size) - before, change
             checked += 1
@@ -212,9 +212,9 @@ def test_a_small_vocabulary_caps_the_width():
     assert finding.verdict == checks.BOTTLENECK
     assert finding.numbers["embedding_rank"] == 400
     assert "deepen rather than widen" in finding.text and "504" in finding.text
-    assert changes(finding)["a vocabulary of at least 512 (sub-words in place of characters)"] == 112 * 512  # tied
+    assert changes(finding)["a vocabulary of at least 512 (subwords in place of characters)"] == 112 * 512  # tied
     untied = changes(one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank"))
-    assert untied["a vocabulary of at least 512 (sub-words in place of characters)"] == 2 * 255 * 512
+    assert untied["a vocabulary of at least 512 (subwords in place of characters)"] == 2 * 255 * 512
     wide_enough = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=512, lengths={}), "embedding rank")
     assert wide_enough.verdict == checks.FINE
 
@@ -274,7 +274,7 @@ def test_shallow_models_are_told_that_depth_counts_most():
     ).values()
     totals = [
         count(build(parse("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))["total"]
-        for layers in ("4", "3")
+        for layers in ("6", "3")
     ]
     assert cost == totals[0] - totals[1]
 
@@ -319,9 +319,9 @@ def test_the_command_reads_lengths_and_vocabulary_from_data(translation_data, ca
 def test_the_command_reads_a_checkpoint(trained, capsys):
     assert cli.main(["advise", "--checkpoint", str(trained("mixhead-b"))]) == 0
     printed = capsys.readouterr().out
-    assert "text length: mean 12" in printed and "heads are mixed" in printed and "Source:" in printed
+    assert "text length: mean 12" in printed and "heads are mixed after the softmax" in " ".join(printed.split())
     assert cli.main(["advise", "--checkpoint", str(trained("stock"))]) == 0
-    assert "--attention mixhead-a: +96 parameters" in capsys.readouterr().out
+    assert "--score-mixing static: +96 parameters" in capsys.readouterr().out
 
 
 def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
@@ -356,7 +356,7 @@ def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
     "arguments, message",
     [
         (["--arch", TRANSLATION, "--length", "20"], "needs --vocab-size"),
-        (["--arch", TRANSLATION, "--vocab-size", "100"], "Give --data or --length"),
+        (["--arch", TRANSLATION, "--vocab-size", "100"], "--data DIR"),
         (["--arch", TRANSLATION, "--vocab-size", "100", "--length", "0"], "--length 0"),
         (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
         (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "holds no train.idx"),
@@ -375,7 +375,7 @@ def test_bad_input_gets_one_line(arguments, message, capsys):
 def test_a_gain_for_each_head_is_told_to_lift_nothing():
     found = findings(LM, ["--attention", "gain"], lengths={"text": numpy.array([300])})
     size = one(found, "head size")
-    assert "heads are mixed" not in size.text and "--head-mixing static" in changes(size)
+    assert "heads are mixed" not in size.text and "--head-mixing static" not in changes(size)
     assert "lifts no rank" in one(found, "composition").text
 
 
@@ -442,8 +442,8 @@ def test_scores_that_are_mixed_are_judged_by_the_rank_of_all_heads():
         assert "rank r = 512" in fine.text
         short = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([1280])}), "head size")
         assert short.verdict == checks.BOTTLENECK and "Above 2·r + 1" in short.text
-        assert any(change.endswith("--head-dim 10") for change in changes(short))
-        assert not any("fewer heads" in change for change in changes(short))
+        # 512 is the width, which bounds the rank for every head size
+        assert not short.changes and "no heads in this width are large enough" in short.text
     # one head of keys for all: mixing its scores lifts nothing
     shared = findings(
         LM, [*heads, "--attention", "mqa", "--score-mixing", "static"], lengths={"text": numpy.array([300])}
@@ -453,7 +453,7 @@ def test_scores_that_are_mixed_are_judged_by_the_rank_of_all_heads():
 
 @pytest.mark.parametrize(
     "flags, offered",
-    [([], True), (["--attention", "mhe-mul"], False), (["--attention", "gqa", "--key-value-heads", "4"], True)],
+    [([], True), (["--attention", "mhe-mul"], False), (["--attention", "gqa", "--key-value-heads", "32"], True)],
 )
 def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags, offered):
     flags = ["--decoder-attention-heads", "64", *flags]
@@ -463,3 +463,70 @@ def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags
         assert costs["--score-mixing static"] == total(LM, [*flags, "--score-mixing", "static"], 1000) - total(
             LM, flags, 1000
         )
+
+
+def test_verdict_counts_the_heads_that_are_large_enough():
+    def verdict(flags, length, architecture=TRANSLATION):
+        lengths = {name: numpy.array([length]) for name in (("text",) if "_lm" in architecture else SHORT)}
+        return checks.verdict(checks.Facts(parse(architecture, flags), 1000, lengths))
+
+    found = verdict([], 240)
+    assert (found["too_small"], found["large_enough"]) == (["encoder", "cross"], ["decoder"])
+    assert found["most_heads"] == {"encoder": 2, "decoder": 4, "cross": 2}
+    assert len(found["lines"]) == 2
+    # one head of the width's 512 dimensions makes 513 positions, and 1025 under a causal mask
+    assert verdict([], 514)["most_heads"] == {"encoder": 0, "decoder": 1, "cross": 0}
+    # neither a given head size nor mixed scores depend on the number of heads
+    given = verdict(["--attention", "fixedhead", "--head-dim", "64"], 300, LM)
+    assert given["too_small"] == ["decoder"] and given["most_heads"] == {"decoder": None}
+    assert verdict(["--score-mixing", "static"], 300, LM)["most_heads"] == {"decoder": None}
+
+
+def test_no_remedy_is_listed_that_does_not_suffice():
+    """Every remedy, built, passes the check that it is for."""
+    cases = [(TRANSLATION, [], 240), (TRANSLATION, ["--encoder-attention-heads", "64"], 60), (LM, [], 900)]
+    cases += [(LM, ["--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256"], 514)]
+    cases += [(LM, ["--decoder-embed-dim", "256", "--decoder-input-dim", "256", "--decoder-output-dim", "256"], 513)]
+    listed = []
+    for architecture, flags, length in cases:
+        lengths = {name: numpy.array([length]) for name in (("text",) if architecture == LM else SHORT)}
+        for finding in findings(architecture, flags, lengths=lengths):
+            if finding.topic == "head size":
+                for change, _ in finding.changes:
+                    more = change.partition(" (")[0].split()
+                    after = findings(architecture, [*flags, *more], lengths=lengths)
+                    assert one(after, "head size", site=finding.numbers["site"]).verdict == checks.FINE, change
+                listed.append(len(finding.changes))
+    # a width of 256 makes 513 causal positions at most
+    assert listed[-2:] == [0, 3]
+
+
+def test_a_smaller_head_is_no_remedy_for_wide_attention_if_it_is_too_small():
+    flags = ["--attention", "fixedhead", "--head-dim", "256"]
+    offered = [
+        "--head-dim 64"
+        in changes(one(findings("lowrank_transformer_lm_wiki2", flags, lengths=lengths), "attention width"))
+        for lengths in ({"text": numpy.array([129])}, {"text": numpy.array([130])})
+    ]
+    assert offered == [True, False]
+
+
+def test_the_command_gives_its_verdict_first_and_folds_what_is_fine(capsys):
+    flags = ["advise", "--arch", TRANSLATION, "--vocab-size", "1000", "--length", "240"]
+    assert cli.main(flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "encoder" in lines[0] and "cross 2" in lines[1] and not lines[2]
+    assert not any(line.startswith("fine: ") and "--all" not in line for line in lines)
+    # mixing after the softmax is measured with its limits, and is no remedy
+    assert not any("→" in line and "mixhead" in line for line in lines)
+    assert cli.main([*flags, "--all"]) == 0
+    assert "fine: depth" in capsys.readouterr().out
+
+
+def test_the_command_says_so_if_a_remedy_doubles_the_model(capsys):
+    small = "--encoder-layers 3 --decoder-layers 3 --encoder-embed-dim 256 --decoder-embed-dim 256"
+    heads = "--encoder-attention-heads 32 --decoder-attention-heads 32"
+    arguments = [*small.split(), *heads.split(), "--length", "100", "--vocab-size", "1000"]
+    assert cli.main(["advise", "--arch", TRANSLATION, *arguments]) == 0
+    larger = [line for line in capsys.readouterr().out.splitlines() if "→ --attention fixedhead" in line]
+    assert larger and all("more than twice the model" in line for line in larger)

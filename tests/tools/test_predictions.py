@@ -9,7 +9,7 @@ pytest.importorskip("fairseq")
 
 from experiments.corpora.glue import TASKS
 from experiments.reporting.comparison import AVERAGES, build
-from fairseq_lowrank.tools.papers import load_papers
+from experiments.reporting.papers import load_papers
 from fairseq_lowrank.tools.predictions import check_task, server_file
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy
 import pytest
 
 from fairseq_lowrank.tools.task_scores import measure
@@ -33,3 +34,22 @@ def test_predictions_that_are_all_the_same_are_worth_nothing_but_a_number():
 def test_lengths_must_agree():
     with pytest.raises(ValueError, match="1 predictions for 2 targets"):
         measure(["accuracy"], ["0"], ["0", "1"])
+
+
+def test_measures_of_drawn_predictions_are_those_of_libraries():
+    metrics = pytest.importorskip("sklearn.metrics")
+    stats = pytest.importorskip("scipy.stats")
+    random = numpy.random.default_rng(1)
+    for classes in (2, 3):
+        predictions, targets = (random.integers(0, classes, 40).astype(str).tolist() for _ in range(2))
+        scores = measure(["accuracy", "f1", "macro-f1", "matthews"], predictions, targets)
+        assert scores["accuracy"] == pytest.approx(100 * metrics.accuracy_score(targets, predictions))
+        assert scores["macro-f1"] == pytest.approx(100 * metrics.f1_score(targets, predictions, average="macro"))
+        assert scores["matthews"] == pytest.approx(100 * metrics.matthews_corrcoef(targets, predictions))
+        assert scores["f1"] == pytest.approx(
+            100 * metrics.f1_score(targets, predictions, labels=["1"], average="macro", zero_division=0)
+        )
+    predictions, targets = (random.integers(0, 6, 40).astype(float).tolist() for _ in range(2))  # with ties
+    scores = measure(["pearson", "spearman"], predictions, targets)
+    assert scores["pearson"] == pytest.approx(100 * stats.pearsonr(predictions, targets).statistic)
+    assert scores["spearman"] == pytest.approx(100 * stats.spearmanr(predictions, targets).statistic)

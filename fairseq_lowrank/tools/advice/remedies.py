@@ -68,14 +68,16 @@ class Variants:
     def attention_remedies(
         self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
     ) -> list[tuple[str, int]]:
-        """Flags that lift the rank at a site, with their cost: mixed heads or scores, larger heads, or what other sites have.
+        """Return flags that give a site's scores the wanted rank, with their cost: mixed scores, larger heads, or what
+        other sites have.
 
         A model has one composition, and plain mha at the sites that are not chosen. So a remedy is for all sites of the
-        same composition that want one; where that would leave a third kind of attention, for all of that composition.
+        same composition that need one. If that would leave a third kind of attention, it is for all of that composition.
+        Mixing after the softmax is no remedy: it leaves the rank of scores as it is.
 
         Args:
             sites: an attention layer for each of the model's sites.
-            wanted: the head size wanted at each site that wants a remedy.
+            wanted: the rank of scores wanted at each site that needs a remedy.
         """
         if not self.possible:
             return []
@@ -83,21 +85,19 @@ class Variants:
         now = {each: options.spec_at(each) for each in sites}
         same = [each for each in sites if now[each] == now[site]]
         needy = [each for each in same if each in wanted]
-        goals = [replace(now[site], head_dim=max(wanted[each] for each in needy))]
-        if now[site].mixing in LIFTS_NOTHING and now[site].projection != "single":
-            goals = [replace(now[site], mixing=mixing) for mixing in ("static", "positionwise")] + goals
-        mixed_scores = replace(now[site], score_mixing="static")
-        if score_heads(sites[site], mixed_scores) > score_heads(sites[site]):
-            goals.insert(-1, mixed_scores)
-        mixes = options.spec.mixing not in LIFTS_NOTHING and options.spec.projection != "single"
-        mixes = mixes or options.spec.score_mixing != "none"
-        if options.spec not in (now[site], *goals) and (mixes or (options.spec.head_dim or 0) > sites[site].head_dim):
-            goals.append(options.spec)
+
+        def suffices(spec: AttentionSpec) -> bool:
+            return all(score_rank(sites[each], spec) >= wanted[each] for each in needy)
+
+        size = max(math.ceil(wanted[each] / score_heads(sites[each])) for each in needy)
+        candidates = [replace(now[site], score_mixing="static"), replace(now[site], head_dim=size), options.spec]
         found = []
-        for goal in goals:
+        for goal in dict.fromkeys(candidates):
+            if goal == now[site] or not suffices(goal):
+                continue
             for changed in (needy, same):
                 if changed is same and goal.head_dim != now[site].head_dim and goal != options.spec:
-                    # sites that want no larger heads keep theirs no smaller
+                    # sites that need no larger heads keep theirs no smaller
                     goal = replace(goal, head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
                 after = {each: goal if each in changed else now[each] for each in sites}
                 if {goal, AttentionSpec()} >= set(after.values()):
@@ -110,14 +110,11 @@ class Variants:
         return found
 
     def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
-        """The flags that, beside those given, put a composition at the chosen sites."""
+        """Return the flags that, together with those given, put a composition at the chosen sites."""
         preset = getattr(self.args, "attention", None) or "mha"
         changes = {}
         if goal.mixing != options.spec.mixing:
-            if preset == "mha" and getattr(self.args, "head_mixing", None) is None:
-                changes["attention"] = {"static": "mixhead-a", "positionwise": "mixhead-b"}[goal.mixing]
-            else:
-                changes["head_mixing"] = goal.mixing
+            changes["head_mixing"] = goal.mixing
         if goal.score_mixing != options.spec.score_mixing:
             changes["score_mixing"] = goal.score_mixing
         if goal.head_dim != options.spec.head_dim:
@@ -130,7 +127,7 @@ class Variants:
 
 
 def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
-    """Of how many heads' keys each head's scores are made: one's, or where scores are mixed all that there are.
+    """Return the number of heads of keys that each head's scores are made of: one, or all if scores are mixed.
 
     Args:
         spec: another composition for the layer.
@@ -143,10 +140,35 @@ def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
     return axes["key_value_heads"]
 
 
-def score_rank(module: nn.Module) -> int:
-    """The greatest rank of a head's scores, r = d_k; where scores are mixed min(d, h·d_k), as the sum of h products has it."""
-    heads = score_heads(module)
-    return module.head_dim if heads == 1 else min(module.embed_dim, heads * module.head_dim)
+def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+    """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
+
+    The features of a dense synthesizer are no linear map of its inputs, so the width d does not bound them.
+
+    Args:
+        spec: another composition for the layer.
+    """
+    axes = axes_of(module, spec)
+    rank = score_heads(module, spec) * axes["head_dim"]
+    return rank if axes["score"] == "synthesizer-dense" else min(module.embed_dim, rank)
+
+
+def most_heads(module: nn.Module, wanted: int) -> int | None:
+    """Return the most heads of a layer's width whose scores have the wanted rank.
+
+    0: one head of the whole width is too small. None: the number of heads does not matter, because the head size is given
+    or scores are mixed.
+    """
+    if spec_of(module).head_dim is not None or score_heads(module) > 1:
+        return None
+    return _heads_of_size(module, wanted)
+
+
+def _heads_of_size(module: nn.Module, wanted: int) -> int:
+    """Return the most heads of at least this size that divide the layer's width; 0 if there is no such number."""
+    width, groups = module.embed_dim, spec_of(module).key_value_heads or 1
+    numbers = range(groups, width // wanted + 1, groups)
+    return max((heads for heads in numbers if width % heads == 0), default=0)
 
 
 def as_flags(changes: dict[str, object]) -> str:
@@ -160,21 +182,13 @@ def cached(model: nn.Module) -> int:
 
 
 def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
-    """Fewer heads of at least the wanted size, or the next to it, in the same width; none where scores are mixed already."""
-    if score_heads(module) > 1:
+    """Return the change to fewer heads of the wanted size in the same width; none if they cannot be that large."""
+    width, fewer = module.embed_dim, _heads_of_size(module, wanted)
+    if score_heads(module) > 1 or not 0 < fewer < module.num_heads or width // fewer <= module.head_dim:
         return []
-    fewer = _fewer_heads(module.embed_dim, wanted)
-    larger = module.embed_dim // fewer
-    if fewer >= module.num_heads or larger <= module.head_dim:
-        return []
-    stack = "encoder" if site == "encoder" else "decoder"
-    # a head size that was given does not grow by itself
+    larger, stack = width // fewer, "encoder" if site == "encoder" else "decoder"
+    # a head size that was given does not grow when there are fewer heads
     given = spec_of(module).head_dim is not None
     size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
     cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
     return [] if cost is None else [(f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost)]
-
-
-def _fewer_heads(width: int, head_dim: int) -> int:
-    """The most heads that divide the width into heads of at least this size; 1 if there is no such number."""
-    return max((heads for heads in range(1, width // head_dim + 1) if width % heads == 0), default=1)

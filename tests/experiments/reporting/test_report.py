@@ -4,10 +4,9 @@ import sys
 import pytest
 
 from experiments import __main__ as experiments
-from experiments.reporting import comparison
+from experiments.reporting import comparison, papers
 from experiments.reporting.curves import with_logs
 from experiments.reporting.tables import as_markdown, columns, escape
-from fairseq_lowrank.tools import papers
 
 PAPERS = papers.load_papers()
 ARCHITECTURE = "lowrank_transformer_iwslt_de_en"

@@ -1,0 +1,88 @@
+"""The layers of the package: nothing that is installed reaches outside of it, and lower layers import no higher ones."""
+
+import ast
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fairseq_lowrank"
+OUTSIDE = ("experiments", "examples", "benchmarks", "tests", "results", "scripts")
+# Triton comes with torch on a GPU; the module that uses it says so if it is missing.
+OF_TORCH = ("torch", "triton")
+
+
+def imports(file: Path) -> set[str]:
+    """The absolute names of all modules that a file imports, at its top or within functions."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            folder = file.relative_to(ROOT).parent.parts
+            base = ".".join(folder[: len(folder) - node.level + 1]) if node.level else ""
+            names.add(".".join(filter(None, (base, node.module))))
+    return names
+
+
+def below(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_module_imports_nothing_outside_the_package(file):
+    assert not [name for name in imports(file) if below(name, *OUTSIDE)]
+
+
+@pytest.mark.parametrize("layer, allowed", [("ops", ("ops",)), ("attention", ("ops", "attention"))])
+def test_lower_layer_imports_torch_only(layer, allowed):
+    own = [f"fairseq_lowrank.{name}" for name in (*allowed, "messages")]
+    found = {
+        (str(file.relative_to(ROOT)), name)
+        for file in FILES
+        if file.is_relative_to(PACKAGE / layer)
+        for name in imports(file)
+        if not below(name, *OF_TORCH, *own) and name.partition(".")[0] not in sys.stdlib_module_names
+    }
+    assert not found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The names of the files in a wheel that is built from a copy of what is tracked."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in ("fairseq_lowrank", "experiments"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignore)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        ".",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        built,
+    ]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (file,) = built.iterdir()
+    with zipfile.ZipFile(file) as found:
+        return found.namelist()
+
+
+def test_wheel_contains_the_package_and_nothing_else(wheel):
+    folders = {name.partition("/")[0] for name in wheel}
+    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"fairseq_lowrank"}
+    modules = {str(file.relative_to(ROOT)) for file in FILES}
+    assert modules == {name for name in wheel if name.startswith("fairseq_lowrank/")}
