@@ -31,7 +31,7 @@ if [[ "${PART:-AB}" == *A* ]]; then
     fine_tuning_rows
 fi
 if [[ "${PART:-AB}" == *B* ]]; then
-    TABLE=table2b ROW_NAMES=() PRETRAININGS=()
+    TABLE=table2b DECLARED=()
     for size in 32 64 128 256; do model dk$size-fixedhead 8 $size; done
     fine_tuning_rows
 fi

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gzip
 import hashlib
 import lzma
@@ -14,9 +13,10 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from experiments import locks
 from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.files import say, whole_file
 
@@ -120,30 +120,28 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder`, made if need be, while the block runs; wait for one that is in there."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # removed meanwhile, see below
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process, which is making {folder}")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        # One that made nothing has removed the folder, and a lock of what is gone keeps nobody out of a new one.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), ExitStack() as stack:  # the folder may be removed meanwhile, see below
+            handle = stack.enter_context(
+                locks.locked(
+                    folder,
+                    os.O_RDONLY,
+                    waiting=lambda: say(f"waiting for another process, which is making {folder}"),
+                )
+            )
+            # One that made nothing has removed the folder, and a lock of what is gone keeps nobody out of a new one.
             if os.path.samestat(os.fstat(handle), os.stat(folder)):
+                lock = stack.pop_all()
                 break
-        os.close(handle)
-    try:
-        yield
-    finally:
-        if not has_begun(folder):  # before another process may note what it makes its own of
-            for note in NOTES:
-                (folder / note).unlink(missing_ok=True)
-        # Only an empty folder goes: nothing was made. It goes before the lock does, else another process may be in it.
-        with suppress(OSError):
-            folder.rmdir()
-        os.close(handle)
+    with lock:
+        try:
+            yield
+        finally:
+            if not has_begun(folder):  # before another process may note what it makes its own of
+                for note in NOTES:
+                    (folder / note).unlink(missing_ok=True)
+            # Only an empty folder goes: nothing was made. It goes before the lock does, else another process may be in it.
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def find(folders: Iterable[Path], names: str) -> Path | None:
