@@ -20,7 +20,7 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
     package_data={"fairseq_lowrank": ["**/*.json"]},
-    python_requires=">=3.11",
+    python_requires=">=3.11.4",
     classifiers=[
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",

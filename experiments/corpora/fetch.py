@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from experiments import locks
-from fairseq_lowrank.archives import Archive
-from fairseq_lowrank.files import say, whole_file
+from fairseq_lowrank.files import say, whole_file, whole_folder
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
@@ -64,38 +63,36 @@ def unpack(archive: Path, folder: Path) -> None:
     Raises:
         ValueError: the archive is damaged, would write elsewhere, or would fill the disk.
     """
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as file:
-                for name in file.namelist():
-                    if Path(name).is_absolute() or ".." in Path(name).parts:
-                        raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
-                check_room(archive, part, sum(member.file_size for member in file.infolist()))
-                file.extractall(part)
-        else:
-            with Archive.open(archive) as file:
-                size = 0
-                for member in file:
-                    size += member.size
-                    check_room(archive, part, size, member.size)
-                    file.extract(member, part)
-                while file.fileobj.read(2**20):  # the checksum stands at the very end
-                    pass
+        with whole_folder(folder) as part:
+            unpack_into(archive, part)
     except (
         *DAMAGED,
         NotImplementedError,
         RuntimeError,
     ) as error:  # the last two: encrypted, or packed in an unknown way
-        shutil.rmtree(part)
         reason = " ".join(str(error).split())
         raise ValueError(f"{archive} cannot be unpacked, it is damaged or another kind of file: {reason}") from error
-    except ValueError:
-        shutil.rmtree(part)
-        raise
-    os.replace(part, folder)
+
+
+def unpack_into(archive: Path, folder: Path) -> None:
+    """Unpack an archive into a folder that is there; see :func:`unpack`."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as file:
+            for name in file.namelist():
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+            check_room(archive, folder, sum(member.file_size for member in file.infolist()))
+            file.extractall(folder)
+        return
+    with tarfile.open(archive) as file:
+        size = 0
+        for member in file:
+            size += member.size
+            check_room(archive, folder, size, member.size)
+            file.extract(member, folder, filter="data")
+        while file.fileobj.read(2**20):  # the checksum stands at the very end
+            pass
 
 
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
