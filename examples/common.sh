@@ -66,13 +66,16 @@ record() { printf '%s\0' $# "$@"; }
 
 # row NAME FLAGS…: declare a row, trained on the CORPUS that is set now. LABEL@TASK is a table's row LABEL fine-tuned for a
 # task, from the pre-training BASE that is set now.
-row() { DECLARED+=($(($# + 3)) row "$1" "$CORPUS" "$BASE" "${@:2}"); }
+row() { DECLARED+=($(($# + 4)) row "$1" "$CORPUS" "$BASE" "" "${@:2}"); }
 
 # pretraining NAME FLAGS…: declare what rows start from, trained once on the CORPUS that is set now, and with seed 1.
-pretraining() { published "$1" "" "${@:2}"; }
+pretraining() { DECLARED+=($(($# + 4)) pretraining "$1" "$CORPUS" "" "" "${@:2}"); }
+
+# continued NAME BASE FLAGS…: the same, where the optimizer and the count of updates are continued from the pre-training BASE.
+continued() { DECLARED+=($(($# + 3)) pretraining "$1" "$CORPUS" "$2" "" "${@:3}"); }
 
 # published NAME CHECKPOINT FLAGS…: the same of a published model, which only trials train.
-published() { DECLARED+=($(($# + 2)) pretraining "$1" "$CORPUS" "${@:2}"); }
+published() { DECLARED+=($(($# + 3)) pretraining "$1" "$CORPUS" "" "${@:2}"); }
 
 # heads N: N attention heads in encoder and decoder.
 heads() { echo "--encoder-attention-heads $1 --decoder-attention-heads $1"; }

@@ -107,15 +107,24 @@ decayed() {
     echo "--lr $1 --lr-scheduler polynomial_decay --warmup-updates $(($2 / 10)) --total-num-update $2 --max-update $2"
 }
 
-# Pre-training as BERT's (Devlin et al., 2019, A.2): masked words and next sentences, Adam, 10,000 of 1M updates to warm up, 256 sequences of 512 an
-# update (of which theirs have 128 tokens in the first nine tenths). Its text, Wikipedia and BookCorpus, is not published as one:
-# raw WikiText-103 in 30,000 sub-words takes its place, whose documents are articles and whose lines are paragraphs.
-BERT_PRETRAINING=(
-    --task bert_pretraining --criterion bert_pretraining --tokens-per-sample 512 --max-positions 512
+# Pre-training as BERT's (Devlin et al., 2019, A.2): masked words and next sentences, Adam, 10,000 of 1M updates to warm up, 256
+# sequences an update, of 128 tokens in the first nine tenths of the updates and of 512 in the rest. Its text, Wikipedia and
+# BookCorpus, is not published as one. Raw WikiText-103 in 30,000 subwords takes its place, with articles as documents and
+# paragraphs as lines.
+BERT_SETTINGS=(
+    --task bert_pretraining --criterion bert_pretraining --max-positions 512
     --dropout 0.1 --attention-dropout 0.1 --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
-    --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 1000000 --max-update 1000000
-    $(batch 8192 131072 512) "${WHOLE_STEPS[@]}" --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
+    --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 1000000
+    "${WHOLE_STEPS[@]}" --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
+BERT_AT_128=("${BERT_SETTINGS[@]}" --tokens-per-sample 128 $(batch 8192 32768 128) --max-update 900000)
+BERT_PRETRAINING=("${BERT_SETTINGS[@]}" --tokens-per-sample 512 $(batch 8192 131072 512) --max-update 1000000)
+
+# bert_pretraining NAME FLAGS…: declare a pre-training at both lengths. The second part continues the first one's optimizer.
+bert_pretraining() {
+    pretraining "$1-n128" "${@:2}" "${BERT_AT_128[@]}"
+    continued "$1" "$1-n128" "${@:2}" "${BERT_PRETRAINING[@]}"
+}
 BERT_CORPUS=wikitext-103-documents-bpe30000
 
 # Fine-tuning as BERT's (Devlin et al., 2019, A.3, and their published code): Adam, dropout 0.1, a tenth of the updates to warm up

@@ -113,12 +113,16 @@ class Engine:
             return True
         if self.settings.dry_run:
             if run not in self.shown:
+                if run.base:
+                    self.pretrain(run.base)
                 self.shown.append(run)
                 train(run, self.settings, self.root, self.commands)
             return True
         if has_ended(run) and is_of_this_code(run, self.root):
             check_data(run)
             return True
+        if run.base and not self.pretrain(run.base):
+            return False
         with lock(run.folder) as handle:
             if handle is None:
                 say(f"pre-training {run}: another process is at it")
@@ -202,8 +206,10 @@ class Engine:
             check(line)
         except ValueError as error:
             raise ValueError(f"{run}: {error}; nothing is recorded") from error
-        if run.base and not run.base.published:
-            line["pretraining"]["log"] = self.keep_log(run.base)
+        base, place = run.base, line.get("pretraining")
+        while base and not base.published:
+            place["log"] = self.keep_log(base)
+            base, place = base.base, place.get("continued")
         line["log"] = self.keep_log(run)
         append_result(self.results, line)
         about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
@@ -296,4 +302,5 @@ def pretraining(run: Run) -> dict:
     trained = read_training_log(run.log)
     loss = trained["epochs"][-1]["valid_loss"]
     flags = {"corpus": run.corpus, "flags": shlex.join(run.flags)}
-    return {"row": run.row, **flags, "updates": trained["updates"], "valid_loss": loss}
+    before = {"continued": pretraining(run.base)} if run.base else {}
+    return {"row": run.row, **flags, "updates": trained["updates"], "valid_loss": loss, **before}

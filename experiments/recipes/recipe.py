@@ -26,10 +26,13 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row as declared: its corpus's name and its own flags of fairseq-train.
+    """A row or a pre-training as declared: its name, its corpus's name and its own flags of fairseq-train.
 
-    Of a row that is fine-tuned, `base` names the pre-training that it starts from; LABEL@TASK is its name, so that a table's row
-    LABEL has a training for each task. Of a pre-training, `checkpoint` is a published one that takes its place, if any.
+    LABEL@TASK is the name of a row that is fine-tuned, so that a table's row LABEL has a training for each task.
+
+    Args:
+        base: the pre-training from which the row is fine-tuned, or which this pre-training continues.
+        checkpoint: a published checkpoint that takes the place of a pre-training.
     """
 
     name: str
@@ -79,8 +82,8 @@ class Recipe:
     def read(cls, kind: str, root: Path, records: Iterable[Sequence[str]]) -> Recipe:
         """Build a recipe from records of words.
 
-        A record is one of `paper`, `table`, `split`, `plugin` and `fit` with a value, `common FLAG…`, `row NAME CORPUS BASE FLAG…`
-        and, before the rows that start from it, `pretraining NAME CORPUS CHECKPOINT FLAG…`. BASE and CHECKPOINT may be empty.
+        A record is one of `paper`, `table`, `split`, `plugin` and `fit` with a value, `common FLAG…`, and `row` or,
+        before the rows that start from it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
 
         Raises:
             ValueError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
@@ -88,8 +91,8 @@ class Recipe:
         recipe = cls(kind, root)
         for key, *values in records:
             if key in ("row", "pretraining"):
-                name, corpus, start, *flags = values
-                recipe.declare(key, name, corpus, flags, start)
+                name, corpus, base, checkpoint, *flags = values
+                recipe.declare(key, Row(name, corpus, tuple(flags), base, checkpoint))
             elif key == "common":
                 recipe.common = tuple(values)
             else:
@@ -98,18 +101,22 @@ class Recipe:
             raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
 
-    def declare(self, key: str, name: str, corpus: str, flags: Sequence[str], start: str = "") -> None:
-        """Add a row, which may start from a pre-training, or a pre-training, for which a checkpoint may stand."""
-        rows, what = (self.rows, "base") if key == "row" else (self.bases, "checkpoint")
-        if name in rows:
-            raise ValueError(f"{key} '{name}' is declared twice")
+    def declare(self, key: str, row: Row) -> None:
+        """Add a row or a pre-training.
+
+        Raises:
+            ValueError: the name is declared twice, or the corpus or the base is unknown.
+        """
+        rows = self.rows if key == "row" else self.bases
+        if row.name in rows:
+            raise ValueError(f"{key} '{row.name}' is declared twice")
         try:
-            parse(corpus)
+            parse(row.corpus)
         except ValueError as error:
-            raise ValueError(f"{key} '{name}': {error}") from error
-        if key == "row" and start and start not in self.bases:
-            raise ValueError(f"row '{name}': no pre-training '{start}' is declared")
-        rows[name] = Row(name, corpus, tuple(flags), **{what: start})
+            raise ValueError(f"{key} '{row.name}': {error}") from error
+        if row.base and row.base not in self.bases:
+            raise ValueError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
+        rows[row.name] = row
 
     def select(self, settings: Settings) -> list[Row]:
         """The rows asked for, by their names or labels: ROWS, else the outermost for a smoke run, else all."""
@@ -168,10 +175,23 @@ class Recipe:
         if settings.smoke:
             corpus, work, published = smoke_corpus("language-model", corpus), work / "smoke", None
             flags += smoke_masked_language_model(flags)
+            if any(other.base == row.name for other in self.bases.values()):
+                flags += ["--tokens-per-sample", "32", "--max-update", "5"]
         where = work / "runs" / f"{self.paper}-pretraining"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
+        base = self.pretraining(self.bases[row.base], settings) if row.base else None
         return Run(
-            row.name, 1, corpus, tuple(flags), data, where, plugin, published=published, patches=settings.patches
+            row.name,
+            1,
+            corpus,
+            tuple(flags),
+            data,
+            where,
+            plugin,
+            base,
+            published=published,
+            patches=settings.patches,
+            continues=base is not None,
         )
 
     def results(self, settings: Settings) -> Path:
@@ -188,6 +208,7 @@ class Run:
         base: the run that this one starts from.
         published: a checkpoint that stands for this run.
         patches: the variables that switch patches of fairseq on and off, and their values.
+        continues: the optimizer and the count of updates of `base` are continued, and not only its weights taken.
         apart: the results file, if it is not the recipe's own: a row is trained for each file.
     """
 
@@ -201,6 +222,7 @@ class Run:
     base: Run | None = None
     published: Path | None = None
     patches: Mapping[str, str] = field(default_factory=dict)
+    continues: bool = False
     apart: str = ""
 
     @cached_property

@@ -50,8 +50,10 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     checkpoints = run.folder / "checkpoints"
     words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(run.plugin)]
     words += ["--save-dir", str(checkpoints), *run.flags]
-    if run.base:
+    if run.base and not run.continues:
         words += ["--finetune-from-model", str(run.base.last)]
+    elif run.base and not run.last.exists():
+        words += ["--restore-file", str(run.base.last), "--reset-dataloader"]
     if not settings.dry_run:
         check_code(run, root, rerun=settings.rerun)
         check_data(run)

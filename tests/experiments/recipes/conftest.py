@@ -52,7 +52,7 @@ def recipe(request):
 
     def make(kind: str = "translation", **rows: str) -> Recipe:
         records = [["paper", "own"], ["table", "tiny"], ["common", *COMMON[kind].split(), *TRAINING.split()]]
-        records += [["row", name, "iwslt14", "", *flags.split()] for name, flags in rows.items()]
+        records += [["row", name, "iwslt14", "", "", *flags.split()] for name, flags in rows.items()]
         return Recipe.read(kind, request.config.rootpath, records)
 
     return make

@@ -60,7 +60,7 @@ def test_how_many_pairs_must_be_a_number(request):
         ["paper", "own"],
         ["table", "tiny"],
         ["fit", "many"],
-        ["row", "mha", "iwslt14", "", "--attention", "mha"],
+        ["row", "mha", "iwslt14", "", "", "--attention", "mha"],
     ]
     with pytest.raises(ValueError, match=r"^FIT=many: expected how many training pairs$"):
         Recipe.read("translation", request.config.rootpath, records)
