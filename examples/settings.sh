@@ -11,6 +11,27 @@ IWSLT14=(
     --max-epoch 50 --no-epoch-checkpoints
 )
 
+# Where the Mixhead paper's translation models mix. The authors' released multihead_attention.py (github.com/zhongzhang1/mixhead)
+# mixes neither cross attention nor, during beam search, the decoder's self-attention: only calls without static_kv and without
+# incremental_state are mixed. Here mixing follows it to the encoder and the decoder, and is there in beam search too.
+# SITES=all from outside mixes cross attention as well, in tables of their own.
+SITES="${SITES:-encoder,decoder}"
+case "$SITES" in
+    encoder,decoder) MIXING_SITES=(--attention-sites "$SITES") OTHER_SITES="" ;;
+    all) MIXING_SITES=() OTHER_SITES=-all-sites ;;
+    *)
+        echo "SITES=$SITES: expected all, or encoder,decoder" >&2
+        exit 2
+        ;;
+esac
+
+# mixing_rows PREFIX FLAGS…: declare the rows PREFIXmha, PREFIXmixhead-a and PREFIXmixhead-b, which mix at these sites.
+mixing_rows() {
+    row "$1mha" "${@:2}" --attention mha
+    row "$1mixhead-a" "${@:2}" --attention mixhead-a "${MIXING_SITES[@]}"
+    row "$1mixhead-b" "${@:2}" --attention mixhead-b "${MIXING_SITES[@]}"
+}
+
 # WMT'14: fairseq's recipe for the big model of Vaswani et al. (2017) (examples/scaling_nmt/README.md); 25,000 tokens an
 # update, as in that paper. Rows give the lr by size: that recipe's for big, for base that of fairseq's mixtures of base
 # models on WMT'17 (examples/translation_moe/README.md).

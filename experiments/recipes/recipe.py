@@ -358,7 +358,7 @@ def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
     if pieces := values.get("pieces"):
         values["pieces"] = min(pieces, 2000)
     if pieces_of:
-        values["pieces_of"] = pieces_of
+        values |= {"pieces_of": pieces_of, "bert": None}
     return corpus.form(values | corpus.trial)
 
 
