@@ -19,7 +19,7 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
-    python_requires=">=3.11",
+    python_requires=">=3.11.4",
     classifiers=[
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",

@@ -16,20 +16,26 @@
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
 #   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from
 #   PREPARE="--download …"       flags of the preparation script
+#   RERUN=1                      train again what other code than today's trained, instead of refusing it
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
-#   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl); logs go to the folder logs beside it
+#   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
+#                                without a line in FILE are trained for it
 #   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
 #   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
 #
-# A row whose line is in RESULTS is skipped; one that was interrupted goes on from its last checkpoint. Several processes may
+# A row whose line is in RESULTS is skipped; one that was interrupted continues from its last checkpoint. Several processes may
 # run a recipe at once: each takes the rows at which no other one is. A run's folder is named for its flags, so that other
-# EXTRA or PRECISION, say, start another one. All of this is in experiments/recipes; here rows and settings are declared.
+# EXTRA or PRECISION, say, start another one. A checkpoint that other code trained is refused. All of this is in
+# experiments/recipes; here rows and settings are declared.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
 switch DRY_RUN
-ROW_NAMES=() PRETRAININGS=() COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
-declare -A ROW_FLAGS ROW_CORPUS ROW_BASE
+COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
+DECLARED=() # rows and pre-trainings, each as the number of its words and these words
+
+# Optional patches of fairseq that recipes need; what is named from outside is added. Each line of results records them.
+export LOWRANK_ENABLE="${LOWRANK_ENABLE:-}"
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
 
@@ -55,20 +61,21 @@ fi
 
 # ---- what recipes call
 
+# record WORDS…: print a record for the engine, the number of its words and these words, each ended by NUL.
+record() { printf '%s\0' $# "$@"; }
+
 # row NAME FLAGS…: declare a row, trained on the CORPUS that is set now. LABEL@TASK is a table's row LABEL fine-tuned for a
 # task, from the pre-training BASE that is set now.
-row() {
-    ROW_NAMES+=("$1")
-    ROW_CORPUS["$1"]="$CORPUS"
-    ROW_BASE["$1"]="$BASE"
-    ROW_FLAGS["$1"]="${*:2}"
-}
+row() { DECLARED+=($(($# + 4)) row "$1" "$CORPUS" "$BASE" "" "${@:2}"); }
 
 # pretraining NAME FLAGS…: declare what rows start from, trained once on the CORPUS that is set now, and with seed 1.
-pretraining() { PRETRAININGS+=("$(printf 'pretraining\t%s\t%s\t%s' "$1" "$CORPUS" "${*:2}")"); }
+pretraining() { DECLARED+=($(($# + 4)) pretraining "$1" "$CORPUS" "" "" "${@:2}"); }
+
+# continued NAME BASE FLAGS…: the same, where the optimizer and the count of updates are continued from the pre-training BASE.
+continued() { DECLARED+=($(($# + 3)) pretraining "$1" "$CORPUS" "$2" "" "${@:3}"); }
 
 # published NAME CHECKPOINT FLAGS…: the same of a published model, which only trials train.
-published() { PRETRAININGS+=("$(printf 'pretraining\t%s\t%s\t%s\t%s' "$1" "$CORPUS" "${*:3}" "$2")"); }
+published() { DECLARED+=($(($# + 3)) pretraining "$1" "$CORPUS" "" "${@:2}"); }
 
 # heads N: N attention heads in encoder and decoder.
 heads() { echo "--encoder-attention-heads $1 --decoder-attention-heads $1"; }
@@ -153,16 +160,15 @@ results_file() { engine results; }
 
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
-    local name
-    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE THREADS SEQUENCES
+    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS SEQUENCES
     export OUTPUT
     {
-        printf 'paper\t%s\ntable\t%s\nsplit\t%s\n' "$PAPER" "$TABLE" "${SPLIT:-test}"
-        printf 'plugin\t%s\nfit\t%s\n' "${PLUGIN:-fairseq_lowrank}" "${FIT:-0}"
-        printf 'common\t%s\n' "${COMMON[*]}"
-        if ((${#PRETRAININGS[@]})); then printf '%s\n' "${PRETRAININGS[@]}"; fi
-        for name in "${ROW_NAMES[@]}"; do
-            printf 'row\t%s\t%s\t%s\t%s\n' "$name" "${ROW_CORPUS[$name]}" "${ROW_FLAGS[$name]}" "${ROW_BASE[$name]}"
-        done
+        record paper "$PAPER"
+        record table "$TABLE"
+        record split "${SPLIT:-test}"
+        record plugin "${PLUGIN:-fairseq_lowrank}"
+        record fit "${FIT:-0}"
+        record common "${COMMON[@]}"
+        if ((${#DECLARED[@]})); then printf '%s\0' "${DECLARED[@]}"; fi
     } | python -m experiments.recipes --kind "$KIND" --root "$ROOT" "$@"
 }

@@ -11,6 +11,27 @@ IWSLT14=(
     --max-epoch 50 --no-epoch-checkpoints
 )
 
+# Where the Mixhead paper's translation models mix. The authors' released multihead_attention.py (github.com/zhongzhang1/mixhead)
+# mixes neither cross attention nor, during beam search, the decoder's self-attention: only calls without static_kv and without
+# incremental_state are mixed. Here mixing follows it to the encoder and the decoder, and is there in beam search too.
+# SITES=all from outside mixes cross attention as well, in tables of their own.
+SITES="${SITES:-encoder,decoder}"
+case "$SITES" in
+    encoder,decoder) MIXING_SITES=(--attention-sites "$SITES") OTHER_SITES="" ;;
+    all) MIXING_SITES=() OTHER_SITES=-all-sites ;;
+    *)
+        echo "SITES=$SITES: expected all, or encoder,decoder" >&2
+        exit 2
+        ;;
+esac
+
+# mixing_rows PREFIX FLAGS…: declare the rows PREFIXmha, PREFIXmixhead-a and PREFIXmixhead-b, which mix at these sites.
+mixing_rows() {
+    row "$1mha" "${@:2}" --attention mha
+    row "$1mixhead-a" "${@:2}" --attention mixhead-a "${MIXING_SITES[@]}"
+    row "$1mixhead-b" "${@:2}" --attention mixhead-b "${MIXING_SITES[@]}"
+}
+
 # WMT'14: fairseq's recipe for the big model of Vaswani et al. (2017) (examples/scaling_nmt/README.md); 25,000 tokens an
 # update, as in that paper. Rows give the lr by size: that recipe's for big, for base that of fairseq's mixtures of base
 # models on WMT'17 (examples/translation_moe/README.md).
@@ -107,15 +128,24 @@ decayed() {
     echo "--lr $1 --lr-scheduler polynomial_decay --warmup-updates $(($2 / 10)) --total-num-update $2 --max-update $2"
 }
 
-# Pre-training as BERT's (Devlin et al., 2019, A.2): masked words and next sentences, Adam, 10,000 of 1M updates to warm up, 256 sequences of 512 an
-# update (of which theirs have 128 tokens in the first nine tenths). Its text, Wikipedia and BookCorpus, is not published as one:
-# raw WikiText-103 in 30,000 sub-words takes its place, whose documents are articles and whose lines are paragraphs.
-BERT_PRETRAINING=(
-    --task bert_pretraining --criterion bert_pretraining --tokens-per-sample 512 --max-positions 512
+# Pre-training as BERT's (Devlin et al., 2019, A.2): masked words and next sentences, Adam, 10,000 of 1M updates to warm up, 256
+# sequences an update, of 128 tokens in the first nine tenths of the updates and of 512 in the rest. Its text, Wikipedia and
+# BookCorpus, is not published as one. Raw WikiText-103 in 30,000 subwords takes its place, with articles as documents and
+# paragraphs as lines.
+BERT_SETTINGS=(
+    --task bert_pretraining --criterion bert_pretraining --max-positions 512
     --dropout 0.1 --attention-dropout 0.1 --optimizer adam --adam-betas 0.9,0.999 --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 1.0
-    --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 1000000 --max-update 1000000
-    $(batch 8192 131072 512) "${WHOLE_STEPS[@]}" --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
+    --lr 1e-4 --lr-scheduler polynomial_decay --warmup-updates 10000 --total-num-update 1000000
+    "${WHOLE_STEPS[@]}" --save-interval-updates 10000 --keep-interval-updates 2 --no-epoch-checkpoints
 )
+BERT_AT_128=("${BERT_SETTINGS[@]}" --tokens-per-sample 128 $(batch 8192 32768 128) --max-update 900000)
+BERT_PRETRAINING=("${BERT_SETTINGS[@]}" --tokens-per-sample 512 $(batch 8192 131072 512) --max-update 1000000)
+
+# bert_pretraining NAME FLAGS…: declare a pre-training at both lengths. The second part continues the first one's optimizer.
+bert_pretraining() {
+    pretraining "$1-n128" "${@:2}" "${BERT_AT_128[@]}"
+    continued "$1" "$1-n128" "${@:2}" "${BERT_PRETRAINING[@]}"
+}
 BERT_CORPUS=wikitext-103-documents-bpe30000
 
 # Fine-tuning as BERT's (Devlin et al., 2019, A.3, and their published code): Adam, dropout 0.1, a tenth of the updates to warm up

@@ -152,11 +152,11 @@ VARIANTS: dict[str, Variant] = {
     ),
     "mixhead-random": Variant(
         "Mixing by a fixed random matrix",
-        "P̄_i = Σ_j M[j, i] P_j,   M normal, columns of length 1, never trained",
+        "P̄_i = Σ_j M[j, i] P_j,   M normal, columns of sum 1, never trained",
         _PARAMETERS,
         _CACHED,
         ("mixhead",),
-        "An ablation: mixing without learning it. The paper names no variance; length 1 is ours. M is saved with the model (h² numbers that are no parameters).",
+        "An ablation: mixing without learning it. Columns are divided by their sums (eq. 13), as in the authors' released code. M is saved with the model (h² numbers that are no parameters).",
         "mixhead-random",
     ),
     "avghead": Variant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,19 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Make the folder `path` + ".part" and rename it to `path` only when the block ends without an error."""
+    part = path.with_name(path.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager

@@ -66,8 +66,9 @@ else
         $(batch 1024 1024) --max-epoch 3 --no-epoch-checkpoints
     )
     row "$attention" --arch lowrank_transformer_iwslt_de_en --attention "$attention"
-    # The line is kept with the model, so that other flags, or another grammar, start over.
-    RESULTS="$(run_folder "$attention")/results.jsonl"
+    # The file is named for the run, so that other flags, or another grammar, start over.
+    RESULTS=""
+    RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/$(basename "$(run_folder "$attention")").jsonl"
     translation_rows >&2
 fi
 [ -z "$DRY_RUN" ] || exit 0
@@ -81,7 +82,7 @@ if [ "$data" = grammar ]; then
     cat >>"$run/commands" <<END
 
 your own sentences, in words of the corpus and with a space before each mark:
-fairseq-interactive $corpus/bin --user-dir $ROOT/fairseq_lowrank --path $best --beam 5
+fairseq-interactive ${corpus@Q}/bin --user-dir ${ROOT@Q}/fairseq_lowrank --path ${best@Q} --beam 5
 END
 fi
 echo >&2

@@ -2,7 +2,7 @@
 # Set up .venv in the repository: the pinned packages, fairseq compiled against torch, and this package in place.
 #
 #   scripts/setup.sh [--test]        --test: also what the tests need
-#   PYTHON=/path/to/python3          which Python to use, from 3.11 on; 3.11 and 3.13 are tested
+#   PYTHON=/path/to/python3          which Python to use, from 3.11.4 on; 3.11 and 3.13 are tested
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 #                                    a torch without CUDA, many times smaller than PyPI's
 #
@@ -17,9 +17,9 @@ fail() {
     printf 'setup: error: %s\n' "$*" >&2
     exit 1
 }
-is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' 2>/dev/null; }
 # What the pins are known to suit: newer ones may want others.
-suits_pins() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
+suits_pins() { "$1" -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 14))' 2>/dev/null; }
 version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
 
 case "$*" in
@@ -49,7 +49,7 @@ if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then
         return 1
     }
     first suits_pins || first is_recent ||
-        fail "Python 3.11 or newer is needed; tried in vain: ${pythons[*]}." \
+        fail "Python 3.11.4 or newer is needed; tried in vain: ${pythons[*]}." \
             "Install it (apt install python3-venv python3-dev, pyenv install 3.13, conda create -n py313 python=3.13)" \
             "or say where it is: PYTHON=/path/to/python3"
 fi

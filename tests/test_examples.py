@@ -67,7 +67,7 @@ def recipe(tmp_path, capsys):
                 environment = dict(
                     text.split("=", 1) for text in (call / "environment").read_text().split("\0") if text
                 )
-                with open(call / "rows") as rows:
+                with open(call / "rows", newline="") as rows:
                     done.returncode = main(arguments, environment, rows)
                 said = capsys.readouterr()
                 done.stdout += said.err + said.out
@@ -110,7 +110,7 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
         if hasattr(model := ARCH_MODEL_REGISTRY[args.arch], "check_args"):
             model.check_args(as_namespace(convert_namespace_to_omegaconf(args).model))
         assert args.seed == 1 or name.endswith("seeds.sh")
-        assert args.log_format == "simple"
+        assert args.log_format == "json"
         ends = [int(value) for flag, value in pairwise(command) if flag == "--max-update"]
         assert smoke or ends == sorted(ends)  # a report takes a run that has fewer than its flags say for one cut short
     scoring = [
@@ -441,8 +441,8 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"EXTRA": "--lr '1"}, "EXTRA=--lr '1: no closing quotation"),
         ({"EXTRA": "--no-save"}, "EXTRA=--no-save: --no-save takes away the checkpoint that is scored: leave it out"),
         (
-            {"EXTRA": "--log-format=json"},
-            "EXTRA=--log-format=json: --log-format takes away the log in fairseq's form 'simple', of which the line is made: leave it out",
+            {"EXTRA": "--log-format=simple"},
+            "EXTRA=--log-format=simple: --log-format takes away the log in fairseq's form 'json', of which the line is made: leave it out",
         ),
         ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
         ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),

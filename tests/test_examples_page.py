@@ -18,7 +18,7 @@ DOCUMENTS = {
         *("theoretical memory complexity", "parameters while scaling heads"),
         *("encoder-only models", "encoder-decoder models"),
     ],
-    "Vocabulary bottleneck": ["figure 1", "figure 2", "figure 3", "figure 4"],
+    "Vocabulary bottleneck": [*(f"figure {n}" for n in range(1, 5)), "equation 5", "theorem 1"],
     "Multi-head attention (primer)": ["parameter count", "variations"],
 }
 

@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,20 +52,24 @@ def test_several_gpus_share_the_batches_of_one(tmp_path, gpus, tokens):
 
 
 def test_the_script_ends_with_bleu_and_called_again_after_a_kill_adds_no_update(tmp_path):
+    tmp_path = tmp_path / "a folder"
     first = quickstart(SMOKE="1", LOWRANK_WORK=str(tmp_path))
     assert first.returncode == 0, first.stderr
     *_, last = first.stdout.splitlines()
     assert re.fullmatch(r"BLEU = \d+\.\d", last)
     assert first.stdout.count(" reference  ") == 10
+    [own] = [line for line in first.stdout.splitlines() if "fairseq-interactive" in line]
+    assert shlex.split(own)[1].startswith(f"{tmp_path}/data/")
     assert "fairseq-train" in first.stdout and "--attention mixhead-b" in first.stdout
     # 3 attention sublayers of 4 heads of size 8: B is 4 × 4, W^M is 8 × 4
     assert f"(+{3 * (4 * 4 + 8 * 4)}," in first.stdout
 
     # as if all had been killed between the last checkpoint and fairseq-train's last words
     [run] = (tmp_path / "smoke" / "runs" / "quickstart-grammar").iterdir()
-    (run / "results.jsonl").unlink()
-    log, checkpoint = run / "train.log", run / "checkpoints" / "checkpoint_last.pt"
-    log.write_text("".join(line for line in log.open() if "done training" not in line))
+    [results] = (tmp_path / "smoke" / "quickstart").glob("*.jsonl")
+    results.unlink()
+    log, checkpoint, note = run / "train.log", run / "checkpoints" / "checkpoint_last.pt", run / "run.json"
+    note.write_text(note.read_text().replace('"ended": true', '"ended": false'))
     before = log.read_text(), checkpoint.stat().st_mtime_ns
     again = quickstart(SMOKE="1", LOWRANK_WORK=str(tmp_path))
     assert again.stdout == first.stdout

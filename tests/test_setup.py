@@ -46,7 +46,8 @@ def python_of(folder):
 
     def make(version: str) -> str:
         path = folder / f"my python{version}"
-        says = f"import sys; sys.version_info = ({version.replace('.', ', ')}, 0)"
+        numbers = (*version.split("."), "9")[:3]
+        says = f"import sys; sys.version_info = ({', '.join(numbers)})"
         path.write_text(f'#!/bin/sh\n[ "$1" != -m ] || exit 1\nexec {sys.executable} -c "{says}\n$2"\n')
         path.chmod(0o755)
         return str(path)
@@ -57,13 +58,14 @@ def python_of(folder):
 def test_a_missing_python_is_named_with_ways_to_get_it(setup, folder):
     status, lines = setup(PYTHON="/nowhere/my python3")
     assert status == 1
-    message = "setup: error: Python 3.11 or newer is needed; tried in vain: /nowhere/my python3. Install it ("
+    message = "setup: error: Python 3.11.4 or newer is needed; tried in vain: /nowhere/my python3. Install it ("
     assert lines[-1].startswith(message)
     assert not (folder / ".venv").exists()
 
 
-def test_a_python_that_is_too_old_is_refused(setup, python_of):
-    assert setup(PYTHON=python_of("3.10"))[1][-1].startswith("setup: error: Python 3.11 or newer is needed")
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11.3"])
+def test_a_python_that_is_too_old_is_refused(setup, python_of, version):
+    assert setup(PYTHON=python_of(version))[1][-1].startswith("setup: error: Python 3.11.4 or newer is needed")
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -116,7 +118,7 @@ def test_an_environment_of_another_python_than_the_one_asked_for_is_made_anew(se
     setup(PYTHON=sys.executable, CXX="/nowhere/c++")
     kept = folder / ".venv" / "kept"
     kept.touch()
-    assert setup(PYTHON="/nowhere/python3")[1][-1].startswith("setup: error: Python 3.11 or newer is needed")
+    assert setup(PYTHON="/nowhere/python3")[1][-1].startswith("setup: error: Python 3.11.4 or newer is needed")
     assert kept.exists()
     other = folder / "python3"
     other.write_text(f'#!/bin/sh\n[ "$1" != -VV ] || exec echo Python 3.13\nexec {sys.executable} "$@"\n')

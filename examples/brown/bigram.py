@@ -1,6 +1,6 @@
 """Perplexity of the Brown corpus under a bigram model, the measure of how much context a language model uses there.
 
-    python examples/brown/bigram.py FOLDER          FOLDER: what scripts/prepare_brown.sh prints, without /bin
+    python examples/brown/bigram.py FOLDER          FOLDER: what scripts/prepare.sh brown prints, without /bin
 
 Interpolated Kneser-Ney (Ney, Essen and Kneser 1994) with discount 0.75 over the words of the dictionary, all others <unk>,
 each line's end a word: the words that fairseq-eval-lm scores.

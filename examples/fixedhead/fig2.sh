@@ -7,7 +7,7 @@ source "$ROOT/examples/settings.sh"
 PAPER=fixedhead TABLE=fig2 SPLIT=valid
 # model LABEL NAME FLAGS…: the rows of a model, and its pre-training NAME.
 model() {
-    CORPUS=$BERT_CORPUS pretraining $2 "${@:3}" "${BERT_PRETRAINING[@]}"
+    CORPUS=$BERT_CORPUS bert_pretraining $2 "${@:3}"
     BASE=$2
     fine_tune $1 squad-1.1 -by-$BERT_CORPUS 3 "${@:3}" --lr 5e-5
     fine_tune $1 glue-mnli -by-$BERT_CORPUS 3 "${@:3}" --lr 2e-5

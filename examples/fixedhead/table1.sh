@@ -7,7 +7,7 @@ PAPER=fixedhead TABLE=table1 SPLIT=valid
 for h in 8 16 32; do
     # spelt as in fig2.sh, which shares the pre-training of 16 heads
     model="--arch lowrank_bert_large --max-positions 512 --attention mha --encoder-embed-dim 1024 --encoder-attention-heads $h"
-    CORPUS=$BERT_CORPUS pretraining d1024-h$h $model "${BERT_PRETRAINING[@]}"
+    CORPUS=$BERT_CORPUS bert_pretraining d1024-h$h $model
     BASE=d1024-h$h
     fine_tune h$h-mha squad-1.1 -by-$BERT_CORPUS 3 $model --lr 5e-5
     fine_tune h$h-mha glue-mnli -by-$BERT_CORPUS 3 $model --lr 2e-5

@@ -20,7 +20,7 @@ fi
 # model LABEL HEADS SIZE: the rows of a model; pre-trainings are shared by tables.
 model() {
     local model="--arch lowrank_bert_fixed --max-positions 512 --attention fixedhead --encoder-attention-heads $2 --head-dim $3"
-    CORPUS=$BERT_CORPUS pretraining d512-h$2-dk$3 $model "${BERT_PRETRAINING[@]}"
+    CORPUS=$BERT_CORPUS bert_pretraining d512-h$2-dk$3 $model
     BASE=d512-h$2-dk$3
     fine_tune $1 squad-1.1 -by-$BERT_CORPUS 3 $model --lr 5e-5
     fine_tune $1 glue-mnli -by-$BERT_CORPUS 3 $model --lr 2e-5
@@ -31,7 +31,7 @@ if [[ "${PART:-AB}" == *A* ]]; then
     fine_tuning_rows
 fi
 if [[ "${PART:-AB}" == *B* ]]; then
-    TABLE=table2b ROW_NAMES=() PRETRAININGS=()
+    TABLE=table2b DECLARED=()
     for size in 32 64 128 256; do model dk$size-fixedhead 8 $size; done
     fine_tuning_rows
 fi

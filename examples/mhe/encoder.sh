@@ -10,7 +10,7 @@ source "$ROOT/examples/settings.sh"
 PAPER=mhe TABLE=encoder SPLIT=valid
 for attention in mha sha el mqa skv mhe-add mhe-mul; do
     model="--arch lowrank_bert_base --max-positions 512 --attention $attention --no-attention-bias"
-    CORPUS=$BERT_CORPUS pretraining $attention $model "${BERT_PRETRAINING[@]}"
+    CORPUS=$BERT_CORPUS bert_pretraining $attention $model
     BASE=$attention
     for task in cola sst-2 mrpc sts-b qqp mnli qnli rte wnli; do
         fine_tune $attention glue-$task -by-$BERT_CORPUS 3 $model --lr 2e-5

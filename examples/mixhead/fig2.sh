@@ -2,4 +2,4 @@
 # Mixhead paper, figure 2: learning curves of the runs of table 4, which are trained first where they are not done.
 # Writes the curves, and the table they belong to, into OUTPUT (default: a folder fig2 beside the lines of results).
 source "$(dirname "${BASH_SOURCE[0]}")/table4.sh"
-report --table table4 --output "${OUTPUT:-$(dirname "$(results_file)")/fig2}"
+report --table "$TABLE" --output "${OUTPUT:-$(dirname "$(results_file)")/fig2}"

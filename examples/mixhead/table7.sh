@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mixhead paper, table 7: random and average mixing, Baevski and Auli's Transformer on WikiText-103 with head size 64.
-# Random mixing is drawn once from the normal distribution and never trained, as the paper says (§4.4.2); that its columns have
-# length 1, as those of an orthogonal matrix (§3.3, eq. 14), is ours: the paper names no variance.
+# Random mixing is drawn once from the normal distribution and never trained, as the paper says (§4.4.2). Its columns are
+# divided by their sums (eq. 13), as in the authors' released code.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table7 CORPUS=wikitext-103

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import gzip
-import os
 import pickle
 import statistics
 import time
@@ -18,12 +17,13 @@ from types import ModuleType
 import torch
 
 import fairseq_lowrank
-from experiments.recipes.provenance import commit as checked_out
+from experiments.recipes import provenance
 from experiments.recipes.provenance import machine, versions
 from experiments.recipes.results import append_measurement, read_results
 from experiments.reporting.comparison import attention_flags
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.messages import UserError
 
 PAPER = "evidence"
@@ -35,7 +35,7 @@ class Journal:
     """A run's log, and the state from which it goes on after an interruption.
 
     Args:
-        head: the first line of the log. A state that was kept under another head, as by another commit, counts as none.
+        head: the first line of the log. A state that other code kept counts as none.
         file: where the state is kept; without it, nowhere.
         show: takes every line of the log as it is written.
 
@@ -60,10 +60,9 @@ class Journal:
         """Write down what the run would need to go on from here: tensors, numbers and texts, in lists and dictionaries."""
         if self._file is None:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._file.with_name(self._file.name + ".partial")
-        torch.save({"lines": self.lines, "seconds": self.seconds, "state": state}, partial)
-        os.replace(partial, self._file)
+        kept = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
+        with whole_file(self._file, "wb") as file:
+            torch.save(kept, file)
 
     def kept(self) -> dict | None:
         """The state kept last, if there is one; the log and the seconds go on from there.
@@ -75,12 +74,15 @@ class Journal:
             return None
         try:
             found = torch.load(self._file, map_location="cpu", weights_only=True)
-            lines, seconds, state = found["lines"], found["seconds"], found["state"]
+            code, lines, seconds, state = found["code"], found["lines"], found["seconds"], found["state"]
         except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
-            raise UserError(f"{self._file} holds no state of an interrupted run: delete it to start anew") from error
-        if lines[0] != self.lines[0]:
+            raise UserError(
+                f"{self._file} holds no state of an interrupted run. Delete it to start from scratch."
+            ) from error
+        if code != this_code():
             warnings.warn(
-                f"{self._file} was kept by '{lines[0]}': this run is '{self.lines[0]}', and starts anew", stacklevel=2
+                f"{self._file} was kept by other code, '{lines[0]}': this run, '{self.lines[0]}', starts from scratch",
+                stacklevel=2,
             )
             return None
         self.lines, self._start = lines, time.process_time() - seconds
@@ -242,9 +244,14 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
     }
 
 
+def this_code() -> str:
+    """Return the identity of the code that runs: that of the package and of the controlled tasks."""
+    return provenance.code(Path(fairseq_lowrank.__file__).parent, Path(__file__).parent)
+
+
 def checked_out_commit() -> str:
     """The commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
-    return checked_out(Path(fairseq_lowrank.__file__).parents[1])
+    return provenance.commit(Path(fairseq_lowrank.__file__).parents[1])
 
 
 def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:

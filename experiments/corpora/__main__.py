@@ -64,6 +64,8 @@ def locate(args: argparse.Namespace) -> None:
     corpus: Corpus = args.corpus
     data = published_folder()
     args.data_given = args.data is not None
+    if getattr(args, PIECES_OF.name, None):
+        args.bert = None  # not read
     args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)
     args.output = args.output or work_folder() / "data" / corpus.form(vars(args) | {JOIN.name: None})
 

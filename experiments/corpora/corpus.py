@@ -40,10 +40,21 @@ class Argument:
         part: how it shows in a form's name, such as `-head{}`; empty where it does not.
         kept: whether it shapes the files of a folder, and so is noted beside them.
         value: the regular expression of what shows in a name where that is neither a switch nor a choice.
+        shown: what of a value shows in a name.
     """
 
-    def __init__(self, flag: str, *, part: str = "", kept: bool = True, value: str = "[1-9][0-9]*", **options):
+    def __init__(
+        self,
+        flag: str,
+        *,
+        part: str = "",
+        kept: bool = True,
+        value: str = "[1-9][0-9]*",
+        shown: Callable[[object], object] = lambda value: value,
+        **options,
+    ):
         self.flag, self.part, self.kept, self.value, self.options = flag, part, kept, value, options
+        self.shown = shown
         self.name = flag.removeprefix("--").replace("-", "_")
         self.is_switch = options.get("action") == "store_true"
         self.default = options.get("default", False if self.is_switch else None)
@@ -67,7 +78,7 @@ class Argument:
 
     def spell(self, value: object) -> str:
         """The part for a value."""
-        return "" if value is None or value is False else self.part.format(value)
+        return "" if value is None or value is False else self.part.format(self.shown(value))
 
     def read(self, text: str | None) -> object:
         """The value that the part's text stands for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gzip
 import hashlib
 import lzma
@@ -14,11 +13,11 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fairseq_lowrank.archives import Archive
-from fairseq_lowrank.files import say, whole_file
+from experiments import locks
+from fairseq_lowrank.files import say, whole_file, whole_folder
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
@@ -64,38 +63,36 @@ def unpack(archive: Path, folder: Path) -> None:
     Raises:
         ValueError: the archive is damaged, would write elsewhere, or would fill the disk.
     """
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     try:
-        if archive.suffix == ".zip":
-            with zipfile.ZipFile(archive) as file:
-                for name in file.namelist():
-                    if Path(name).is_absolute() or ".." in Path(name).parts:
-                        raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
-                check_room(archive, part, sum(member.file_size for member in file.infolist()))
-                file.extractall(part)
-        else:
-            with Archive.open(archive) as file:
-                size = 0
-                for member in file:
-                    size += member.size
-                    check_room(archive, part, size, member.size)
-                    file.extract(member, part)
-                while file.fileobj.read(2**20):  # the checksum stands at the very end
-                    pass
+        with whole_folder(folder) as part:
+            unpack_into(archive, part)
     except (
         *DAMAGED,
         NotImplementedError,
         RuntimeError,
     ) as error:  # the last two: encrypted, or packed in an unknown way
-        shutil.rmtree(part)
         reason = " ".join(str(error).split())
         raise ValueError(f"{archive} cannot be unpacked, it is damaged or another kind of file: {reason}") from error
-    except ValueError:
-        shutil.rmtree(part)
-        raise
-    os.replace(part, folder)
+
+
+def unpack_into(archive: Path, folder: Path) -> None:
+    """Unpack an archive into a folder that is there; see :func:`unpack`."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as file:
+            for name in file.namelist():
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+            check_room(archive, folder, sum(member.file_size for member in file.infolist()))
+            file.extractall(folder)
+        return
+    with tarfile.open(archive) as file:
+        size = 0
+        for member in file:
+            size += member.size
+            check_room(archive, folder, size, member.size)
+            file.extract(member, folder, filter="data")
+        while file.fileobj.read(2**20):  # the checksum stands at the very end
+            pass
 
 
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
@@ -120,30 +117,28 @@ def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder`, made if need be, while the block runs; wait for one that is in there."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(folder, os.O_RDONLY)
-        except FileNotFoundError:  # removed meanwhile, see below
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process, which is making {folder}")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        # One that made nothing has removed the folder, and a lock of what is gone keeps nobody out of a new one.
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), ExitStack() as stack:  # the folder may be removed meanwhile, see below
+            handle = stack.enter_context(
+                locks.locked(
+                    folder,
+                    os.O_RDONLY,
+                    waiting=lambda: say(f"waiting for another process, which is making {folder}"),
+                )
+            )
+            # One that made nothing has removed the folder, and a lock of what is gone keeps nobody out of a new one.
             if os.path.samestat(os.fstat(handle), os.stat(folder)):
+                lock = stack.pop_all()
                 break
-        os.close(handle)
-    try:
-        yield
-    finally:
-        if not has_begun(folder):  # before another process may note what it makes its own of
-            for note in NOTES:
-                (folder / note).unlink(missing_ok=True)
-        # Only an empty folder goes: nothing was made. It goes before the lock does, else another process may be in it.
-        with suppress(OSError):
-            folder.rmdir()
-        os.close(handle)
+    with lock:
+        try:
+            yield
+        finally:
+            if not has_begun(folder):  # before another process may note what it makes its own of
+                for note in NOTES:
+                    (folder / note).unlink(missing_ok=True)
+            # Only an empty folder goes: nothing was made. It goes before the lock does, else another process may be in it.
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def find(folders: Iterable[Path], names: str) -> Path | None:

@@ -21,9 +21,12 @@ PIECES_OF = Argument(
 )
 BERT = Argument(
     "--bert",
+    part="-from-{}",
+    value="[A-Za-z0-9][A-Za-z0-9._-]*",
+    shown=lambda folder: Path(folder).resolve().name,
     metavar="DIR",
-    help="where `fairseq-lowrank import-bert` put a published BERT, whose word pieces are taken where no --pieces-of is given "
-    "(default: $LOWRANK_WORK/bert-base)",
+    help="folder of a published BERT, made by `fairseq-lowrank import-bert`, or its name in $LOWRANK_WORK; its word pieces are "
+    "taken if no --pieces-of is given (default: bert-base)",
 )
 # A run of letters, digits and marks, or any other sign by itself. In sentences, as in the Brown corpus, one of ' ’ . & / , _ -
 # inside a run belongs to it (37.80, Atlanta's); an answer may begin and end at each sign.
@@ -65,7 +68,9 @@ def model_and_dictionary(args: argparse.Namespace) -> tuple[Path, Path]:
     if args.pieces_of:
         folder = work_folder() / "data" / args.pieces_of
         return folder / "bpe.model", folder / "bin" / "dict.txt"
-    folder = Path(args.bert or work_folder() / "bert-base")
+    folder = Path(args.bert or "bert-base")
+    if args.bert is None or not folder.is_dir():
+        folder = work_folder() / folder
     return folder / "wordpieces.json", folder / "dict.txt"
 
 

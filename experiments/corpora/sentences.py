@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from experiments.corpora.fetch import make
 from experiments.corpora.pieces import cutter_and_dictionary
 from experiments.corpora.steps import check_settings, preprocess
-from fairseq_lowrank.files import map_lines, whole_file, write_lines
+from fairseq_lowrank.files import map_lines, whole_folder, write_lines
 
 
 @dataclass(frozen=True)
@@ -112,21 +111,20 @@ def binarise_fields(
     args: argparse.Namespace, files: Mapping[str, Mapping[str, Path]], dictionaries: Mapping[str, Path], task: object
 ) -> None:
     """Binarise each field's splits into bin/FIELD and write bin/task.json; bin appears when all of it is there."""
-    unfinished = args.output / "bin.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    for name, paths in files.items():
-        if not paths:
-            continue
-        if name == "label" and not task.labels:
-            (unfinished / name).mkdir()
-            for split, path in paths.items():
-                shutil.copyfile(path, unfinished / name / f"{split}.label")
-            continue
-        binarise_splits(args, unfinished / name, paths, dictionaries[name])
-    with whole_file(unfinished / "task.json") as file:
-        json.dump(asdict(task), file, ensure_ascii=False, indent=1)
-    os.replace(unfinished, args.output / "bin")
+    with whole_folder(args.output / "bin") as made:
+        for name, paths in files.items():
+            if paths and name == "label" and not task.labels:
+                (made / name).mkdir()
+                for split, path in paths.items():
+                    shutil.copyfile(path, made / name / f"{split}.label")
+            elif paths:
+                binarise_splits(args, made / name, paths, dictionaries[name])
+        write_task(made, task)
+
+
+def write_task(folder: Path, task: object) -> None:
+    """Write a dataclass that says what is asked to folder/task.json."""
+    (folder / "task.json").write_text(json.dumps(asdict(task), ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 def binarise_splits(args: argparse.Namespace, folder: Path, splits: Mapping[str, Path], dictionary: Path) -> None:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather, make
 from experiments.corpora.pieces import BERT, IN_PARAGRAPHS, PIECES_OF, Cutter, cutter_and_dictionary, words
-from experiments.corpora.sentences import binarise_splits
+from experiments.corpora.sentences import binarise_splits, write_task
 from experiments.corpora.steps import check_settings
-from fairseq_lowrank.files import read_lines, whole_file
+from fairseq_lowrank.files import read_lines, whole_file, whole_folder
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
 
@@ -98,17 +97,13 @@ def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutte
 
 def binarise_questions(args: argparse.Namespace, task: QuestionTask, splits: Sequence[str], dictionary: Path) -> None:
     """Make the folder bin, which appears when all of it is there."""
-    unfinished = args.output / "bin.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    for name in ("question", "paragraph"):
-        files = {split: args.output / "bpe" / f"{split}.{name}" for split in splits}
-        binarise_splits(args, unfinished / name, files, dictionary)
-    for split in splits:
-        shutil.copyfile(args.output / "bpe" / f"{split}.jsonl", unfinished / f"{split}.jsonl")
-    with whole_file(unfinished / "task.json") as file:
-        json.dump(asdict(task), file, ensure_ascii=False, indent=1)
-    os.replace(unfinished, args.output / "bin")
+    with whole_folder(args.output / "bin") as made:
+        for name in ("question", "paragraph"):
+            files = {split: args.output / "bpe" / f"{split}.{name}" for split in splits}
+            binarise_splits(args, made / name, files, dictionary)
+        for split in splits:
+            shutil.copyfile(args.output / "bpe" / f"{split}.jsonl", made / f"{split}.jsonl")
+        write_task(made, task)
 
 
 TASKS = {"1.1": QuestionTask("squad1.1"), "2.0": QuestionTask("squad2.0", unanswerable=True)}

@@ -6,9 +6,7 @@ import argparse
 import html
 import json
 import logging
-import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
@@ -17,7 +15,7 @@ from pathlib import Path
 from experiments.corpora.corpus import Argument, positive
 from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
 from experiments.corpora.text import BytePieces, MosesTokenizer, join_lines
-from fairseq_lowrank.files import map_lines, read_lines, whole_file, write_lines
+from fairseq_lowrank.files import map_lines, read_lines, whole_file, whole_folder, write_lines
 
 HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="take N lines of each split, for a trial")
 BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V sub-words instead of words")
@@ -64,15 +62,13 @@ def preprocess(folder: Path, *flags: str) -> None:
 
     import fairseq_lowrank.plugin  # noqa: F401  repairs that fairseq needs here
 
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)  # it would mix its progress into our standard output
     try:
-        preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
+        with whole_folder(folder) as part:
+            preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
     finally:
         logging.disable(disabled)
-    os.replace(part, folder)
 
 
 def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] | None, *flags: str) -> Path:

@@ -1,7 +1,7 @@
 """`python -m experiments.recipes --kind KIND --root FOLDER rows|sizes|report|spectra|folder|data|results …`, called by
 `examples/common.sh`.
 
-Rows are declared on standard input (see :meth:`experiments.recipes.recipe.Recipe.read`), settings in the environment.
+Rows are declared on standard input (see :func:`experiments.recipes.recipe.records`), settings in the environment.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.recipes.commands import CommandFailed
 from experiments.recipes.engine import Busy, Engine
-from experiments.recipes.recipe import SMOKE, Recipe
+from experiments.recipes.recipe import SMOKE, Recipe, records
 from experiments.recipes.settings import Settings
 
 
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     )
     args = parser.parse_args(argv)
     try:
-        recipe = Recipe.read(args.kind, args.root, declared)
+        recipe = Recipe.read(args.kind, args.root, records(declared.read()))
         settings = Settings.read(environ)
         engine = Engine(recipe, settings)
         if args.command == "rows":

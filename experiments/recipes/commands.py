@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -11,10 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.recipes.logs import progress, summary
 from fairseq_lowrank.files import say
-
-# What the log says of epochs, and in between of updates.
-EPOCH, UPDATES = re.compile(r"epoch \d+ \|"), re.compile(r"train_inner \| (epoch \d+: +\d+ / \d+ .*?wps=[^,]*)")
 
 
 class CommandFailed(Exception):
@@ -98,10 +95,12 @@ def follow(process: subprocess.Popen, said, every: float = 10.0) -> int:
         nonlocal rest, shown
         *lines, rest = (rest + said.read()).split(b"\n")
         for line in lines:
-            if EPOCH.search(text := line.decode(errors="replace")):
-                say(text)
-            elif (match := UPDATES.search(text)) and time.monotonic() - shown >= every:
-                say(f"  {match[1]}")
+            if (found := progress(line.decode(errors="replace"))) is None:
+                continue
+            if found[0] != "train_inner":
+                say(summary(*found))
+            elif time.monotonic() - shown >= every:
+                say(f"  {summary(*found)}")
                 shown = time.monotonic()
 
     while True:

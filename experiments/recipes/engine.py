@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import gzip
-import os
 import shlex
 import sys
 from argparse import Namespace
@@ -14,11 +13,12 @@ from pathlib import Path
 from experiments.corpora import __main__ as corpora
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
+from experiments.recipes.logs import read_training_log
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
-from experiments.recipes.results import ORIGIN, append_result, check, read_results
-from experiments.recipes.scoring import SMOKE_FIT, attention_parameters, losses, read_training_log, score, scoring_flags
+from experiments.recipes.results import ORIGIN, append_result, check, check_writable, read_results
+from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
-from experiments.recipes.training import check_data, has_ended, is_locked, lock, read_note, train
+from experiments.recipes.training import check_data, has_ended, is_locked, is_of_this_code, lock, read_note, train
 from fairseq_lowrank.files import read_lines, say, whole_file
 
 
@@ -45,16 +45,7 @@ class Engine:
             if row.name in lines:
                 self.say_done(run, lines[row.name])
             else:
-                self.check_results()
                 self.run_row(run)
-
-    def check_results(self) -> None:
-        """Refuse, before anything is trained, a file of results that cannot be written."""
-        if self.settings.dry_run:
-            return
-        there = next(path for path in (self.results, *self.results.parents) if path.exists())
-        if (there != self.results and not there.is_dir()) or not os.access(there, os.W_OK):
-            raise ValueError(f"RESULTS={self.results}: {there} cannot be written to")
 
     def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
         """The line of each row that has one."""
@@ -78,14 +69,20 @@ class Engine:
             others.append(f" scored with {shlex.join(found) or 'no flags'}, not with {shlex.join(wanted) or 'none'}")
         if self.recipe.kind == "language-model" and line["metric"] != self.settings.metric:
             others.append(f" scored by {line['metric']}, not by {self.settings.metric}")
+        if "patches" in line and line["patches"] != dict(run.patches):
+            others.append(f" with the patches {line['patches']}, not with {dict(run.patches)}")
         say(f"{run}: done already{','.join(others)}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
 
     def run_row(self, run: Run, *, scored: bool = True) -> None:
         """Train a run, and first what it starts from, and, if `scored`, append its line; where another process is at it, say so
         and do nothing."""
+        if run.base and not self.find_published(run.base) and run.base not in self.shown:
+            self.prepare(run.base)
+        self.prepare(run)
+        if scored and not self.settings.dry_run:
+            check_writable(self.results)
         if run.base and not self.pretrain(run.base):
             return
-        self.prepare(run)
         if self.settings.dry_run:
             self.train_and_score(run, scored)
             return
@@ -97,25 +94,35 @@ class Engine:
             else:
                 self.train_and_score(run, scored, handle)
 
+    def find_published(self, run: Run) -> bool:
+        """Return True if a published checkpoint stands for a pre-training.
+
+        Raises:
+            ValueError: the checkpoint is not there.
+        """
+        if run.published and not (self.settings.dry_run or run.published.is_file()):
+            raise ValueError(
+                f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "
+                f"{run.published.parent}"
+            )
+        return bool(run.published)
+
     def pretrain(self, run: Run) -> bool:
-        """Train what others start from, unless a published checkpoint stands for it; whether it is there then."""
-        if run.published:
-            if not (self.settings.dry_run or run.published.is_file()):
-                raise ValueError(
-                    f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "
-                    f"{run.published.parent}"
-                )
+        """Train what others start from, unless it is published or trained; return False if another process is at it."""
+        if self.find_published(run):
             return True
-        if self.settings.dry_run and run in self.shown:
-            return True
-        self.prepare(run)
         if self.settings.dry_run:
-            self.shown.append(run)
-            train(run, self.settings, self.root, self.commands)
+            if run not in self.shown:
+                if run.base:
+                    self.pretrain(run.base)
+                self.shown.append(run)
+                train(run, self.settings, self.root, self.commands)
             return True
-        check_data(run)
-        if has_ended(run):
+        if has_ended(run) and is_of_this_code(run, self.root):
+            check_data(run)
             return True
+        if run.base and not self.pretrain(run.base):
+            return False
         with lock(run.folder) as handle:
             if handle is None:
                 say(f"pre-training {run}: another process is at it")
@@ -181,12 +188,13 @@ class Engine:
             "flags": shlex.join(run.flags),
             "seed": run.seed,
             **trained,
-            "attention_parameters": attention_parameters(run.best, run.data / "bin"),
+            **parameters(run.best, run.data / "bin"),
             **self.losses_of(run),
             "split": self.recipe.split,
             "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
             **found,
             **{key: last[key] for key in ORIGIN},
+            "patches": dict(run.patches),
             **({"earlier_starts": earlier} if earlier else {}),
             "alone": all(start["alone"] for start in starts),
             "smoke": self.settings.smoke,
@@ -198,8 +206,10 @@ class Engine:
             check(line)
         except ValueError as error:
             raise ValueError(f"{run}: {error}; nothing is recorded") from error
-        if run.base and not run.base.published:
-            line["pretraining"]["log"] = self.keep_log(run.base)
+        base, place = run.base, line.get("pretraining")
+        while base and not base.published:
+            place["log"] = self.keep_log(base)
+            base, place = base.base, place.get("continued")
         line["log"] = self.keep_log(run)
         append_result(self.results, line)
         about = f"{line['parameters']:,} parameters" + (", smoke run" if line["smoke"] else "")
@@ -292,4 +302,5 @@ def pretraining(run: Run) -> dict:
     trained = read_training_log(run.log)
     loss = trained["epochs"][-1]["valid_loss"]
     flags = {"corpus": run.corpus, "flags": shlex.join(run.flags)}
-    return {"row": run.row, **flags, "updates": trained["updates"], "valid_loss": loss}
+    before = {"continued": pretraining(run.base)} if run.base else {}
+    return {"row": run.row, **flags, "updates": trained["updates"], "valid_loss": loss, **before}

@@ -1,12 +1,14 @@
-"""Where a result comes from: the code, the packages and the machine that trained it."""
+"""The origin of a result: the code, the packages and the machine that trained it."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
 import shutil
 import subprocess
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -38,6 +40,18 @@ def commit(root: Path) -> str:
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (subprocess.CalledProcessError, OSError):
         return __version__
+
+
+@cache
+def code(*folders: Path) -> str:
+    """Return the SHA-256 of all files in folders of code, by their paths within the folders."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                digest.update(f"{file.relative_to(folder).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def machine(threads: int) -> dict:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from experiments.corpora.catalogue import parse
 from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
 
-LOGGING = ("--no-progress-bar", "--log-format", "simple", "--log-interval", "50")
+LOGGING = ("--no-progress-bar", "--log-format", "json", "--log-interval", "50")
 # Flags of fairseq-train that change no number: what is said and where, what is kept, who reads the data.
 HARMLESS = {
     *("--no-progress-bar", "--log-format", "--log-interval", "--log-file", "--tensorboard-logdir", "--wandb-project"),
@@ -25,10 +26,13 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row as declared: its corpus's name and its own flags of fairseq-train.
+    """A row or a pre-training as declared: its name, its corpus's name and its own flags of fairseq-train.
 
-    Of a row that is fine-tuned, `base` names the pre-training that it starts from; LABEL@TASK is its name, so that a table's row
-    LABEL has a training for each task. Of a pre-training, `checkpoint` is a published one that takes its place, if any.
+    LABEL@TASK is the name of a row that is fine-tuned, so that a table's row LABEL has a training for each task.
+
+    Args:
+        base: the pre-training from which the row is fine-tuned, or which this pre-training continues.
+        checkpoint: a published checkpoint that takes the place of a pre-training.
     """
 
     name: str
@@ -48,8 +52,11 @@ def _pairs(text: str) -> int:
     return int(text)
 
 
-# How the fields of a recipe that are no plain text are read.
-READ = {"common": lambda text: tuple(text.split()), "fit": _pairs}
+def records(text: str) -> Iterator[list[str]]:
+    """Split what `examples/common.sh` sends into records: each is the number of its words, then its words, all ended by NUL."""
+    words = iter(text.split("\0")[:-1])
+    for count in words:
+        yield [next(words) for _ in range(int(count))]
 
 
 @dataclass
@@ -72,36 +79,44 @@ class Recipe:
     bases: dict[str, Row] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, kind: str, root: Path, lines: Iterable[str]) -> Recipe:
-        """A recipe from lines of tab-separated fields: `paper`, `table`, `split`, `plugin`, `fit`, `common FLAGS`, for each row
-        `row NAME CORPUS FLAGS [BASE]`, and before those that start from it `pretraining NAME CORPUS FLAGS [CHECKPOINT]`.
+    def read(cls, kind: str, root: Path, records: Iterable[Sequence[str]]) -> Recipe:
+        """Build a recipe from records of words.
+
+        A record is one of `paper`, `table`, `split`, `plugin` and `fit` with a value, `common FLAG…`, and `row` or,
+        before the rows that start from it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
 
         Raises:
             ValueError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
         """
         recipe = cls(kind, root)
-        for line in lines:
-            key, *values = line.rstrip("\n").split("\t")
+        for key, *values in records:
             if key in ("row", "pretraining"):
-                recipe.declare(key, *values)
+                name, corpus, base, checkpoint, *flags = values
+                recipe.declare(key, Row(name, corpus, tuple(flags), base, checkpoint))
+            elif key == "common":
+                recipe.common = tuple(values)
             else:
-                setattr(recipe, key, READ.get(key, str)(values[0]))
+                setattr(recipe, key, _pairs(values[0]) if key == "fit" else values[0])
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
             raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
 
-    def declare(self, key: str, name: str, corpus: str, flags: str, start: str = "") -> None:
-        """Add a row, which may start from a pre-training, or a pre-training, for which a checkpoint may stand."""
-        rows, what = (self.rows, "base") if key == "row" else (self.bases, "checkpoint")
-        if name in rows:
-            raise ValueError(f"{key} '{name}' is declared twice")
+    def declare(self, key: str, row: Row) -> None:
+        """Add a row or a pre-training.
+
+        Raises:
+            ValueError: the name is declared twice, or the corpus or the base is unknown.
+        """
+        rows = self.rows if key == "row" else self.bases
+        if row.name in rows:
+            raise ValueError(f"{key} '{row.name}' is declared twice")
         try:
-            parse(corpus)
+            parse(row.corpus)
         except ValueError as error:
-            raise ValueError(f"{key} '{name}': {error}") from error
-        if key == "row" and start and start not in self.bases:
-            raise ValueError(f"row '{name}': no pre-training '{start}' is declared")
-        rows[name] = Row(name, corpus, tuple(flags.split()), **{what: start})
+            raise ValueError(f"{key} '{row.name}': {error}") from error
+        if row.base and row.base not in self.bases:
+            raise ValueError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
+        rows[row.name] = row
 
     def select(self, settings: Settings) -> list[Row]:
         """The rows asked for, by their names or labels: ROWS, else the outermost for a smoke run, else all."""
@@ -138,7 +153,20 @@ class Recipe:
             flags += SMOKE[self.kind](flags)
         where = work / "runs" / f"{self.paper}-{self.table}"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
-        return Run(row.name, settings.seed, corpus, tuple(flags), data, where, plugin, base)
+        results = self.results(settings)
+        apart = "" if results == self.results(replace(settings, results=None)) else str(results.absolute())
+        return Run(
+            row.name,
+            settings.seed,
+            corpus,
+            tuple(flags),
+            data,
+            where,
+            plugin,
+            base,
+            patches=settings.patches,
+            apart=apart,
+        )
 
     def pretraining(self, row: Row, settings: Settings) -> Run:
         """A pre-training, which all tables of the paper share; its seed is 1, whatever the seeds of what starts from it."""
@@ -147,9 +175,24 @@ class Recipe:
         if settings.smoke:
             corpus, work, published = smoke_corpus("language-model", corpus), work / "smoke", None
             flags += smoke_masked_language_model(flags)
+            if any(other.base == row.name for other in self.bases.values()):
+                flags += ["--tokens-per-sample", "32", "--max-update", "5"]
         where = work / "runs" / f"{self.paper}-pretraining"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
-        return Run(row.name, 1, corpus, tuple(flags), data, where, plugin, published=published)
+        base = self.pretraining(self.bases[row.base], settings) if row.base else None
+        return Run(
+            row.name,
+            1,
+            corpus,
+            tuple(flags),
+            data,
+            where,
+            plugin,
+            base,
+            published=published,
+            patches=settings.patches,
+            continues=base is not None,
+        )
 
     def results(self, settings: Settings) -> Path:
         """The file that lines are appended to."""
@@ -159,9 +202,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the folder carries a fingerprint of what its numbers depend on, so other flags have another one.
+    """A training. Its folder carries a fingerprint of what its numbers depend on, so other flags have another folder.
 
-    `base` is the run that it starts from; `published` a checkpoint that stands for this run.
+    Args:
+        base: the run that this one starts from.
+        published: a checkpoint that stands for this run.
+        patches: the variables that switch patches of fairseq on and off, and their values.
+        continues: the optimizer and the count of updates of `base` are continued, and not only its weights taken.
+        apart: the results file, if it is not the recipe's own: a row is trained for each file.
     """
 
     row: str
@@ -173,6 +221,9 @@ class Run:
     plugin: Path
     base: Run | None = None
     published: Path | None = None
+    patches: Mapping[str, str] = field(default_factory=dict)
+    continues: bool = False
+    apart: str = ""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -181,6 +232,7 @@ class Run:
             what.append(checksum(self.base.published) if self.base.published.is_file() else self.base.published.name)
         elif self.base:
             what.append(self.base.fingerprint)
+        what += [more for more in (self.patches, self.apart) if more]
         what = json.dumps(what)
         return hashlib.sha256(what.encode()).hexdigest()[:8]
 
@@ -221,7 +273,7 @@ def last_values(flags: Sequence[str]) -> dict[str, str]:
             name, equals, value = word.partition("=")
             found[name] = value if equals else ""
         else:
-            found[name] = f"{found.get(name, '')} {word}".strip()
+            found[name] = f"{found.get(name, '')} {shlex.quote(word)}".strip()
     return {name: value for name, value in found.items() if name not in HARMLESS}
 
 
@@ -306,7 +358,7 @@ def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
     if pieces := values.get("pieces"):
         values["pieces"] = min(pieces, 2000)
     if pieces_of:
-        values["pieces_of"] = pieces_of
+        values |= {"pieces_of": pieces_of, "bert": None}
     return corpus.form(values | corpus.trial)
 
 

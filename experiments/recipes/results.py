@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from experiments.locks import locked
 from fairseq_lowrank.files import read_lines, say
 from fairseq_lowrank.messages import UserError
 
@@ -25,7 +25,7 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
     **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity", "next_sentence_accuracy"), (*Number, type(None))),
     **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
-    **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,)},
+    **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,), "patches": (dict,)},
 }
 # A measurement that is no training has these, and no architecture.
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
@@ -167,12 +167,26 @@ def append_measurement(path: Path, line: dict) -> None:
     _append(path, line)
 
 
+def check_writable(path: Path) -> None:
+    """Open a results file for appending, as the end of a run does.
+
+    Raises:
+        UserError: the file cannot be opened.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"RESULTS {path}: cannot be opened for appending ({error.strerror}). Give a file that you can write."
+        ) from error
+
+
 def _append(path: Path, line: dict) -> None:
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data
@@ -183,5 +197,3 @@ def _append(path: Path, line: dict) -> None:
         except OSError:
             os.ftruncate(handle, size)
             raise
-    finally:
-        os.close(handle)

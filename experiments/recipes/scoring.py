@@ -1,4 +1,4 @@
-"""Scoring a run with its best checkpoint, and reading what fairseq's commands said."""
+"""Score a run with its best checkpoint, and read what fairseq's commands print of a score."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from experiments.corpora.catalogue import parse
+from experiments.recipes.logs import read_validation
 from experiments.recipes.recipe import Run, last_value
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
@@ -74,13 +75,8 @@ def score_masked_language_model(run: Run, settings: Settings, execute: Execute) 
     output = run.folder / "validate-test.out"
     words = ["fairseq-validate", str(run.data / "bin"), "--user-dir", str(run.plugin)]
     words += ["--task", last_value(run.flags, "--task", ""), "--path", str(run.best), "--valid-subset", "test"]
-    words += [
-        "--max-tokens",
-        last_value(run.flags, "--max-tokens", "4096"),
-        "--no-progress-bar",
-        "--log-format",
-        "simple",
-    ]
+    words += ["--max-tokens", last_value(run.flags, "--max-tokens", "4096")]
+    words += ["--no-progress-bar", "--log-format", "json"]
     execute_anew(execute, words, output, settings)
     return {} if settings.dry_run else read_validation(output)
 
@@ -107,42 +103,6 @@ def execute_anew(execute: Execute, words: list[str], output: Path, settings: Set
     if not settings.dry_run:
         output.unlink(missing_ok=True)
     execute(words, output)
-
-
-def read_training_log(path: Path) -> dict:
-    """What a fairseq-train log (`--log-format simple`) says of a run, resumed or not.
-
-    Returns `parameters`, `updates`, `tokens_per_second` (target tokens over the time spent in training steps, so
-    validation and saving do not count), `valid_perplexity`, the best of all validations, within epochs too (None where
-    there was none), and `epochs`, one dict for each finished epoch with `updates`, `train_loss` and `valid_loss` (both in
-    base 2), in order.
-    """
-    parameters, epochs, perplexities = None, {}, []
-    for text in read_lines(path):
-        if match := re.search(r"num\. shared model params: ([\d,]+)", text):
-            parameters = int(match[1].replace(",", ""))
-        if match := re.search(r"\| (train|valid) \| epoch (\d+) \| (.*)", text):
-            fields = re.findall(r"(\w+) (-?[\d.]+(?:e[-+]?\d+)?|inf|nan)(?= \||$)", match[3])
-            epochs.setdefault(int(match[2]), {})[match[1]] = {name: float(value) for name, value in fields}
-            perplexities += [float(value) for name, value in fields if (match[1], name) == ("valid", "ppl")]
-    finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
-    if parameters is None or not finished:
-        raise ValueError(f"{path} holds no finished epoch of fairseq-train")
-    before, tokens, seconds, curve = 0, 0.0, 0.0, []
-    for epoch in finished:
-        train, valid = epoch["train"], epoch.get("valid", {})
-        updates = int(train["num_updates"])
-        tokens += train["wpb"] * (updates - before)
-        seconds += train["train_wall"]
-        before = updates
-        curve.append({"updates": updates, "train_loss": train["loss"], "valid_loss": valid.get("loss")})
-    return {
-        "parameters": parameters,
-        "updates": before,
-        "tokens_per_second": round(tokens / max(seconds, 1.0)),
-        "valid_perplexity": min((value for value in perplexities if not math.isnan(value)), default=None),
-        "epochs": curve,
-    }
 
 
 def read_hypotheses(path: Path) -> list[str]:
@@ -202,20 +162,6 @@ def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
     return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
 
 
-def read_validation(path: Path) -> dict:
-    """What fairseq-validate said of the test set.
-
-    Raises:
-        ValueError: it said nothing.
-    """
-    said = re.findall(r"valid on 'test' subset \| (.*)", "\n".join(read_lines(path)))
-    fields = dict(re.findall(r"(\w+) ([\d.]+(?:e[-+]?\d+)?|inf|nan)(?= \||$)", said[-1])) if said else {}
-    if "ppl" not in fields:
-        raise ValueError(f"{path} holds no perplexity of fairseq-validate")
-    accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
-    return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}
-
-
 FIT_SEED = 1  # of the training pairs on which fit is told: the same ones for all runs
 SMOKE_FIT = 100
 
@@ -270,10 +216,13 @@ def read_scores(path: Path) -> dict:
     }
 
 
-def attention_parameters(checkpoint: Path, data: Path) -> int:
-    """Attention parameters of a checkpoint's model, output projections included, without biases and fixed mixing."""
+def parameters(checkpoint: Path, data: Path) -> dict[str, int]:
+    """Count the parameters of a checkpoint's model, and those of its attention.
+
+    Attention has its output projections, and neither biases nor fixed mixing.
+    """
     from fairseq_lowrank.tools.checkpoints import load_model
     from fairseq_lowrank.tools.parameters import count
 
-    model, _ = load_model(checkpoint, data=data)
-    return count(model)["attention_without_biases"]
+    counts = count(load_model(checkpoint, data=data)[0])
+    return {"parameters": counts["total"], "attention_parameters": counts["attention_without_biases"]}

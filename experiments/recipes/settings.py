@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LARGEST_SEED = 2**31 - 1
@@ -15,8 +15,11 @@ OURS = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another c
 NEEDED = {
     "--no-save": "the checkpoint that is scored",
     "--disable-validation": "the checkpoint that does best on validation",
-    "--log-format": "the log in fairseq's form 'simple', of which the line is made",
+    "--log-format": "the log in fairseq's form 'json', of which the line is made",
 }
+
+# The variables that switch patches of fairseq on and off by their names.
+PATCHES = ("LOWRANK_ENABLE", "LOWRANK_DISABLE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class Settings:
     smoke: bool = False
     dry_run: bool = False
     alone: bool = False
+    rerun: bool = False
     valid: bool = False
     threads: int = 1
     sequences: int = 16
@@ -44,6 +48,7 @@ class Settings:
     metric: str = "perplexity"
     results: Path | None = None
     output: Path | None = None
+    patches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -60,12 +65,13 @@ class Settings:
             work=Path(environ["LOWRANK_WORK"]).absolute(),
             rows=words(environ, "ROWS"),
             seed=whole_number(environ, "SEED", 1, least=0, most=LARGEST_SEED),
-            **{name: switch(environ, name.upper()) for name in ("smoke", "dry_run", "alone", "valid")},
+            **{name: switch(environ, name.upper()) for name in ("smoke", "dry_run", "alone", "valid", "rerun")},
             threads=whole_number(environ, "THREADS", int(threads) if threads.isdigit() else cores),
             sequences=whole_number(environ, "SEQUENCES", 16),
             metric=choice(environ, "METRIC", ("perplexity", "loss")),
             **{name: value for name, value in lists.items() if value},
             **{name: Path(value) for name, value in given.items() if value},
+            patches={name: ",".join(names) for name in PATCHES if (names := patch_names(environ, name))},
         )
         if settings.results and settings.results.is_dir():
             raise ValueError(f"RESULTS={settings.results}: expected a file, this is a folder")
@@ -103,6 +109,11 @@ def whole_number(
         span = f"from {least}" + (f" to {most}" if most is not None else "")
         raise ValueError(f"{name}={value}: expected a whole number {span}")
     return int(value)
+
+
+def patch_names(environ: Mapping[str, str], name: str) -> list[str]:
+    """Return the names of patches in a variable, in alphabetical order."""
+    return sorted({word.strip() for word in environ.get(name, "").split(",")} - {""})
 
 
 def words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
+from experiments.locks import locked
 from experiments.recipes import provenance
 from experiments.recipes.recipe import Run, differences, last_values
 from experiments.recipes.settings import Settings
-from fairseq_lowrank.files import read_lines, say, whole_file
+from fairseq_lowrank.files import say, whole_file
+from fairseq_lowrank.messages import UserError
+
+LOCK, NOTE = "lock", "run.json"  # files in a run's folder
 
 Execute = Callable[..., None]
 
@@ -23,38 +26,36 @@ Execute = Callable[..., None]
 def lock(folder: Path) -> Iterator[int | None]:
     """Keep other processes from a run while the block runs: the locked file, or None if another one has it."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield handle
-    finally:
-        os.close(handle)
+    with locked(folder / LOCK, wait=False) as handle:
+        yield handle
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether another process is at a run."""
-    if not (folder / "lock").exists():
+    """Return True if another process is at a run."""
+    if not (folder / LOCK).exists():
         return False
     with lock(folder) as handle:
         return handle is None
 
 
 def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int | None = None) -> None:
-    """Train a run to its end, unless it is there: fairseq-train started again would add an update before it looks.
+    """Train a run to its end, unless its training has ended.
+
+    fairseq-train, if it were started again, would add an update before it looks at the end.
 
     Raises:
-        ValueError: the folder holds a training with other flags or on other data, or one that kept no best checkpoint.
+        ValueError: the folder holds a training by other code, with other flags or on other data, or one that kept no best
+            checkpoint.
     """
     checkpoints = run.folder / "checkpoints"
     words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(run.plugin)]
     words += ["--save-dir", str(checkpoints), *run.flags]
-    if run.base:
+    if run.base and not run.continues:
         words += ["--finetune-from-model", str(run.base.last)]
+    elif run.base and not run.last.exists():
+        words += ["--restore-file", str(run.base.last), "--reset-dataloader"]
     if not settings.dry_run:
+        check_code(run, root, rerun=settings.rerun)
         check_data(run)
         if has_ended(run):
             if not run.best.exists():
@@ -63,6 +64,58 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
             return
         note_start(run, settings, root)
     execute(words, run.log, keep)
+    if not settings.dry_run:
+        write_note(run.folder, read_note(run.folder) | {"ended": True})
+
+
+def code_of(run: Run, root: Path) -> str:
+    """Return the identity of the code that trains a run: that of the package, and of the recipe's plugin."""
+    return provenance.code(*dict.fromkeys([root / "fairseq_lowrank", run.plugin]))
+
+
+def is_of_this_code(run: Run, root: Path) -> bool:
+    """Return True if the training of a run was started by the code that runs now, or was not started.
+
+    Trainings from before code was noted are of the code of their commit.
+    """
+    note = read_note(run.folder)
+    if not (note and note["starts"]):
+        return True
+    start = note["starts"][-1]
+    if "code" not in start:
+        return start["commit"] == provenance.commit(root)
+    return start["code"] == code_of(run, root)
+
+
+def check_code(run: Run, root: Path, *, rerun: bool = False) -> None:
+    """Refuse a run whose training was started by other code, or with `rerun` put that training aside.
+
+    Raises:
+        UserError: other code started the training.
+    """
+    if is_of_this_code(run, root):
+        return
+    if not rerun:
+        theirs = read_note(run.folder)["starts"][-1]["commit"]
+        raise UserError(
+            f"{run.folder}: trained by the code of commit {theirs}, and the code here is that of commit "
+            f"{provenance.commit(root)}. Check out the first one, or train again with RERUN=1, which keeps the old training "
+            "in the folder 'earlier' there."
+        )
+    put_aside(run.folder)
+
+
+def put_aside(folder: Path) -> None:
+    """Move a training to the first free number in the folder `earlier` of its folder."""
+    earlier = folder / "earlier"
+    place = next(place for number in count(1) if not (place := earlier / str(number)).exists())
+    place.mkdir(parents=True)
+    # The note goes last: after an interruption the rest is still refused.
+    files = sorted(folder.iterdir(), key=lambda path: path.name == NOTE)
+    for path in files:
+        if path.name not in (LOCK, earlier.name):
+            path.rename(place / path.name)
+    say(f"{folder}: the training by other code is in {place} now")
 
 
 def dictionaries(run: Run) -> str:
@@ -88,15 +141,11 @@ def check_data(run: Run) -> None:
 
 
 def has_ended(run: Run) -> bool:
-    """Whether a run's training came to its end, by its log or by the updates and epochs of its last checkpoint."""
+    """Return True if a training came to its end, by its note or by the updates and epochs of its last checkpoint."""
     if not run.last.exists():
         return False
-    if run.log.exists():
-        said = [
-            line for line in read_lines(run.log) if line.startswith("+ fairseq-train") or "done training in" in line
-        ]
-        if said and not said[-1].startswith("+"):
-            return True
+    if (read_note(run.folder) or {}).get("ended"):
+        return True
     ends = {name: last_values(run.flags).get(f"--max-{name}", "") for name in ("update", "epoch")}
     if not any(value.isdigit() for value in ends.values()):
         return False
@@ -118,12 +167,13 @@ def reached(checkpoint: Path, *, update: int = 0, epoch: int = 0) -> bool:
 
 
 def note_start(run: Run, settings: Settings, root: Path) -> None:
-    """Write down with which flags, code and machine a training starts, or goes on, before it does."""
+    """Note the flags, the code and the machine of a training before it starts or continues."""
     note = read_note(run.folder)
     if note is None:
         if run.last.exists():
             raise ValueError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
         note = {"corpus": run.corpus, "dictionaries": dictionaries(run), "flags": list(run.flags), "starts": []}
+        note |= {"patches": dict(run.patches), "results": run.apart}
         for folder in run.others:
             say(f"{run}: {folder} holds this row with other flags: {difference(run, folder)}")
     elif wrong := difference(run, run.folder):
@@ -131,19 +181,25 @@ def note_start(run: Run, settings: Settings, root: Path) -> None:
     note["starts"].append(
         {
             "commit": provenance.commit(root),
+            "code": code_of(run, root),
             "machine": provenance.machine(settings.threads),
             "versions": provenance.versions(),
             "alone": settings.alone,
             "date": datetime.date.today().isoformat(),
         }
     )
-    with whole_file(run.folder / "run.json") as file:
+    write_note(run.folder, note)
+
+
+def write_note(folder: Path, note: dict) -> None:
+    """Write the note of a run's folder."""
+    with whole_file(folder / NOTE) as file:
         json.dump(note, file, indent=1, ensure_ascii=False)
 
 
 def read_note(folder: Path) -> dict | None:
-    """What :func:`note_start` wrote in a run's folder."""
-    file = folder / "run.json"
+    """Return what :func:`write_note` wrote in a run's folder, or None."""
+    file = folder / NOTE
     if not file.exists():
         return None
     try:
@@ -156,16 +212,19 @@ def read_note(folder: Path) -> dict | None:
 
 
 def difference(run: Run, folder: Path) -> str:
-    """In what a run differs from the training in a folder, that one's values in brackets; empty where in nothing."""
-    note, flags = read_note(folder), None
+    """Return the differences of a run to the training in a folder, with that one's values in brackets; empty if there are none."""
+    note = read_note(folder)
     if note is None:
-        old = folder / "trained"  # of a version that noted flags at the end
-        flags = old.read_text(encoding="utf-8").split() if old.exists() else None
-    corpus: Sequence[str] = ()
-    if note is not None:
-        flags = note["flags"]
-        if note["corpus"] != run.corpus:
-            corpus = [f"corpus {run.corpus} ({note['corpus']})"]
-    if not flags:
         return "which ones is not known"
-    return ", ".join(filter(None, [*corpus, differences(run.flags, flags)]))
+    found = []
+    if note["corpus"] != run.corpus:
+        found.append(f"corpus {run.corpus} ({note['corpus']})")
+    found.append(differences(run.flags, note["flags"]))
+    ours = {**run.patches, "RESULTS": run.apart}
+    theirs = {**note.get("patches", {}), "RESULTS": note.get("results", "")}
+    found += [
+        f"{name}={ours.get(name, '')} ({theirs.get(name, '')})"
+        for name in sorted({*ours, *theirs})
+        if ours.get(name, "") != theirs.get(name, "")
+    ]
+    return ", ".join(filter(None, found))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 
-from experiments.recipes.scoring import read_training_log
+from experiments.recipes.logs import read_training_log
 from experiments.reporting.comparison import plot_name
 from experiments.reporting.papers import canonical_row, split_row
 from fairseq_lowrank.messages import UserError

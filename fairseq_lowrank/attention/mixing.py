@@ -52,10 +52,10 @@ class PositionwiseMixingWeights(Mixing):
 
 
 def _random(num_heads: int) -> Tensor:
-    # Drawn from the normal distribution and fixed (section 4.4.2), of what variance is not said. Columns are given unit ℓ2 norm, as in its eq. 14; dividing by their sum
-    # (eq. 13) would be unstable, since a sum can be near 0.
+    # Drawn from the normal distribution and fixed (section 4.4.2). Columns are divided by their sums (eq. 13), as in the authors'
+    # released multihead_attention.py. A sum near 0 gives large weights.
     weight = torch.randn(num_heads, num_heads)
-    return weight / weight.norm(dim=0, keepdim=True)
+    return weight / weight.sum(dim=0, keepdim=True)
 
 
 MIXINGS = {

@@ -19,10 +19,16 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
 
-from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.attention import states
 from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
 from fairseq_lowrank.plugin import checkpoint_file
+
+
+class Archive(tarfile.TarFile):
+    """An archive whose members are unpacked below their folder only, without their rights and owners."""
+
+    extraction_filter = staticmethod(tarfile.data_filter)
+
 
 COMPONENTS = {"encoder": models.FairseqEncoder, "decoder": models.FairseqDecoder}
 

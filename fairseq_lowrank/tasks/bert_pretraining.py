@@ -56,7 +56,9 @@ class BertPretrainingConfig(FairseqDataclass):
 
 @register_task("bert_pretraining", dataclass=BertPretrainingConfig)
 class BertPretrainingTask(FairseqTask):
-    """Pairs of segments, ``<s> a </s> b </s>``, in which words are masked; half of them follow one another in the text.
+    """Pairs of segments, ``<s> a </s> b </s>``, in which words are masked; about half of them follow one another in the text.
+
+    The share is lower for short pairs; the criterion logs it.
 
     Pairs are those of the seed, masks of the seed and the epoch. Special symbols are never masked.
     """
@@ -239,6 +241,7 @@ class BertPretrainingLoss(FairseqCriterion):
         correct = extra["sentence_logits"].argmax(dim=1).eq(sample["sentence_target"]).sum()
         log = {
             **{"mlm_loss": words.detach(), "nsp_loss": sentences.detach(), "nsp_correct": correct},
+            "nsp_random": sample["sentence_target"].sum(),
             **{"sample_size": size, "nsentences": pairs, "ntokens": sample["ntokens"]},
         }
         loss = words + self.weight * sentences * size / pairs
@@ -254,6 +257,8 @@ class BertPretrainingLoss(FairseqCriterion):
         metrics.log_scalar("mlm_loss", total("mlm_loss") / size / math.log(2), size, round=3)
         metrics.log_scalar("nsp_loss", total("nsp_loss") / pairs / math.log(2), pairs, round=3)
         metrics.log_scalar("nsp_accuracy", 100 * total("nsp_correct") / pairs, pairs, round=1)
+        # what a head that always says "random", or always the opposite, gets right is this share or the rest of 100
+        metrics.log_scalar("nsp_random", 100 * total("nsp_random") / pairs, pairs, round=1)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["mlm_loss"].avg))
 
     @staticmethod

@@ -167,7 +167,12 @@ def test_a_checkpoint_is_validated(brown, tmp_path, fairseq_command):
     said = fairseq_command(
         "validate", brown, "--task", "bert_pretraining", "--path", path, "--valid-subset", "valid", "--max-tokens", 384, "--cpu"
     )  # fmt: skip
-    assert re.search(r"valid on 'valid' subset \| loss [\d.]+ .* \| nsp_accuracy [\d.]+", said)
+    found = re.search(r"valid on 'valid' subset \| loss [\d.]+ .* \| nsp_accuracy [\d.]+ \| nsp_random ([\d.]+)", said)
+    task = BertPretrainingTask.setup_task(BertPretrainingConfig(data=str(brown), tokens_per_sample=48, seed=1))
+    task.load_dataset("valid")
+    pairs = task.dataset("valid")
+    random = [pairs[index]["sentence_target"] for index in range(len(pairs))]
+    assert float(found[1]) == pytest.approx(100 * sum(random) / len(random), abs=0.06)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message)
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_a_state_is_gone_on_from_only_by_its_own_run(tmp_path):
+def test_a_state_is_resumed_only_by_the_code_that_kept_it(tmp_path, monkeypatch):
     file = tmp_path / "below" / "state.pt"
     first = Journal("# run commit 1", file)
     first("half")
@@ -104,7 +104,9 @@ def test_a_state_is_gone_on_from_only_by_its_own_run(tmp_path):
     again = Journal("# run commit 1", file)
     assert again.kept()["done"] == 3 and again.lines == ["# run commit 1", "half"]
     assert again.seconds > 0
-    with pytest.warns(UserWarning, match="this run is '# run commit 2', and starts anew"):
+    assert Journal("# run commit 2", file).kept()["done"] == 3
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="kept by other code, '# run commit 1'"):
+        patch.setattr(runs, "this_code", lambda: "other")
         assert Journal("# run commit 2", file).kept() is None
     assert Journal("# run commit 1").kept() is None
     again.forget()

@@ -1,5 +1,6 @@
 """The grammar's German and English, and the corpus that it makes."""
 
+import hashlib
 import re
 from collections import Counter
 from dataclasses import replace
@@ -7,7 +8,7 @@ from itertools import islice, pairwise, product
 
 import pytest
 
-from experiments.corpora.grammar import NAME, corpus, english, german
+from experiments.corpora.grammar import EDITION, NAME, corpus, english, german
 from experiments.corpora.grammar.lexicon import (
     ADJECTIVES,
     CONTROL_VERBS,
@@ -398,6 +399,12 @@ def test_a_seed_decides_the_corpus():
     first, again, other = (list(islice(corpus.pairs(seed), 50)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
+
+
+def test_the_corpus_is_that_of_its_edition(tmp_path):
+    corpus.write(tmp_path, corpus.SPLITS, seed=1)
+    content = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert hashlib.sha256(content).hexdigest()[:8] == EDITION
 
 
 def test_no_sentence_repeats_and_none_of_valid_or_test_is_in_training(tmp_path):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.corpora.__main__ import build_parser, expand, locate
+from experiments.corpora.__main__ import build_parser, expand, folder, locate
 from experiments.corpora.catalogue import CORPORA, parse
+from experiments.corpora.pieces import model_and_dictionary
 
 
 def forms(corpus):
@@ -23,7 +24,7 @@ def forms(corpus):
             else st.none() | st.sampled_from(["brown-bpe8000", "wikitext-103-bpe30000"])
             for argument in corpus.parts
         }
-    )
+    ).map(lambda values: values | ({"bert": None} if values.get("pieces_of") else {}))
 
 
 any_form = st.sampled_from(list(CORPORA.values())).flatmap(lambda corpus: st.tuples(st.just(corpus), forms(corpus)))
@@ -90,3 +91,11 @@ def test_a_name_of_no_form_is_refused_with_those_there_are(name):
 def test_a_command_line_without_a_form_is_left_as_it_is():
     for words in ([], ["--help"], ["wikitext", "--size", "2"]):
         assert expand(words) == words
+
+
+def test_a_folder_is_named_for_the_published_bert(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWRANK_WORK", str(tmp_path))
+    names = [folder(["rte", *words]).name for words in ([], ["--bert", str(tmp_path / "bert-large")])]
+    assert names == ["rte", "rte-from-bert-large"]
+    args = build_parser().parse_args(expand(["rte-from-bert-large"]))
+    assert model_and_dictionary(args)[0] == tmp_path / "bert-large" / "wordpieces.json"

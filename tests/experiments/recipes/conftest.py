@@ -51,9 +51,9 @@ def recipe(request):
     """``recipe(kind, **rows)``: a recipe of tiny models, each row with flags of its own."""
 
     def make(kind: str = "translation", **rows: str) -> Recipe:
-        lines = ["paper\town", "table\ttiny", f"common\t{COMMON[kind]} {TRAINING}"]
-        lines += [f"row\t{name}\tiwslt14\t{flags}" for name, flags in rows.items()]
-        return Recipe.read(kind, request.config.rootpath, lines)
+        records = [["paper", "own"], ["table", "tiny"], ["common", *COMMON[kind].split(), *TRAINING.split()]]
+        records += [["row", name, "iwslt14", "", "", *flags.split()] for name, flags in rows.items()]
+        return Recipe.read(kind, request.config.rootpath, records)
 
     return make
 

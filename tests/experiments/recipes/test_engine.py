@@ -12,9 +12,10 @@ from experiments import __main__ as experiments
 from experiments.recipes import engine as engines
 from experiments.recipes import provenance, training
 from experiments.recipes.engine import Busy
-from experiments.recipes.recipe import Recipe, differences, last_values, smoke_corpus
+from experiments.recipes.recipe import Recipe, differences, last_values, records, smoke_corpus
 from experiments.recipes.results import read_results
 from fairseq_lowrank import cli
+from fairseq_lowrank.messages import UserError
 
 TRAINED = ["prepare.sh iwslt14", "fairseq-train"]
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
@@ -92,7 +93,7 @@ def quick(commands, monkeypatch):
             checkpoints.mkdir(exist_ok=True)
             for name in ("best", "last"):
                 (checkpoints / f"checkpoint_{name}.pt").touch()
-            log.write_text(f"{commands.log}x | INFO | fairseq_cli.train | done training in 1.0 seconds\n")
+            log.write_text(commands.log)
 
     def score(kind, run, settings, execute):
         execute(["score"], run.folder / "score.out")
@@ -105,7 +106,7 @@ def quick(commands, monkeypatch):
     commands.fails, commands.value, commands.log = (), 1.0, LOG
     monkeypatch.setattr(type(commands), "__call__", lambda self, *arguments: execute(*arguments))
     monkeypatch.setattr(engines, "score", score)
-    monkeypatch.setattr(engines, "attention_parameters", lambda *_: 1)
+    monkeypatch.setattr(engines, "parameters", lambda *_: {"parameters": 1000, "attention_parameters": 1})
     monkeypatch.setattr(cli, "main", tool)
     monkeypatch.setattr(experiments, "main", tool)
     return commands
@@ -113,8 +114,7 @@ def quick(commands, monkeypatch):
 
 LOG = """\
 + fairseq-train
-x | INFO | fairseq_cli.train | num. shared model params: 1,000 (num. trained: 1,000)
-x | INFO | train | epoch 001 | loss 9.5 | wpb 1000 | num_updates 3 | train_wall 10 | wall 12
+x | INFO | train | {"epoch": 1, "train_loss": "9.5", "train_wpb": "1000", "train_num_updates": "3", "train_train_wall": "10"}
 """
 
 
@@ -157,7 +157,7 @@ def test_a_score_that_is_no_number_is_not_recorded(recipe, settings, engine, qui
     quick.value = value
     with pytest.raises(ValueError, match=rf"mha \(seed 1\): value is {value}, expected a finite number"):
         engine(recipe(mha="--attention mha"), settings()).run_rows()
-    assert not settings().results.parent.exists()
+    assert settings().results.read_text() == ""
 
 
 def test_rows_at_which_another_process_is_are_left_to_it(recipe, settings, engine, quick, capsys):
@@ -202,7 +202,8 @@ def test_a_speed_is_marked_as_taken_alone_only_where_every_start_was(recipe, set
         run.last.parent.mkdir()
         run.last.touch()
         run.best.touch()
-        run.log.write_text(f"{LOG}done training in 1 seconds\n")
+        run.log.write_text(LOG)
+        training.write_note(run.folder, training.read_note(run.folder) | {"ended": True})
         engine(own, chosen).run_rows()
         assert read_results(chosen.results)[0]["alone"] is (name == "yes")
 
@@ -221,7 +222,8 @@ def test_a_training_that_went_on_elsewhere_names_every_place(recipe, settings, e
         run.last.parent.mkdir()
         run.last.touch()
         run.best.touch()
-        run.log.write_text(f"{LOG}done training in 1 seconds\n")
+        run.log.write_text(LOG)
+        training.write_note(run.folder, training.read_note(run.folder) | {"ended": True})
         engine(own, chosen).run_rows()
         [line] = read_results(chosen.results)
         assert line["machine"]["cpu"] == places[-1]
@@ -288,12 +290,82 @@ def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
     assert folders[1] == f"{folders[0]}-seed2"
 
 
-def test_results_that_cannot_be_written_are_refused_before_anything_runs(recipe, settings, engine, commands, tmp_path):
+def test_results_that_cannot_be_opened_are_refused_before_training(recipe, settings, engine, commands, tmp_path):
     own, file = recipe(mha="--attention mha"), tmp_path / "file"
     file.write_text("")
-    with pytest.raises(ValueError, match=r"RESULTS=.*file/results\.jsonl: .*/file cannot be written to"):
+    with pytest.raises(UserError, match=rf"RESULTS {file}/results\.jsonl: "):
         engine(own, settings(results=file / "results.jsonl")).run_rows()
-    assert commands.calls == []
+    assert commands.calls == ["prepare.sh iwslt14"]
+
+
+def test_rows_are_trained_for_each_results_file(recipe, settings, engine, quick):
+    own, first = recipe(mha="--attention mha"), settings()
+    other = settings(results=first.results.with_name("other.jsonl"))
+    for one in (first, other, first, other):
+        engine(own, one).run_rows()
+    assert quick.calls.count("fairseq-train") == 2 and len(read_results(other.results)) == 1
+
+
+def test_a_checkpoint_of_other_code_is_refused_or_rerun(recipe, settings, engine, quick, monkeypatch):
+    own, once = recipe(mha="--attention mha"), settings()
+    quick.fails = ("score",)
+    with pytest.raises(RuntimeError):
+        engine(own, once).run_rows()
+    quick.fails = ()
+    quick.calls.clear()
+    [theirs] = training.read_note(own.run(own.rows["mha"], once).folder)["starts"]
+    monkeypatch.setattr(provenance, "code", lambda *_: "other")
+    monkeypatch.setattr(provenance, "commit", lambda _: "now")
+    with pytest.raises(UserError, match=f"commit {theirs['commit']}, .* commit now.* RERUN=1"):
+        engine(own, once).run_rows()
+    assert quick.calls == ["prepare.sh iwslt14"]
+    engine(own, settings(rerun=True)).run_rows()
+    assert quick.calls[1:] == ["prepare.sh iwslt14", "fairseq-train", "score"]
+    [line] = read_results(once.results)
+    assert line["commit"] == "now"
+    earlier = own.run(own.rows["mha"], once).folder / "earlier" / "1"
+    assert training.read_note(earlier)["starts"] == [theirs] and (earlier / "checkpoints/checkpoint_best.pt").exists()
+
+
+def test_a_commit_of_docs_keeps_a_training(recipe, settings, engine, quick, monkeypatch):
+    own = recipe(mha="--attention mha")
+    quick.fails = ("score",)
+    with pytest.raises(RuntimeError):
+        engine(own, settings()).run_rows()
+    quick.fails = ()
+    monkeypatch.setattr(provenance, "commit", lambda _: "another")
+    engine(own, settings()).run_rows()
+    assert quick.calls.count("fairseq-train") == 1 and len(read_results(settings().results)) == 1
+
+
+def test_code_is_the_files_of_the_package(tmp_path):
+    def code(**files):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        provenance.code.cache_clear()
+        return provenance.code(tmp_path)
+
+    first = code(a="1")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "a.pyc").touch()
+    assert code() == first and len({first, code(a="2"), code(b="1"), code(a="1")}) == 4
+    provenance.code.cache_clear()
+
+
+def test_patches_are_recorded_and_make_another_run(recipe, settings, engine, quick):
+    own = recipe(mha="--attention mha")
+    patched = settings(patches={"LOWRANK_ENABLE": "one,two"})
+    assert own.run(own.rows["mha"], patched).folder != own.run(own.rows["mha"], settings()).folder
+    engine(own, patched).run_rows()
+    [line] = read_results(patched.results)
+    assert line["patches"] == {"LOWRANK_ENABLE": "one,two"}
+
+
+def test_an_argument_with_a_space_survives():
+    sent = "2\0paper\0own\0" + "5\0row\0mha\0brown\0\0--x\0" + "3\0common\0--y\0a 'b c\0"
+    found = list(records(sent))
+    assert found == [["paper", "own"], ["row", "mha", "brown", "", "--x"], ["common", "--y", "a 'b c"]]
+    assert last_values(["--y", "a b"]) != last_values(["--y", "a", "b"])
 
 
 def test_preparations_of_another_form_of_a_corpus_are_refused(recipe, settings, engine, commands):
@@ -373,9 +445,9 @@ def test_a_trial_takes_a_small_corpus_of_the_same_form(kind, corpus, small):
 
 
 def test_a_row_on_a_corpus_that_is_none_is_refused_before_anything_runs():
-    lines = ["paper\town", "table\ttiny", "row\tmha\tbrown-x10\t--attention mha"]
+    records = [["paper", "own"], ["table", "tiny"], ["row", "mha", "brown-x10", "", "", "--attention", "mha"]]
     with pytest.raises(ValueError, match=r"^row 'mha': no corpus 'brown-x10' here; expected one of brown\["):
-        Recipe.read("language-model", Path(), lines)
+        Recipe.read("language-model", Path(), records)
 
 
 def test_a_commit_says_whether_code_was_changed_and_without_git_there_is_the_version(tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,8 @@ from experiments.corpora.rte import CORPUS, TASK
 from experiments.corpora.sentences import Example, lay_out
 from experiments.corpora.steps import preprocess
 from experiments.corpora.text import BytePieces
-from experiments.recipes.recipe import Recipe, checksum, smoke_corpus
+from experiments.recipes.logs import progress
+from experiments.recipes.recipe import Recipe, Row, checksum, smoke_corpus
 from experiments.recipes.results import read_results
 from experiments.recipes.scoring import read_scores
 from experiments.recipes.settings import Settings
@@ -47,13 +49,12 @@ def work(tmp_path, monkeypatch):
 
 
 def recipe(root, **rows: str) -> Recipe:
-    lines = ["paper\town", "table\ttiny", f"common\t{TRAINING} --batch-size 4"]
-    lines += [
-        f"pretraining\t{name}\tbrown-bpe300\t{MASKED} --attention {name}" for name in dict.fromkeys(rows.values())
-    ]
+    records = [["paper", "own"], ["table", "tiny"], ["common", *TRAINING.split(), "--batch-size", "4"]]
+    for name in dict.fromkeys(rows.values()):
+        records.append(["pretraining", name, "brown-bpe300", "", "", *MASKED.split(), "--attention", name])
     for name, base in rows.items():
-        lines.append(f"row\t{name}\trte-by-brown-bpe300\t{MODEL} --attention {base}\t{base}")
-    return Recipe.read("fine-tuning", root, lines)
+        records.append(["row", name, "rte-by-brown-bpe300", base, "", *MODEL.split(), "--attention", base])
+    return Recipe.read("fine-tuning", root, records)
 
 
 def test_each_task_of_a_row_becomes_one_line_after_one_pre_training(work, engine, commands, request, capsys):
@@ -62,7 +63,7 @@ def test_each_task_of_a_row_becomes_one_line_after_one_pre_training(work, engine
     engine(own, settings).run_rows()
     prepare = ["prepare.sh brown-bpe300", "prepare.sh rte-by-brown-bpe300"]
     one = ["fairseq-train", "fairseq-lowrank"]
-    assert commands.calls == [prepare[0], "fairseq-train", prepare[1], *one, *one]
+    assert commands.calls == [*prepare, "fairseq-train", *one, *one]
     first, second = read_results(settings.results)
     assert (first["row"], first["task"], second["row"], second["task"]) == ("mha", "rte", "mha", "again")
     assert (first["metric"], first["split"], first["updates"]) == ("rte", "test", 3)
@@ -83,13 +84,36 @@ def test_each_task_of_a_row_becomes_one_line_after_one_pre_training(work, engine
     assert len(read_results(settings.results)) == 2 and "mha@rte (seed 1): done already" in capsys.readouterr().err
 
 
+def test_a_pre_training_in_two_parts_continues_the_first(work, engine, commands, request):
+    own = recipe(request.config.rootpath, **{"mha@rte": "mha"})
+    whole = own.bases.pop("mha")
+    flags = (*whole.flags, "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "10")
+    own.declare("pretraining", replace(whole, name="mha-short", flags=(*flags, "--tokens-per-sample", "16")))
+    own.declare("pretraining", replace(whole, base="mha-short", flags=(*flags, "--max-update", "5")))
+    settings = Settings(work=work, results=work / "results" / "own.jsonl")
+    engine(own, settings).run_rows()
+    assert commands.calls.count("fairseq-train") == 3
+    [line] = read_results(settings.results)
+    second, first = line["pretraining"], line["pretraining"]["continued"]
+    assert (first["row"], first["updates"], second["updates"]) == ("mha-short", 3, 5)
+    assert {first["log"], second["log"]} == {
+        f"logs/own-pretraining/{name}-seed1.log.gz" for name in ("mha-short", "mha")
+    }
+    # the warm-up goes on from update 3
+    log = own.run(own.rows["mha@rte"], settings).base.log
+    rates = [
+        found[1]["lr"] for text in log.read_text().splitlines() if (found := progress(text)) and found[0] == "train"
+    ]
+    assert float(rates[-1]) == pytest.approx(0.01 * 5 / 10, rel=0.01)
+
+
 def test_the_seed_is_that_of_fine_tuning_and_other_pre_training_makes_another_folder(work, request):
     own = recipe(request.config.rootpath, **{"mha@rte": "mha"})
     runs = [own.run(own.rows["mha@rte"], Settings(work=work, seed=seed)) for seed in (1, 2)]
     assert runs[0].base.folder == runs[1].base.folder and runs[0].folder != runs[1].folder
     longer = recipe(request.config.rootpath, **{"mha@rte": "mha"})
-    longer.declare("pretraining", "long", "brown-bpe300", f"{MASKED} --attention mha --max-update 4")
-    longer.declare("row", "mha@long", "rte-by-brown-bpe300", " ".join(longer.rows["mha@rte"].flags), "long")
+    longer.declare("pretraining", Row("long", "brown-bpe300", (*MASKED.split(), "--max-update", "4")))
+    longer.declare("row", replace(longer.rows["mha@rte"], name="mha@long", base="long"))
     names = [longer.run(longer.rows[name], Settings(work=work)).fingerprint for name in ("mha@rte", "mha@long")]
     assert names[0] != names[1]
 
@@ -104,8 +128,9 @@ def test_rows_are_asked_for_by_their_label_too(work, request):
 
 def test_a_published_checkpoint_stands_for_a_pre_training_but_not_in_a_trial(work, engine, commands, request):
     own = recipe(request.config.rootpath, **{"mha@rte": "mha"})
-    own.declare("pretraining", "published", "brown-bpe300", MASKED, str(work / "bert-base" / "model.pt"))
-    own.declare("row", "mha@published", "rte-by-brown-bpe300", MODEL, "published")
+    checkpoint = str(work / "bert-base" / "model.pt")
+    own.declare("pretraining", Row("published", "brown-bpe300", tuple(MASKED.split()), checkpoint=checkpoint))
+    own.declare("row", Row("mha@published", "rte-by-brown-bpe300", tuple(MODEL.split()), "published"))
     settings = Settings(work=work, rows=("mha@published",))
     with pytest.raises(
         ValueError,
@@ -141,9 +166,9 @@ def test_a_trial_takes_small_tasks_of_the_same_form(corpus, small):
 
 
 def test_a_row_of_a_pre_training_that_is_not_declared_is_refused(request):
-    lines = ["paper\town", "table\ttiny", "row\tmha@rte\trte\t--attention mha\tbert"]
+    records = [["paper", "own"], ["table", "tiny"], ["row", "mha@rte", "rte", "bert", "", "--attention", "mha"]]
     with pytest.raises(ValueError, match=r"^row 'mha@rte': no pre-training 'bert' is declared$"):
-        Recipe.read("fine-tuning", request.config.rootpath, lines)
+        Recipe.read("fine-tuning", request.config.rootpath, records)
 
 
 def scores(**splits) -> dict:

@@ -56,6 +56,11 @@ def test_fairseq_gets_the_plugin_of_the_recipe_and_what_it_registers_is_there(
 
 
 def test_how_many_pairs_must_be_a_number(request):
-    lines = ["paper\town", "table\ttiny", "fit\tmany", "row\tmha\tiwslt14\t--attention mha"]
+    records = [
+        ["paper", "own"],
+        ["table", "tiny"],
+        ["fit", "many"],
+        ["row", "mha", "iwslt14", "", "", "--attention", "mha"],
+    ]
     with pytest.raises(ValueError, match=r"^FIT=many: expected how many training pairs$"):
-        Recipe.read("translation", request.config.rootpath, lines)
+        Recipe.read("translation", request.config.rootpath, records)

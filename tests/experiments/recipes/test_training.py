@@ -35,8 +35,8 @@ def train(commands, request):
 
 
 def forget_the_end(run) -> None:
-    """As if everything had been killed between the last checkpoint and fairseq-train's last words."""
-    run.log.write_text("".join(line for line in run.log.open() if "done training" not in line))
+    """As if everything had been killed between the last checkpoint and the note of the end."""
+    training.write_note(run.folder, training.read_note(run.folder) | {"ended": False})
 
 
 @pytest.mark.parametrize("end, count", [("--max-update 3", 3), ("--max-update 0 --max-epoch 1", None)])
@@ -61,10 +61,10 @@ def test_a_training_that_stopped_before_its_end_goes_on(recipe, settings, train,
         short = words[:]
         short[short.index("--max-update") + 1] = "2"
         commands(short, log)
-        forget_the_end(run)
 
     run.folder.mkdir(parents=True)
     training.train(run, settings, own.root, interrupted)
+    forget_the_end(run)
     assert updates(run) == 2
     assert train(run, settings) == ["fairseq-train"] and updates(run) == 3
     assert len(training.read_note(run.folder)["starts"]) == 2
@@ -131,9 +131,10 @@ def test_a_damaged_note_or_a_training_without_a_best_checkpoint_is_refused_in_on
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         train(run, settings())
     (run.folder / "run.json").unlink()
+    training.note_start(run, settings(), own.root)
+    training.write_note(run.folder, training.read_note(run.folder) | {"ended": True})
     run.last.parent.mkdir()
     run.last.touch()
-    run.log.write_text("+ fairseq-train\n2026 | INFO | fairseq_cli.train | done training in 3.0 seconds\n")
     with pytest.raises(ValueError, match=r"lacks checkpoint_best\.pt"):
         train(run, settings())
 
@@ -175,20 +176,23 @@ def test_a_command_outlives_a_killed_engine_and_keeps_the_lock_until_it_ends(tmp
 
 @pytest.mark.parametrize(("every", "shown"), [(0.0, 3), (60.0, 0)])
 def test_updates_are_shown_now_and_then(tmp_path, capsys, every, shown):
-    line = "epoch 001:     {} / 300 loss=8.1, ppl=270.1, wps=900"
-    log, lines = tmp_path / "log", [line.format(number) for number in (50, 100, 150)]
-    log.write_text("".join(f"date | INFO | train_inner | {said}, ups=7.1, wpb=120\n" for said in lines))
+    log, lines = tmp_path / "log", []
+    with open(log, "w") as file:
+        for updates in (50, 100, 150):
+            fields = {"epoch": 1, "update": 0.1, "loss": "8.1", "wps": "900", "num_updates": str(updates)}
+            file.write(f"date | INFO | train_inner | {json.dumps(fields)}\n")
+            lines.append(f"train_inner | epoch 1 | loss 8.1 | wps 900 | num_updates {updates}")
     with open(log, "rb") as file:
         assert follow(subprocess.Popen(["true"]), file, every) == 0
     assert capsys.readouterr().err == "".join(f"  {said}\n" for said in lines[:shown])
 
 
 def test_a_command_that_fails_shows_the_end_of_its_log_and_its_epochs_are_shown(tmp_path, capsys):
-    program = "print('train | epoch 001 | loss 2'); [print('line', n) for n in range(9)]; raise SystemExit(3)"
+    program = "print('x | INFO | train | epoch 1 | loss 2'); [print('line', n) for n in range(9)]; raise SystemExit(3)"
     with pytest.raises(CommandFailed, match=r"(?s)the end of .*/log:\nline 4\n.*line 8$") as failed:
         Commands()([sys.executable, "-c", program], tmp_path / "log")
     assert failed.value.code == 3
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("+ ") and said[1:] == ["train | epoch 001 | loss 2"]
+    assert said[0].startswith("+ ") and said[1:] == ["train | epoch 1 | loss 2"]
     Commands(dry_run=True)(["no-such-command", "a b"], tmp_path / "none")
     assert capsys.readouterr().err == "+ no-such-command 'a b'\n" and not (tmp_path / "none").exists()

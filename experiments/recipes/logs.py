@@ -1,0 +1,88 @@
+"""The progress that fairseq's commands log, and the learning curve of a training log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from fairseq_lowrank.files import read_lines
+
+
+def progress(line: str) -> tuple[str, dict[str, str]] | None:
+    """Return the tag (train, train_inner, valid, …) and the fields of a line that reports progress, else None.
+
+    The line is of `--log-format json`, or of `simple` at an epoch's end, fairseq's default and that of older results.
+    """
+    parts = line.rstrip("\n").split(" | ", 3)  # date, level, tag, text
+    if len(parts) < 4:
+        return None
+    tag, text = parts[2:]
+    if text.startswith('{"'):
+        try:
+            fields = json.loads(text)
+        except ValueError:  # the line is not whole yet
+            return None
+        return tag, {name.removeprefix(f"{tag}_"): str(value) for name, value in fields.items()}
+    if text.startswith("epoch ") and " | " in text:
+        return tag, dict(field.rsplit(" ", 1) for field in text.split(" | "))
+    return None
+
+
+def summary(tag: str, fields: Mapping[str, str]) -> str:
+    """Return progress in one short line."""
+    shown = [f"{name} {fields[name]}" for name in ("loss", "ppl", "wps", "num_updates") if name in fields]
+    return " | ".join([f"{tag} | epoch {fields.get('epoch', '?')}", *shown])
+
+
+def read_training_log(path: Path) -> dict:
+    """Read a fairseq-train log, of a run that was resumed or not.
+
+    Returns:
+        `updates`; `tokens_per_second`, target tokens over the time spent in training steps, so without validation and saving;
+        `valid_perplexity`, the best of all validations, within epochs too (None if there was none); and `epochs`, a list with
+        `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
+
+    Raises:
+        ValueError: the log holds no finished epoch.
+    """
+    epochs, perplexities = {}, []
+    for line in read_lines(path):
+        if (found := progress(line)) and found[0] in ("train", "valid"):
+            tag, fields = found
+            epochs.setdefault(int(fields["epoch"]), {})[tag] = fields
+            if tag == "valid":
+                perplexities.append(float(fields.get("ppl", "nan")))
+    finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
+    if not finished:
+        raise ValueError(f"{path} holds no finished epoch of fairseq-train")
+    before, tokens, seconds, curve = 0, 0.0, 0.0, []
+    for epoch in finished:
+        train, valid = epoch["train"], epoch.get("valid", {})
+        updates = int(train["num_updates"])
+        tokens += float(train["wpb"]) * (updates - before)
+        seconds += float(train["train_wall"])
+        before = updates
+        valid_loss = float(valid["loss"]) if "loss" in valid else None
+        curve.append({"updates": updates, "train_loss": float(train["loss"]), "valid_loss": valid_loss})
+    return {
+        "updates": before,
+        "tokens_per_second": round(tokens / max(seconds, 1.0)),
+        "valid_perplexity": min((value for value in perplexities if not math.isnan(value)), default=None),
+        "epochs": curve,
+    }
+
+
+def read_validation(path: Path) -> dict:
+    """Read what fairseq-validate logged of the test set.
+
+    Raises:
+        ValueError: the log holds no perplexity.
+    """
+    found = [found[1] for line in read_lines(path) if (found := progress(line)) and found[0] == "test"]
+    fields = found[-1] if found else {}
+    if "ppl" not in fields:
+        raise ValueError(f"{path} holds no perplexity of fairseq-validate")
+    accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
+    return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

@@ -1,0 +1,74 @@
+"""Learning curves and validations, read from fairseq's own logs."""
+
+import json
+
+import pytest
+
+from experiments.recipes import logs
+
+# As fairseq 0.12 logs with --log-format json. The run was interrupted in epoch 2 and resumed from epoch 1's checkpoint.
+EVENTS = [
+    ("train_inner", {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "num_updates": "50"}),
+    ("valid", {"epoch": 1, "valid_loss": "8.5", "valid_ppl": "256", "valid_num_updates": "100"}),
+    (
+        "train",
+        {"epoch": 1, "train_loss": "9.5", "train_wpb": "1000", "train_num_updates": "100", "train_train_wall": "100"},
+    ),
+    ("train_inner", {"epoch": 2, "update": 1.5, "loss": "8", "ppl": "256", "num_updates": "150"}),
+    ("valid", {"epoch": 2, "valid_loss": "7", "valid_ppl": "120", "valid_num_updates": "150"}),
+    ("valid", {"epoch": 2, "valid_loss": "7.5", "valid_ppl": "128", "valid_num_updates": "200"}),
+    (
+        "train",
+        {"epoch": 2, "train_loss": "8", "train_wpb": "1100", "train_num_updates": "200", "train_train_wall": "50"},
+    ),
+]
+# The same with fairseq's default, --log-format simple.
+SIMPLE = """\
+2026-01-01 00:01:00 | INFO | train_inner | epoch 001:     50 / 100 loss=9, nll_loss=9, ppl=512, wps=90, num_updates=50
+2026-01-01 00:02:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 8.5 | nll_loss 8 | ppl 256 | wps 9e+03 | num_updates 100
+2026-01-01 00:02:01 | INFO | train | epoch 001 | loss 9.5 | nll_loss 9 | ppl 512 | wps 123 | ups 2 | wpb 1000 | num_updates 100 | lr 1e-05 | train_wall 100 | wall 120
+2026-01-01 00:03:30 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 7 | nll_loss 6.9 | ppl 120 | num_updates 150 | best_loss 7
+2026-01-01 00:05:00 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 7.5 | nll_loss 7 | ppl 128 | num_updates 200 | best_loss 7.5
+2026-01-01 00:05:01 | INFO | train | epoch 002 | loss 8 | nll_loss 7.5 | ppl 181 | wps 99 | wpb 1100 | num_updates 200 | train_wall 50 | wall 60
+"""
+
+
+def written(events) -> str:
+    lines = [f"2026-01-01 00:00:01 | INFO | {tag} | {json.dumps(fields)}" for tag, fields in events]
+    return "\n".join(["+ fairseq-train data", *lines, '2026-01-01 00:00:01 | INFO | train | {"epoch": 3, "tra'])
+
+
+@pytest.mark.parametrize("text", [written(EVENTS), SIMPLE], ids=["json", "simple"])
+def test_a_training_log_gives_updates_speed_and_curve(tmp_path, text):
+    (tmp_path / "log").write_text(text)
+    run = logs.read_training_log(tmp_path / "log")
+    assert run["updates"] == 200 and run["tokens_per_second"] == round((1000 * 100 + 1100 * 100) / 150)
+    assert run["epochs"] == [
+        {"updates": 100, "train_loss": 9.5, "valid_loss": 8.5},
+        {"updates": 200, "train_loss": 8.0, "valid_loss": 7.5},
+    ]
+    assert run["valid_perplexity"] == 120
+
+
+def test_a_validation_without_a_number_hides_no_best_one(tmp_path):
+    for gone, best in (("256", 120), ("120", 128)):
+        (tmp_path / "log").write_text(written(EVENTS).replace(f'"valid_ppl": "{gone}"', '"valid_ppl": "nan"'))
+        assert logs.read_training_log(tmp_path / "log")["valid_perplexity"] == best
+
+
+def test_a_log_without_a_finished_epoch_is_refused(tmp_path):
+    (tmp_path / "log").write_text(written(EVENTS[:2]))
+    with pytest.raises(ValueError, match="no finished epoch"):
+        logs.read_training_log(tmp_path / "log")
+
+
+def test_a_validation_is_that_of_the_test_set(tmp_path):
+    file, fields = tmp_path / "log", {"test_loss": "11.596", "test_ppl": "1563.79", "test_num_updates": "10"}
+    file.write_text(written([("test", fields | {"test_nsp_accuracy": "60.2"})]))
+    found = {"metric": "perplexity", "value": 1563.79, "next_sentence_accuracy": 60.2}
+    assert logs.read_validation(file) == found
+    file.write_text(written([("test", fields)]))
+    assert logs.read_validation(file) == {"metric": "perplexity", "value": 1563.79}
+    file.write_text(written([("valid", {"valid_ppl": "3"})]))
+    with pytest.raises(ValueError, match="no perplexity of fairseq-validate"):
+        logs.read_validation(file)
