@@ -23,9 +23,15 @@ def prose(page: Path) -> tuple[list[str], list[str]]:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`[^`]*`", "code", text)
     lines = [line for line in text.splitlines() if not line.startswith(("    ", "\t"))]
-    cells = [cell.strip() for line in lines if line.lstrip().startswith("|") for cell in line.strip().strip("|").split("|")]
-    blocks = re.split(r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", "\n".join(line for line in lines if not line.lstrip().startswith("|")))
-    blocks = [" ".join(block.split()).lstrip("-*0123456789. ") for block in blocks if not block.lstrip().startswith("#")]
+    cells = [
+        cell.strip() for line in lines if line.lstrip().startswith("|") for cell in line.strip().strip("|").split("|")
+    ]
+    blocks = re.split(
+        r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", "\n".join(line for line in lines if not line.lstrip().startswith("|"))
+    )
+    blocks = [
+        " ".join(block.split()).lstrip("-*0123456789. ") for block in blocks if not block.lstrip().startswith("#")
+    ]
     return [block for block in blocks if block], cells
 
 
@@ -53,7 +59,11 @@ def test_page_has_short_sentences_and_cells(page):
 def strings(path: Path) -> list[tuple[int, str]]:
     """The docstrings, messages and other texts of a module, with their lines."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [(node.lineno, node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def test_docstrings_and_messages_have_no_banned_words():
