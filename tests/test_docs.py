@@ -1,4 +1,4 @@
-"""The commands of the pages on models: fairseq accepts each of them."""
+"""The pages: their commands are accepted, their Python runs, their links lead somewhere, and generated pages are up to date."""
 
 import re
 import shlex
@@ -11,24 +11,30 @@ pytest.importorskip("fairseq")
 from fairseq import options
 
 import fairseq_lowrank.plugin  # noqa: F401
+from experiments import reference
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
 PARSERS = {
     "fairseq-train": options.get_training_parser,
+    "fairseq-generate": options.get_generation_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
     "fairseq-preprocess": options.get_preprocessing_parser,
 }
 
 
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
 def commands(page: str) -> list[list[str]]:
     """The commands of fairseq in a page, without those that leave something out."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
     found = [shlex.split(line, comments=True) for line in lines if "…" not in line]
     return [words for words in found if words and words[0] in PARSERS]
 
 
-@pytest.mark.parametrize(("page", "count"), [("bert.md", 4), ("language-models.md", 5)])
+@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/bert.md", 4), ("docs/language-models.md", 7)])
 def test_fairseq_accepts_every_command_of_a_page(page, count):
     found = commands(page)
     assert len(found) == count
@@ -37,6 +43,46 @@ def test_fairseq_accepts_every_command_of_a_page(page, count):
             PARSERS[name]().parse_args(words)
             continue
         place = words.index("--user-dir")
-        assert words[place + 1] == "fairseq_lowrank"
+        assert words[place + 1] in ("fairseq_lowrank", "$LOWRANK")
         args = options.parse_args_and_arch(PARSERS[name](), input_args=words[:place] + words[place + 2 :])
-        assert args.data.startswith("$")
+        assert args.data.startswith(("$", "data-bin/"))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
+def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks(page, "python")
+    assert found
+    for block in found:
+        exec(compile(block, page, "exec"), {})
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (page.parent / file).resolve() if file else page
+        assert place.exists(), target
+        if anchor:
+            assert anchor in anchors(place), target
+
+
+@pytest.mark.parametrize("name", reference.pages())
+def test_generated_page_is_up_to_date(name):
+    assert (reference.DOCS / name).read_text(encoding="utf-8") == reference.pages()[name], (
+        "run python -m experiments reference"
+    )
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170

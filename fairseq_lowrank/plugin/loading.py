@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import tarfile
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping

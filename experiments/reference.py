@@ -1,0 +1,190 @@
+"""The pages of docs/ that are written from the code, so that they cannot differ from it: docs/attention.md and docs/fairseq.md."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fairseq_lowrank.attention import AXES, PRESETS, MultiheadAttention, build_attention, replace_attention
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {"attention.md": attention_page(), "fairseq.md": fairseq_page()}
+
+
+def attention_page() -> str:
+    """Return docs/attention.md: the flags, and the arguments of the layer."""
+    from fairseq_lowrank.plugin.flags import MODEL_FLAGS
+
+    names = {axis.flag: name for name, axis in AXES.items()} | {"attention": "preset", "attention_backend": "backend"}
+    flags = [
+        (
+            f"`--{flag.replace('_', '-')}`",
+            f"`{names[flag]}`" if flag in names else "–",
+            _values(kind, details),
+            _cell(text),
+        )
+        for flag, (kind, details, text) in MODEL_FLAGS.items()
+    ]
+    arguments = _arguments(MultiheadAttention) | {k: v for k, v in _arguments(build_attention).items() if k != "axes"}
+    signature = inspect.signature(build_attention).parameters
+    rows = [
+        (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the preset's name")))
+        for name in signature
+        if name in arguments or name == "preset"
+    ]
+    forward = inspect.signature(MultiheadAttention.forward).parameters
+    calls = [
+        (f"`{name}`", _default(forward[name].default), _cell(text))
+        for name, text in _arguments(MultiheadAttention.forward).items()
+        if name in forward
+    ]
+    return _page(
+        "Attention: flags, layer, call",
+        "This page is written from the code by `python -m experiments reference`.",
+        "## Flags of fairseq's commands",
+        "Every architecture takes them: `fairseq-train --user-dir fairseq_lowrank --arch ARCH --attention mixhead-b …`. A flag for one part "
+        "overrides the preset. The second column is the keyword of `build_attention` in Python.",
+        _table(("flag", "Python", "values", "what it decides"), flags),
+        "## Presets",
+        "A preset sets these axes; all others keep their defaults.",
+        _table(
+            ("preset", "sets"),
+            [
+                (f"`{name}`", ", ".join(f"`{axis}={value}`" for axis, value in sets.items()) or "–")
+                for name, sets in PRESETS.items()
+            ],
+        ),
+        "## `build_attention(preset, embed_dim, num_heads, …)`",
+        "It returns a layer that can replace `torch.nn.MultiheadAttention`. Import it from `fairseq_lowrank.attention`.",
+        _table(("argument", "default", "meaning"), rows),
+        _section(build_attention, "Raises"),
+        "## `layer(query, key, value, …)`",
+        "T is the number of queries, S the number of keys, B the batch size, H the number of heads.",
+        _table(("argument", "default", "meaning"), calls),
+        "**Returns** " + _section(MultiheadAttention.forward, "Returns"),
+        "**Decoding.** Pass the same dictionary as `incremental_state` at each step, and one new position as query, key and value.",
+        "**Compile and export.** `torch.compile` takes a layer as one graph. `torch.export` exports layers whose scores are products, for all "
+        'lengths. TorchScript is refused. Second derivatives and `torch.func` need `backend="reference"`.',
+        "**Backends.** [Which backend computes what](performance.md#which-backend-computes-what)",
+        "## `replace_attention(module, preset, …)`",
+        _first_paragraph(replace_attention),
+        _table(("argument", "default", "meaning"), _rows(replace_attention)),
+    )
+
+
+def fairseq_page() -> str:
+    """Return docs/fairseq.md: the table of patches."""
+    from fairseq_lowrank.plugin.patches import PATCHES
+
+    groups = {
+        "required": "Without these, fairseq does not run on the supported versions of Python, torch and numpy.",
+        "attention": "Our flags need these. They do nothing for a model without an attention flag.",
+        "fix": "Bugs of fairseq that give wrong results or crash on valid input. They are on. `LOWRANK_DISABLE=name,…` switches some off.",
+        "optional": "These change what a stock training does. They are off. `LOWRANK_ENABLE=name,…` switches some on. Our recipes name what they "
+        "need and record it.",
+    }
+    parts = []
+    for group, text in groups.items():
+        merged: dict[str, list] = {}
+        for patch in PATCHES:
+            if patch.group == group:
+                merged.setdefault(patch.name, []).append(patch)
+        rows = [
+            (
+                f"`{name}`",
+                _cell(patches[0].reason),
+                _cell(patches[0].remove_when),
+                "<br>".join(f"`{p.target}`" for p in patches),
+            )
+            for name, patches in merged.items()
+        ]
+        parts += [f"## {group.capitalize()}", text, _table(("name", "why", "until", "replaces"), rows)]
+    return _page(
+        "What the plugin changes in fairseq",
+        "This page is written from the table of patches, `fairseq_lowrank/plugin/patches.py`, by `python -m experiments reference`. "
+        "`fairseq-lowrank env` prints the same table with what is on here.",
+        "A stock model trains, validates and picks its best checkpoint with the plugin exactly as without it. Installing the package never "
+        "replaces a fairseq that is installed.",
+        *parts,
+        "## Your own plugin",
+        "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. With Hydra, put a `+` before our options: "
+        "`model=transformer_lm +model.attention=mixhead-b`, because Hydra reads the command line before it imports plugins.",
+    )
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", *(part for part in parts if part)]) + "\n"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(head)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def _cell(text: str) -> str:
+    """Return text for a cell of a table: one line, code for roles of Sphinx, no bars."""
+    text = re.sub(r":\w+:`~?\.?([^`]*)`", lambda match: f"`{match[1].rpartition('.')[2]}`", " ".join(text.split()))
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+def _values(kind: type, details: dict) -> str:
+    if kind is bool:
+        return "a switch"
+    if "choices" in details:
+        return ", ".join(f"`{value}`" for value in details["choices"])
+    return {int: "an integer", float: "a number"}.get(kind, "a list" if details.get("metavar") == "SITES" else "a text")
+
+
+def _default(value: object) -> str:
+    if value is inspect.Parameter.empty:
+        return "required"
+    return "the identity" if callable(value) and not isinstance(value, type) else f"`{value!r}`"
+
+
+def _rows(function: Callable) -> list[tuple[str, str, str]]:
+    parameters = inspect.signature(function).parameters
+    return [
+        (f"`{name}`", _default(parameters[name].default), _cell(text))
+        for name, text in _arguments(function).items()
+        if name in parameters and name != "axes"
+    ]
+
+
+def _first_paragraph(function: Callable) -> str:
+    return _cell(inspect.getdoc(function).split("\n\n")[0])
+
+
+def _lines(function: Callable, name: str) -> list[str]:
+    """Return the lines of one section of a docstring, without their indent."""
+    lines, found = inspect.getdoc(function).splitlines(), []
+    if f"{name}:" not in lines:
+        return []
+    for line in lines[lines.index(f"{name}:") + 1 :]:
+        if line and not line.startswith(" "):
+            break
+        found.append(line.removeprefix("    "))
+    return found
+
+
+def _section(function: Callable, name: str) -> str:
+    text = _cell(" ".join(_lines(function, name)))
+    return f"**{name}** {text}" if text and name == "Raises" else text
+
+
+def _arguments(function: Callable) -> dict[str, str]:
+    """Return the text of each argument in a docstring."""
+    found: dict[str, str] = {}
+    for line in _lines(function, "Args"):
+        if match := re.match(r"(\w+(?:, \w+)*): (.*)", line):
+            names = match[1].split(", ")
+            found |= dict.fromkeys(names, match[2])
+        elif line.strip() and found:
+            for name in names:
+                found[name] += " " + line.strip()
+    return found

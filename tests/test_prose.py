@@ -1,0 +1,76 @@
+"""The text of the project is easy to read: short sentences, short table cells, and none of the words that hide a subject."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+CODE = sorted(path for folder in ("fairseq_lowrank", "experiments") for path in (ROOT / folder).rglob("*.py"))
+BANNED = re.compile(
+    r"\b(beside|anew|foretold|of its own|of their own|what is asked|as fairseq has it|(?:go|goes|went) on|is no (?:file|folder|checkpoint))\b",
+    re.IGNORECASE,
+)
+MEAN, LONG, MOST_LONG, CELL = 18, 30, 0.08, 2
+"""Words in a sentence on average; words of a long one; the share of those; sentences in a table cell."""
+
+
+def prose(page: Path) -> tuple[list[str], list[str]]:
+    """The paragraphs and list items of a page, and the cells of its tables, without code and links' targets."""
+    text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"`[^`]*`", "code", text)
+    lines = [line for line in text.splitlines() if not line.startswith(("    ", "\t"))]
+    cells = [
+        cell.strip() for line in lines if line.lstrip().startswith("|") for cell in line.strip().strip("|").split("|")
+    ]
+    blocks = re.split(
+        r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", "\n".join(line for line in lines if not line.lstrip().startswith("|"))
+    )
+    blocks = [
+        " ".join(block.split()).lstrip("-*0123456789. ") for block in blocks if not block.lstrip().startswith("#")
+    ]
+    return [block for block in blocks if block], cells
+
+
+def sentences(text: str) -> list[str]:
+    """Split at a full stop, question mark, or colon before a new sentence."""
+    text = re.sub(r"\b(e\.g|i\.e|et al|eq|eqs|vs|No)\.", r"\1", text)
+    return [part for part in re.split(r"(?<=[.!?:])[)*\"”]*\s+(?=[A-Z0-9`(*“\"])", text) if re.search(r"\w", part)]
+
+
+def words(sentence: str) -> int:
+    return len(re.findall(r"[\w'’./%-]*\w[\w'’./%-]*", sentence))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_has_short_sentences_and_cells(page):
+    blocks, cells = prose(page)
+    lengths = [words(sentence) for block in blocks for sentence in sentences(block)]
+    if len(lengths) >= 10:
+        assert sum(lengths) / len(lengths) <= MEAN
+        assert sum(length > LONG for length in lengths) <= MOST_LONG * len(lengths)
+    assert not [cell for cell in cells if len(sentences(cell)) > CELL]
+    assert not [match[0] for match in BANNED.finditer("\n".join([*blocks, *cells]))]
+
+
+def strings(path: Path) -> list[tuple[int, str]]:
+    """The docstrings, messages and other texts of a module, with their lines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def test_docstrings_and_messages_have_no_banned_words():
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {match[0]}"
+        for path in CODE
+        for line, text in strings(path)
+        for match in BANNED.finditer(text)
+    ]
+    assert not found, "\n".join(found)
