@@ -34,6 +34,7 @@ setup(
         "analysis": ["jinja2", "matplotlib", "scipy", "tqdm"],
         "bert": ["safetensors", "tokenizers"],
         "tensorboard": ["tensorboard"],
+        "transformers": ["safetensors", "transformers>=5.23"],
     },
     entry_points={"console_scripts": ["fairseq-lowrank = fairseq_lowrank.cli:main"]},
     zip_safe=False,

@@ -71,6 +71,23 @@ def test_columns_of_column_sums_stay_at_1_whatever_is_learned(controls):
     torch.testing.assert_close(layer(x, x, x)[0], other(x, x, x)[0])
 
 
+def test_common_mode_adds_the_sum_of_all_heads(controls):
+    torch.manual_seed(1)
+    layer = build_attention("mha", 16, 4, mixing="common-mode", self_attention=True)
+    plain = build_attention("mha", 16, 4, self_attention=True)
+    plain.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if "mixing" not in name})
+    x = torch.randn(5, 2, 16)
+    torch.testing.assert_close(layer(x, x, x)[0], plain(x, x, x)[0])  # starts as mha
+    own, common = torch.randn(4), torch.randn(4)
+    with torch.no_grad():
+        layer.mixing.weight.copy_(torch.stack([own, common], dim=1))
+    mixed, heads = (one(x, x, x, need_head_weights=True)[1] for one in (layer, plain))
+    own, common = own[:, None, None, None], common[:, None, None, None]
+    torch.testing.assert_close(mixed, own * heads + common * heads.sum(0))
+    (shown,) = inspection.inspect(layer.state_dict(prefix="encoder.layers.0.self_attn."))
+    torch.testing.assert_close(torch.tensor(shown["matrix"]), layer.mixing.operation(x).weight)
+
+
 def test_inspection_of_column_sums_shows_m_or_says_that_it_shows_the_weight(controls, monkeypatch):
     model = build("--arch", "lowrank_transformer_iwslt_de_en", "--head-mixing", "column-sums")
     mixing = model.decoder.layers[1].self_attn.mixing
@@ -137,7 +154,7 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
     assert abs(parameters("h4-mha") / parameters(row) - 1) > 0.05
 
 
-@pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size", "vocabulary"])
+@pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size"])
 def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
     rows = declared(f"{table.replace('-', '_')}.sh")
     named = read_named(EVIDENCE / "contrasts.json", table)
@@ -146,6 +163,37 @@ def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
         assert set(one.rows) <= set(rows), one
         assert (one.metric, one.split in ("fit", "valid", "test")) == ("bits", True)
         assert f"| {one.name.split()[0]} |" in (EVIDENCE.parent.parent / "docs" / "evidence.md").read_text()
+
+
+def test_contrasts_at_one_rate_are_between_rows_of_the_recipe(declared):
+    rows, page = declared("fast_start.sh"), EVIDENCE.parent.parent / "docs" / "evidence" / "controls-at-one-rate.md"
+    for one in read_named(EVIDENCE / "contrasts_one_rate.json", "fast-start"):
+        assert set(one.rows) <= set(rows), one
+        assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "plain", "added"),
+    [
+        ("fast_start.sh", "h4-gain-x4-2e-3", "h4-gain-2e-3", ["--mixing-lr-scale", "4"]),
+        ("fast_start.sh", "h32-gain-x8-2e-3", "h32-gain-2e-3", ["--mixing-lr-scale", "8"]),
+        ("fast_start.sh", "h32-gain-x32-2e-3", "h32-gain-2e-3", ["--mixing-lr-scale", "32"]),
+        ("fast_start.sh", "h4-common-mode-2e-3", "h4-mha-2e-3", ["--head-mixing", "common-mode"]),
+        ("fast_start.sh", "h32-common-mode-2e-3", "h32-mha-2e-3", ["--head-mixing", "common-mode"]),
+        ("fast_start.sh", "h4-mixhead-a-x2-2e-3", "h4-mixhead-a-2e-3", ["--mixing-lr-scale", "2"]),
+        ("fast_start.sh", "h32-mixhead-a-x0.5-2e-3", "h32-mixhead-a-2e-3", ["--mixing-lr-scale", "0.5"]),
+        ("fast_start.sh", "h4-mixhead-a-self-2e-3", "h4-mixhead-a-2e-3", ["--attention-sites", "encoder,decoder"]),
+        ("fast_start.sh", "h32-mixhead-a-self-2e-3", "h32-mixhead-a-2e-3", ["--attention-sites", "encoder,decoder"]),
+        ("above_head_size.sh", "h4-gain-x4", "h4-mixhead-a", None),
+        ("above_head_size.sh", "h32-gain-x8", "h32-gain", ["--mixing-lr-scale", "8"]),
+    ],
+)
+def test_rows_at_one_rate_add_one_flag_to_a_row(declared, recipe, row, plain, added):
+    flags, expected = declared(recipe)[row][1], list(declared(recipe)[plain][1])
+    at = expected.index("--attention") + 1
+    if added is None:  # gain with 4 heads is no row there
+        expected[at], added = "gain", ["--mixing-lr-scale", "4"]
+    assert flags == [*expected[: at + 1], *added, *expected[at + 1 :]]
 
 
 def test_rows_have_the_plugin_of_their_recipe(declared):

@@ -2,6 +2,7 @@
 # Evidence, part 6: sentences longer than heads. Multi30k with four consecutive sentences as one, n about 58, 3+3 layers, d 128,
 # 10 epochs, 32 heads of 4 against 4 of 32. Controls of equal parameters: a wider feed-forward layer beside fixedhead, a
 # narrower one beside head embeddings (tests/test_evidence.py counts). Settings from outside: see ../common.sh.
+# The last two rows are gain at mixing's speed, see docs/evidence/controls-at-one-rate.md.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 FIT=2000
@@ -19,4 +20,6 @@ row h32-mha-wide $OURS --attention mha $(heads 32) $(ffn 3200)
 row h4-mhe-mul $OURS --attention mhe-mul $(heads 4) $(ffn 512)
 row h4-sha $OURS --attention sha $(heads 4) $(ffn 512)
 row h4-mha-narrow $OURS --attention mha $(heads 4) $(ffn 298)
+row h4-gain-x4 $OURS --attention gain --mixing-lr-scale 4 $(heads 4) $(ffn 512)
+row h32-gain-x8 $OURS --attention gain --mixing-lr-scale 8 $(heads 32) $(ffn 512)
 translation_rows

@@ -2,7 +2,7 @@
 # Evidence, part 4: what the fast start of mixing is. Multi30k, 3+3 layers, d 128, 6 epochs, with 4 heads of 32 and 32 of 4, at
 # three rates that decay to 0, and twice the highest with 4 heads. Controls: a factor a head (gain), M with column sums held at
 # 1, output weights that start at half. See docs/evidence.md for which rows are run with which seeds, and settings from outside
-# in ../common.sh.
+# in ../common.sh. The last rows give the control mixing's own speed: see docs/evidence/controls-at-one-rate.md.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=fast-start SPLIT=test_2016_flickr CORPUS=multi30k PLUGIN=examples/evidence/controls FIT=2000
@@ -22,5 +22,17 @@ for setting in {4,32}-{2e-3,1e-3,4e-3} 4-8e-3; do
             row h$count-$attention-pre-norm-$rate $OURS --attention $attention $PRE_NORM $run
         done
     fi
+done
+# Under Adam a column sum of M moves up to h times as fast as one factor of gain: here their rates are made comparable.
+row h4-gain-x4-2e-3 $OURS --attention gain --mixing-lr-scale 4 $(heads 4) $(decayed 2e-3 786)
+for scale in 8 32; do
+    row h32-gain-x$scale-2e-3 $OURS --attention gain --mixing-lr-scale $scale $(heads 32) $(decayed 2e-3 786)
+done
+for count in 4 32; do
+    run="$(heads $count) $(decayed 2e-3 786)"
+    row h$count-common-mode-2e-3 $OURS --attention mha --head-mixing common-mode $run
+    row h$count-mixhead-a-x2-2e-3 $OURS --attention mixhead-a --mixing-lr-scale 2 $run
+    row h$count-mixhead-a-x0.5-2e-3 $OURS --attention mixhead-a --mixing-lr-scale 0.5 $run
+    row h$count-mixhead-a-self-2e-3 $OURS --attention mixhead-a --attention-sites encoder,decoder $run
 done
 translation_rows

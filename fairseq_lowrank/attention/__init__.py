@@ -4,6 +4,16 @@ from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL
+from fairseq_lowrank.attention.replace import replace_attention
 from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
 
-__all__ = ["AXES", "CAUSAL", "PRESETS", "AttentionConfig", "AttentionSpec", "MultiheadAttention", "build_attention"]
+__all__ = [
+    "AXES",
+    "CAUSAL",
+    "PRESETS",
+    "AttentionConfig",
+    "AttentionSpec",
+    "MultiheadAttention",
+    "build_attention",
+    "replace_attention",
+]

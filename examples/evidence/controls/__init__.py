@@ -2,6 +2,8 @@
 
 - `--head-mixing column-sums`: static mixing that cannot damp. Each mixed head is a sum of heads with weights that sum to 1,
   P̄_i = Σ_j M[j, i] P_j with Σ_j M[j, i] = 1, so that its rows sum to 1 as they do before mixing.
+- `--head-mixing common-mode`: M = diag(a) + 1cᵀ, P̄_i = a_i P_i + c_i Σ_j P_j. A head gets a factor, and more or less of
+  the sum of all heads; it takes no other head in particular. 2h numbers a layer.
 - `--arch transformer_small_start_iwslt_de_en`: `lowrank_transformer_iwslt_de_en` whose attention starts with half its output
   weights. Nothing else differs, to the bit: all that is random was drawn before.
 """
@@ -27,6 +29,17 @@ class ColumnSums(Mixing):
 
 
 MIXINGS["column-sums"] = lambda num_heads, head_dim: ColumnSums(torch.eye(num_heads))
+
+
+class CommonMode(Mixing):
+    """M = diag(a) + 1cᵀ, with a and c as the columns of the weight ``[H, 2]``; a starts at 1 and c at 0, so M at I."""
+
+    def operation(self, query):
+        own, common = self.weight.unbind(1)
+        return StaticMixing(own.diag() + common)
+
+
+MIXINGS["common-mode"] = lambda num_heads, head_dim: CommonMode(torch.tensor([1.0, 0.0]).repeat(num_heads, 1))
 
 
 @register_model("transformer_small_start")

@@ -73,15 +73,15 @@ def test_the_script_of_source_use_appends_a_line_a_run_once(trained, tmp_path, r
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints/checkpoint_best.pt").symlink_to(trained("mhe"))
     results = tmp_path / "lines.jsonl"
-    script = request.config.rootpath / "examples/evidence/source_use.py"
-    command = [sys.executable, script, "--results", results, "--table", "t"]
+    command = [sys.executable, "-m", "experiments.evidence.source_use", "--results", results, "--table", "t"]
+    root = request.config.rootpath
     for _ in range(2):
-        said = subprocess.run([*command, run], capture_output=True, text=True)
+        said = subprocess.run([*command, run], capture_output=True, text=True, cwd=root)
         assert said.returncode == 0, said.stderr
     (line,) = read_results(results, measurements=True)
     assert (line["table"], line["row"], line["seed"], len(line["sentence_values"])) == ("t-source-use", "h4-mhe", 3, 12)
     assert line["value"] == pytest.approx(sum(line["sentence_values"]) / 12, abs=1e-3)
-    refused = subprocess.run([*command, tmp_path], capture_output=True, text=True)
+    refused = subprocess.run([*command, tmp_path], capture_output=True, text=True, cwd=root)
     assert refused.returncode == 2 and "expected a folder ROW-seedN" in refused.stderr
 
 

@@ -4,7 +4,7 @@ Near 0 the decoder is a language model. A model that uses its source is also mis
 source is worth to it. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.
 A row and seed that has its line is not measured again.
 
-    python examples/evidence/source_use.py --results results/evidence-source-use.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-*-4e-3-seed*
+    python -m experiments.evidence.source_use --results results/evidence-source-use.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-*-4e-3-seed*
 """
 
 import argparse
@@ -31,7 +31,9 @@ def main() -> None:
     for run, name in zip(args.runs, named, strict=True):
         if name is None or not (run / "checkpoints/checkpoint_best.pt").is_file():
             parser.error(f"{run}: expected a folder ROW-seedN-…, with checkpoints/checkpoint_best.pt")
-    import_user_module(argparse.Namespace(user_dir=str(Path(__file__).parent / "controls")))
+    import_user_module(
+        argparse.Namespace(user_dir=str(Path(__file__).parents[2] / "examples" / "evidence" / "controls"))
+    )
     torch.set_num_threads(1)
     table = f"{args.table}-source-use"
     for run, name in zip(tqdm(args.runs, disable=None), named, strict=True):

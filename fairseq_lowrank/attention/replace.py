@@ -1,0 +1,86 @@
+"""Put attention of this package in the place of ``torch.nn.MultiheadAttention``."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fairseq_lowrank.attention.build import build_attention
+from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.messages import UserError
+
+
+def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: int | str | None) -> nn.Module:
+    """Replace every ``torch.nn.MultiheadAttention`` inside a module, keep its weights, and return the module.
+
+    Args:
+        module: any module, such as ``nn.TransformerEncoder``, ``nn.Transformer`` or one of your own. If it is an
+            ``nn.MultiheadAttention`` itself, the new layer is returned.
+        preset: one of :data:`~fairseq_lowrank.attention.PRESETS` that has the weights of ``nn.MultiheadAttention``: ``mha``, the mixing
+            presets and ``talking-heads``.
+        backend: see :func:`~fairseq_lowrank.attention.build_attention`.
+        axes: axis values that override the preset's.
+
+    Mixing is initialised to the identity, so outputs do not change. Nothing is replaced if one layer cannot be.
+
+    Raises:
+        UserError: a layer's weights do not fit the preset, or the module has no ``nn.MultiheadAttention``.
+    """
+    theirs = {
+        name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.MultiheadAttention
+    }
+    if not theirs:
+        raise UserError(f"{type(module).__name__} holds no torch.nn.MultiheadAttention, so there is nothing to replace")
+    made: dict[nn.Module, MultiheadAttention] = {}
+    for name, part in theirs.items():
+        if part not in made:  # a layer that is used twice stays one layer
+            made[part] = _replacement(name, part, preset, backend, axes)
+    if "" in theirs:
+        return made[module]
+    for name, part in theirs.items():
+        parent, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(parent), attribute, made[part])
+    return module
+
+
+def _replacement(
+    name: str, part: nn.MultiheadAttention, preset: str, backend: str, axes: dict[str, int | str | None]
+) -> MultiheadAttention:
+    layer = build_attention(
+        preset,
+        part.embed_dim,
+        part.num_heads,
+        kdim=part.kdim,
+        vdim=part.vdim,
+        dropout=part.dropout,
+        bias=part.in_proj_bias is not None,
+        add_bias_kv=part.bias_k is not None,
+        add_zero_attn=part.add_zero_attn,
+        batch_first=part.batch_first,
+        device=part.out_proj.weight.device,
+        dtype=part.out_proj.weight.dtype,
+        backend=backend,
+        **axes,
+    )
+    shapes = {key: tuple(tensor.shape) for key, tensor in layer.state_dict().items()}
+    expected = {
+        "q_proj.weight": (part.embed_dim, part.embed_dim),
+        "k_proj.weight": (part.embed_dim, part.kdim),
+        "v_proj.weight": (part.embed_dim, part.vdim),
+        "out_proj.weight": (part.embed_dim, part.embed_dim),
+    }
+    for key, shape in expected.items():
+        if (found := shapes.get(key)) != shape:
+            there = "has no such weight" if found is None else f"has {list(found)}"
+            raise UserError(
+                f"{name or type(part).__name__}: attention {preset!r} {there} where {key} is {list(shape)}. "
+                "Choose a preset with the projections of mha, such as mixhead-b."
+            )
+    layer.load_state_dict(part.state_dict())
+    layer.train(part.training)
+    trainable = {key: parameter.requires_grad for key, parameter in part.named_parameters()}
+    for key, parameter in layer.named_parameters():
+        projection, _, kind = key.partition(".")
+        joint = f"in_proj_{kind}" if projection in ("q_proj", "k_proj", "v_proj") else key
+        names = (key, f"{projection}_{kind}", joint)  # nn.MultiheadAttention has one of them, and none of mixing
+        parameter.requires_grad_(next((trainable[name] for name in names if name in trainable), True))
+    return layer

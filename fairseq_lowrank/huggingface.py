@@ -1,0 +1,378 @@
+"""Head mixing in models of ``transformers``: what happens between projected heads and head outputs.
+
+::
+
+    from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    apply_attention(model, "mixhead-b")  # the outputs do not change: mixing is initialised to the identity
+    save_attention(model, folder)  # the mixing alone; load_attention(model, folder) reads it
+
+Models that compute attention through ``ALL_ATTENTION_FUNCTIONS`` pass projected (and rotated) queries, keys and values to one
+registered function. So the mixing of scores, the activation and the mixing of probabilities can be chosen in each of them. The
+projections stay the model's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops.activation import activate
+from fairseq_lowrank.ops.attention.scores import grouped_product
+
+IMPLEMENTATION = "lowrank"
+"""The name of our function in ``config._attn_implementation``."""
+SITES = ("encoder", "decoder", "cross")
+TRAIN = ("all", "mixing")
+CHOSEN = ("score_mixing", "activation", "mixing")
+"""The axes that a model of transformers leaves open. The others belong to its projections."""
+WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
+
+# What models pass for other attention functions, or for other parts of the model; the mask function and the caches have
+# used the rest of it already.
+_USED_ELSEWHERE = frozenset(
+    (
+        *("position_ids", "sliding_window", "cache_position", "past_key_values", "use_cache", "return_dict"),
+        *("output_hidden_states", "output_router_logits", "num_items_in_batch", "deterministic", "logits_to_keep"),
+        *("token_type_ids", "position_embeddings", "layer_idx", "labels", "encoder_attention_mask"),
+        *("encoder_hidden_states", "head_mask", "interpolate_pos_encoding"),
+    )
+)
+
+
+def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
+    """Return the choice of a preset, with ``axes`` over it, if a model of transformers can take it.
+
+    Raises:
+        UserError: the preset or an axis changes projections or scores, which are the model's own.
+    """
+    spec = AttentionSpec.from_preset(preset, **axes)
+    plain = AttentionSpec()
+    changed = [axis for axis in AXES if axis not in CHOSEN and getattr(spec, axis) != getattr(plain, axis)]
+    if changed:
+        usable = [name for name, sets in PRESETS.items() if sets.keys() <= set(CHOSEN)]
+        raise UserError(
+            f"attention {preset!r} sets {', '.join(changed)}, which belong to the projections of the model. "
+            f"Choose from {', '.join(usable)}, or set {', '.join(CHOSEN)}."
+        )
+    return spec
+
+
+def apply_attention(
+    model: PreTrainedModel,
+    preset: str,
+    *,
+    train: str = "all",
+    sites: Collection[str] = SITES,
+    layers: Collection[int] | None = None,
+    **axes: str | None,
+) -> PreTrainedModel:
+    """Choose the attention of a model in place, and return the model.
+
+    Args:
+        model: any model whose attention calls ``ALL_ATTENTION_FUNCTIONS``; see :func:`supported`.
+        preset: a preset that keeps the projections, such as ``mixhead-a``, ``mixhead-b``, ``gain`` or ``talking-heads``.
+        train: ``all`` leaves every parameter trainable; ``mixing`` freezes all but the mixing.
+        sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``.
+        layers: the indices of the layers that mix, counted within each site; by default all.
+        axes: ``score_mixing``, ``activation`` or ``mixing``; each overrides the preset's.
+
+    Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are.
+
+    Raises:
+        UserError: an unknown choice, a preset that changes projections, or a model without exchangeable attention.
+    """
+    spec = spec_of(preset, **axes)
+    for name, values, known in (("sites", sites, SITES), ("train", [train], TRAIN)):
+        if unknown := [value for value in values if value not in known]:
+            raise UserError(f"{name}={unknown[0]!r}: expected {', '.join(known)}")
+    found = attention_modules(model)
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} computes its attention itself, so it cannot be chosen. "
+            "Use a model for which supported(model_class) is true."
+        )
+    chosen = [module for module, site, index in found if site in sites and (layers is None or index in layers)]
+    if not chosen:
+        raise UserError(f"sites={list(sites)}, layers={layers}: {type(model).__name__} has no such attention layer")
+    for module, _, _ in found:
+        for name in ("mixing", "score_mixing", "attention_activation"):
+            if name in vars(module) or name in module._modules:
+                delattr(module, name)
+    for module in chosen:
+        weight = next(module.parameters())
+        heads, head_dim = _sizes(module)
+        for name, builders in (("mixing", MIXINGS), ("score_mixing", SCORE_MIXINGS)):
+            mixing = builders[getattr(spec, name)](heads, head_dim)
+            setattr(module, name, None if mixing is None else mixing.to(weight.device, weight.dtype))
+        module.attention_activation = spec.activation
+    if train == "mixing":
+        mixing_parameters = {id(p) for module in chosen for p in _mixing_tensors(module).values()}
+        for parameter in model.parameters():
+            parameter.requires_grad_(id(parameter) in mixing_parameters)
+    record = {axis: getattr(spec, axis) for axis in CHOSEN}
+    model.config.lowrank_attention = record | {"sites": list(sites), "layers": None if layers is None else list(layers)}
+    model.set_attn_implementation(IMPLEMENTATION)
+    return model
+
+
+def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the tensors of the mixing, by their names in the model's state dict."""
+    state = {}
+    for name, module in model.named_modules():
+        if "attention_activation" in vars(module):
+            state |= {f"{name}.{key}": tensor for key, tensor in _mixing_tensors(module).items()}
+    return state
+
+
+def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Write the mixing alone to a folder: its tensors as safetensors, its choice as JSON.
+
+    ``model.save_pretrained`` needs no help: it writes the mixing with the other weights.
+
+    Raises:
+        UserError: no attention was applied to the model.
+    """
+    folder = Path(folder)
+    if (record := getattr(model.config, "lowrank_attention", None)) is None:
+        raise UserError(f"{type(model).__name__} has no chosen attention. Call apply_attention(model, preset) first.")
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:
+    """Apply the attention that a folder holds, with its weights, and return the model.
+
+    Args:
+        model: a model of the same architecture and sizes.
+        folder: what :func:`save_attention` wrote, or what ``save_pretrained`` wrote for a model with chosen attention.
+        train: as in :func:`apply_attention`.
+
+    Raises:
+        UserError: the folder holds no mixing, or one of other sizes.
+    """
+    folder = Path(folder)
+    if (folder / CONFIG).is_file():
+        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        files = [folder / WEIGHTS]
+    elif (config := folder / "config.json").is_file():
+        record = json.loads(config.read_text(encoding="utf-8")).get("lowrank_attention")
+        files = sorted(folder.glob("model*.safetensors"))
+    else:
+        record, files = None, []
+    if not record or not files:
+        raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
+    record = dict(record)
+    sites, layers = record.pop("sites"), record.pop("layers")
+    apply_attention(model, "mha", train=train, sites=sites, layers=layers, **record)
+    wanted = mixing_state(model)
+    # save_pretrained of a task model puts its base model's prefix in front
+    saved = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    for name, tensor in wanted.items():
+        source = next((key for key in (name, f"{model.base_model_prefix}.{name}") if key in saved), None)
+        if source is None or saved[source].shape != tensor.shape:
+            there = "nothing" if source is None else f"a tensor {list(saved[source].shape)}"
+            raise UserError(f"{folder}: expected {name} {list(tensor.shape)}, and found {there}")
+        with torch.no_grad():
+            tensor.copy_(saved[source])
+    return model
+
+
+def attention_modules(model: nn.Module) -> list[tuple[nn.Module, str, int]]:
+    """Return the modules whose attention can be chosen, each with its site and its index within the site."""
+    counts = dict.fromkeys(SITES, 0)
+    found = []
+    for module in model.modules():
+        if _calls_the_interface(type(module)) and (site := _site(module)) and _sizes(module):
+            found.append((module, site, counts[site]))
+            counts[site] += 1
+    return found
+
+
+def supported(model_class: type[PreTrainedModel], config: PretrainedConfig | None = None) -> bool:
+    """Return True if the attention of this class's models can be chosen.
+
+    The model is built without memory (on the meta device), from ``config`` or from the defaults of its configuration, with at most
+    two layers.
+    """
+    config = small_config(model_class.config_class()) if config is None else config
+    with torch.device("meta"):
+        model = model_class(config)
+    return model._can_set_attn_implementation() and bool(attention_modules(model))
+
+
+def small_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return ``config`` with at most two layers in each part, which is enough to see how the model computes attention."""
+    names = (
+        "num_hidden_layers",
+        "num_layers",
+        "n_layer",
+        "encoder_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+        "depth",
+    )
+    parts = [config, *(part for name in config.sub_configs if (part := getattr(config, name, None)) is not None)]
+    for part in parts:
+        for name in names:
+            if isinstance(value := getattr(part, name, None), int) and value > 2:
+                setattr(part, name, 2)
+        if isinstance(types := getattr(part, "layer_types", None), list):
+            part.layer_types = types[:2]
+    return config
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    output_attentions: bool | None = None,
+    **others,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute one attention layer of a model of transformers; the function that is registered there.
+
+    Args:
+        query: ``[B, H, T, D]``, projected and rotated.
+        key, value: ``[B, G, S, D]``; G divides H.
+        attention_mask: ``[B, 1 or H, T, S]``: bool, True at visible keys; or float, added to the scores.
+        position_bias: ``[1 or B, H, T, S]``, added to the (mixed) scores, as in T5.
+        softcap: c in c·tanh(s / c), applied to the scores of each head before they are mixed, as in Gemma 2.
+        s_aux: ``[H]`` one more score (a sink) in each row of the mixed scores, whose weight reads no value, as in gpt-oss.
+        output_attentions: return the mixed weights too.
+
+    Returns:
+        ``[B, T, H, D]`` and the weights ``[B, H, T, S]`` or None.
+
+    Raises:
+        UserError: the model passes something that is not computed here.
+    """
+    if unknown := [name for name, given in others.items() if given is not None and name not in _USED_ELSEWHERE]:
+        raise UserError(
+            f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
+            'Call model.set_attn_implementation("sdpa") to use this model without mixing.'
+        )
+    query_length, key_length = query.size(2), key.size(2)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = causal and attention_mask is None and query_length > 1
+    if causal and key_length > query_length:  # the first tokens in an empty static cache: later slots hold nothing yet
+        key, value = key[:, :, :query_length], value[:, :, :query_length]
+        position_bias = None if position_bias is None else position_bias[..., :query_length]
+    hidden = attention_mask
+    if hidden is not None and hidden.dtype == torch.bool:
+        hidden = ~hidden
+    mixings = {"mixing": getattr(module, "mixing", None), "before": getattr(module, "score_mixing", None)}
+    for mixing in filter(None, mixings.values()):
+        if mixing.weight.size(0) != query.size(1):
+            raise UserError(
+                f"{type(module).__name__}: mixing of {mixing.weight.size(0)} heads, and the model passes {query.size(1)}. "
+                "This layer repeats or splits its heads; leave it out with layers= or sites=."
+            )
+    call = AttentionCall(
+        DotProduct(query, key, scaling),
+        value,
+        AttentionMask(causal=causal, additive=hidden),
+        score_bias=position_bias,
+        activation=vars(module).get("attention_activation", "softmax"),
+        dropout_p=dropout,
+        need_weights=bool(output_attentions),
+        **{name: None if mixing is None else mixing.operation(query) for name, mixing in mixings.items()},
+    )
+    if softcap is None and s_aux is None:
+        heads, weights = attention(call)
+    else:
+        heads, weights = _dense_attention(call, softcap, s_aux)
+    return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
+
+
+def _dense_attention(call: AttentionCall, softcap: float | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Compute ``call`` with capped scores and sinks, with tensors of size T×S."""
+    scores = call.scores.full()
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if call.before is not None:
+        scores = call.before.full(scores)
+    for bias in (call.score_bias, call.mask.bias):
+        scores = scores if bias is None else scores + bias
+    if (hidden := call.mask.hidden(*scores.shape[2:], scores.device)) is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        sinks = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = activate(torch.cat([scores, sinks], dim=-1), call.activation)[..., :-1]
+    else:
+        weights = activate(scores, call.activation)
+    weights = weights if call.mixing is None else call.mixing.full(weights)
+    dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
+    return grouped_product(dropped.to(call.v.dtype), call.v), weights if call.need_weights else None
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_forward)
+AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)  # without it transformers drops masks in silence
+
+
+def _calls_the_interface(kind: type[nn.Module]) -> bool:
+    """Return True if the class's own ``forward`` looks a function up in ``ALL_ATTENTION_FUNCTIONS``."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _site(module: nn.Module) -> str:
+    """Return where a module attends. Models say so by ``is_cross_attention``, ``is_causal`` and ``is_decoder``."""
+    if getattr(module, "is_cross_attention", False):
+        return "cross"
+    if getattr(module, "is_causal", False):
+        return "decoder"
+    parameters = inspect.signature(module.forward).parameters
+    reads_others = any(name in parameters for name in ("key_value_states", "encoder_hidden_states"))
+    if reads_others and getattr(module, "is_decoder", "key_value_states" not in parameters):
+        return "cross"
+    return "encoder"
+
+
+def _sizes(module: nn.Module) -> tuple[int, int] | None:
+    """Return the number and the size of a module's query heads, or None if the module does not say."""
+    config = getattr(module, "config", None)
+    heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+    heads = heads or _first(config, "num_attention_heads", "num_heads", "n_head")
+    size = _first(module, "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+    return (heads, size) if heads and size else None
+
+
+def _first(holder: object, *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(holder, name, None), int)), None)
+
+
+def _mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a module's mixing, by their names in the module's state dict."""
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name in ("mixing", "score_mixing"):
+            if (mixing := getattr(module, name, None)) is not None:
+                yield from ((f"{name}.{key}", t) for key, t in (*mixing.named_parameters(), *mixing.named_buffers()))
+
+    return dict(tensors())

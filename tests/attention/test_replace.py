@@ -1,0 +1,90 @@
+"""Attention of this package in models that were built with ``torch.nn.MultiheadAttention``."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lowrank.attention import MultiheadAttention, replace_attention
+from fairseq_lowrank.messages import UserError
+
+SIZE, HEADS = 8, 2
+
+
+class Own(nn.Module):
+    """A module with attention from other sizes, used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.MultiheadAttention(
+            SIZE, HEADS, kdim=6, vdim=7, bias=False, add_bias_kv=True, add_zero_attn=True
+        )
+        self.again = self.first
+        self.rest = nn.ModuleDict({"a": nn.Linear(SIZE, SIZE)})
+
+    def forward(self, x):
+        return self.rest["a"](self.again(self.first(x, x[..., :6], x[..., :7])[0], x[..., :6], x[..., :7])[0])
+
+
+def models():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(SIZE, HEADS, 16, batch_first=True)
+    return {
+        "encoder": (nn.TransformerEncoder(encoder, 2), 1),
+        "transformer": (nn.Transformer(SIZE, HEADS, 1, 1, 16, batch_first=True), 2),
+        "own": (Own(), 1),
+        "attention": (nn.MultiheadAttention(SIZE, HEADS), 1),
+    }
+
+
+def outputs(name, model):
+    x = torch.randn(3, 5, SIZE, generator=torch.Generator().manual_seed(1))
+    padding = torch.zeros(3, 5, dtype=torch.bool)
+    padding[1, 3:] = True
+    with torch.no_grad():
+        if name == "encoder":
+            return model(x, src_key_padding_mask=padding)[~padding]
+        causal = nn.Transformer.generate_square_subsequent_mask(5)
+        return {"transformer": lambda: model(x, x, tgt_mask=causal), "attention": lambda: model(x, x, x)[0]}.get(
+            name, lambda: model(x)
+        )()
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b", "gain", "talking-heads"])
+@pytest.mark.parametrize("name", models())
+def test_replaced_attention_keeps_the_outputs(name, preset):
+    model = models()[name][0].eval()
+    expected = outputs(name, model)
+    replaced = replace_attention(copy.deepcopy(model), preset)
+    assert not any(type(part) is nn.MultiheadAttention for part in replaced.modules())
+    torch.testing.assert_close(outputs(name, replaced), expected, atol=1e-6, rtol=1e-5)
+    assert not replaced.training
+
+
+def test_a_shared_layer_stays_one_layer():
+    model = replace_attention(Own(), "mixhead-a")
+    assert model.first is model.again and isinstance(model.first, MultiheadAttention)
+
+
+def test_frozen_weights_stay_frozen_and_mixing_learns():
+    model = nn.TransformerEncoderLayer(SIZE, HEADS, 16)
+    model.requires_grad_(False)
+    replace_attention(model, "mixhead-b")
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trainable == {"self_attn.mixing.weight", "self_attn.mixing.query_weight"}
+
+
+@pytest.mark.parametrize(("preset", "axes"), [("mhe-mul", {}), ("mqa", {}), ("mha", {"head_dim": 8}), ("el", {})])
+def test_a_size_that_cannot_be_kept_is_refused_by_name(preset, axes):
+    model = nn.Transformer(SIZE, HEADS, 1, 1, 16, batch_first=True)
+    before = dict(model.named_modules())
+    with pytest.raises(UserError, match=r"encoder\.layers\.0\.self_attn"):
+        replace_attention(model, preset, **axes)
+    assert dict(model.named_modules()) == before
+
+
+def test_a_module_without_attention_is_refused():
+    with pytest.raises(UserError, match="Linear"):
+        replace_attention(nn.Linear(2, 2), "mixhead-a")

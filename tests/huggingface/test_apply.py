@@ -1,0 +1,284 @@
+"""Head mixing in models of transformers: the same outputs at the identity, the formula after it, caches, saving, training."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from transformers import AttentionInterface, AutoModelForMaskedLM
+from transformers_families import CAUSAL, FAMILIES, GENERATING, build
+
+from fairseq_lowrank import huggingface
+from fairseq_lowrank.huggingface import (
+    apply_attention,
+    attention_modules,
+    load_attention,
+    mixing_state,
+    save_attention,
+    supported,
+)
+from fairseq_lowrank.messages import UserError
+
+
+def inputs(family: str, left: bool = False) -> dict:
+    """Two sequences, the second with three positions of padding."""
+    generator = torch.Generator().manual_seed(2)
+    if family == "vit":
+        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator)}
+    tokens = torch.randint(2, 100, (2, 10), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[1, slice(None, 3) if left else slice(7, None)] = 0
+    given = {"input_ids": tokens * mask, "attention_mask": mask}
+    if family in ("bart", "marian", "t5"):
+        given["decoder_input_ids"] = torch.randint(2, 100, (2, 6), generator=generator)
+    return given
+
+
+def real(family: str, logits: torch.Tensor, left: bool = False) -> torch.Tensor:
+    """The outputs at positions that are no padding."""
+    if family in ("vit", "bart", "marian", "t5"):
+        return logits
+    return torch.cat([logits[0], logits[1, 3:] if left else logits[1, :7]])
+
+
+@torch.no_grad()
+def add_noise(model, scale: float = 0.3) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for tensor in mixing_state(model).values():
+        tensor.add_(scale * torch.randn(tensor.shape, generator=generator))
+
+
+@torch.no_grad()
+def logits_of(model, family: str, left: bool = False) -> torch.Tensor:
+    return real(family, model(**inputs(family, left)).logits, left)
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right-padding", "left-padding"])
+@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_outputs_are_kept_at_the_identity(family, preset, left):
+    model = build(family)
+    before = logits_of(model, family, left)
+    apply_attention(model, preset)
+    assert mixing_state(model)
+    torch.testing.assert_close(logits_of(model, family, left), before, atol=1e-5, rtol=0)
+
+
+def brute_force(
+    module, query, key, value, attention_mask, *, scaling, softcap=None, s_aux=None, position_bias=None, **_
+):
+    """The formulas of the docstrings, one head at a time in float64."""
+    heads, groups, keys = query.size(1), key.size(1), key.size(2)
+    query, key, value = query.double(), key.double(), value.double()
+    if attention_mask is None and module.is_causal and query.size(2) > 1:
+        attention_mask = torch.ones(query.size(2), keys, dtype=torch.bool).tril()[None, None]
+    scores = []
+    for head in range(heads):
+        score = query[:, head] @ key[:, head * groups // heads].mT * scaling
+        scores.append(score if softcap is None else softcap * torch.tanh(score / softcap))
+    if (mixing := getattr(module, "score_mixing", None)) is not None:
+        scores = [sum(mixing.weight[j, i].double() * scores[j] for j in range(heads)) for i in range(heads)]
+    patterns = []
+    for head, score in enumerate(scores):
+        if position_bias is not None:
+            score = score + position_bias[:, head].double()
+        if attention_mask is not None:
+            visible = attention_mask[:, min(head, attention_mask.size(1) - 1)]
+            score = score.masked_fill(~visible, float("-inf")) if visible.dtype == torch.bool else score + visible
+        if s_aux is not None:
+            score = torch.cat([score, s_aux[head].double().expand(*score.shape[:2], 1)], dim=-1)
+        patterns.append(score.softmax(dim=-1).nan_to_num(0.0)[..., :keys])
+    outputs = []
+    for i in range(heads):
+        if (mixing := getattr(module, "mixing", None)) is None:
+            mixed = patterns[i]
+        else:
+            factors = [mixing.weight[j, i].double() for j in range(heads)]
+            if mixing.query_weight is not None:
+                own = [query[:, j] @ mixing.query_weight[:, i].double() for j in range(heads)]
+                factors = [(factor + each)[..., None] for factor, each in zip(factors, own, strict=True)]
+            mixed = sum(factor * pattern for factor, pattern in zip(factors, patterns, strict=True))
+        outputs.append(mixed @ value[:, i * groups // heads])
+    return torch.stack(outputs, dim=2).float(), None
+
+
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "talking-heads"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_outputs_equal_the_formula(family, preset, monkeypatch):
+    model = apply_attention(build(family), preset)
+    add_noise(model)
+    ours = logits_of(model, family)
+    monkeypatch.setitem(AttentionInterface._global_mapping, huggingface.IMPLEMENTATION, brute_force)
+    torch.testing.assert_close(ours, logits_of(model, family), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", CAUSAL)
+def test_causal_models_do_not_see_the_future(family):
+    model = apply_attention(build(family), "mixhead-b")
+    add_noise(model)
+    tokens = inputs(family)["input_ids"][:1]
+    changed = tokens.clone()
+    changed[:, -1] = 50
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=tokens).logits[:, :-1], model(input_ids=changed).logits[:, :-1])
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", GENERATING)
+def test_cached_generation_equals_the_full_pass(family, cache):
+    model = apply_attention(build(family), "mixhead-b")
+    add_noise(model)
+    given = inputs(family, left=True)
+    given.pop("decoder_input_ids", None)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "output_scores": True}
+    options["return_dict_in_generate"] = True
+    full = model.generate(**given, **options, use_cache=False)
+    cached = model.generate(**given, **options, use_cache=True, cache_implementation=cache)
+    assert torch.equal(full.sequences, cached.sequences)
+    torch.testing.assert_close(torch.stack(full.scores), torch.stack(cached.scores), atol=1e-4, rtol=1e-4)
+
+
+def test_weights_are_the_mixed_ones():
+    model = apply_attention(build("bert"), "mixhead-a")
+    with torch.no_grad():
+        for module, _, _ in attention_modules(model):
+            module.mixing.weight.mul_(0.5)
+        weights = model(**inputs("bert"), output_attentions=True).attentions
+    assert weights[0].shape == (2, 4, 10, 10)
+    torch.testing.assert_close(weights[0].sum(dim=-1), torch.full((2, 4, 10), 0.5))
+
+
+def test_packed_sequences_do_not_see_each_other():
+    model = apply_attention(build("llama"), "mixhead-b")
+    add_noise(model)
+    tokens = inputs("llama")["input_ids"][:1]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5]])
+    with torch.no_grad():
+        packed = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        apart = torch.cat([model(input_ids=part).logits for part in tokens.split([4, 6], dim=1)], dim=1)
+    torch.testing.assert_close(packed, apart, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_not_computed_is_refused_by_name():
+    model = apply_attention(build("bert"), "mixhead-a")
+    module = attention_modules(model)[0][0]
+    heads = torch.randn(1, 4, 3, 8)
+    with pytest.raises(UserError, match="block_indices"):
+        huggingface.attention_forward(module, heads, heads, heads, None, block_indices=torch.zeros(1))
+
+
+def test_a_preset_that_changes_projections_is_refused():
+    for preset, axes in (("mhe-mul", {}), ("mqa", {}), ("gqa", {"key_value_heads": 2}), ("mixhead-a", {"head_dim": 8})):
+        with pytest.raises(UserError, match=preset):
+            huggingface.spec_of(preset, **axes)
+
+
+def test_sites_and_layers_are_chosen():
+    model = apply_attention(build("bart"), "mixhead-a", sites=["decoder", "cross"], layers=[1])
+    assert sorted(mixing_state(model)) == [
+        "model.decoder.layers.1.encoder_attn.mixing.weight",
+        "model.decoder.layers.1.self_attn.mixing.weight",
+    ]
+    before = logits_of(model, "bart")
+    add_noise(model)
+    assert not torch.allclose(logits_of(model, "bart"), before, atol=1e-4)
+    with pytest.raises(UserError, match="sites='middle'"):
+        apply_attention(model, "mixhead-a", sites=["middle"])
+    with pytest.raises(UserError, match="layers"):
+        apply_attention(model, "mixhead-a", layers=[7])
+
+
+def test_a_second_choice_replaces_the_first():
+    model = apply_attention(build("bert"), "talking-heads")
+    apply_attention(model, "gain", layers=[0])
+    assert [tuple(tensor.shape) for tensor in mixing_state(model).values()] == [(4,)]
+
+
+@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads", "mixhead-random"])
+def test_mixing_is_saved_and_loaded(preset, tmp_path):
+    model = apply_attention(build("bert"), preset, layers=[1])
+    add_noise(model)
+    expected = logits_of(model, "bert")
+    save_attention(model, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [huggingface.CONFIG, huggingface.WEIGHTS]
+    loaded = load_attention(build("bert"), tmp_path)
+    assert torch.equal(logits_of(loaded, "bert"), expected)
+
+
+def test_save_pretrained_keeps_the_mixing(tmp_path):
+    model = apply_attention(build("bert"), "mixhead-b")
+    add_noise(model)
+    model.save_pretrained(tmp_path)
+    plain = AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert plain.config.lowrank_attention["mixing"] == "positionwise" and not mixing_state(plain)
+    assert torch.equal(logits_of(load_attention(plain.eval(), tmp_path), "bert"), logits_of(model, "bert"))
+    other = transformers.BertForSequenceClassification.from_pretrained(tmp_path)
+    load_attention(other, tmp_path)
+    assert all(torch.equal(tensor, mixing_state(model)[name]) for name, tensor in mixing_state(other).items())
+
+
+def test_a_folder_without_mixing_is_refused(tmp_path):
+    model = build("bert")
+    with pytest.raises(UserError, match="apply_attention"):
+        save_attention(model, tmp_path)
+    with pytest.raises(UserError, match=str(tmp_path)):
+        load_attention(model, tmp_path)
+    save_attention(apply_attention(build("bert", num_attention_heads=8), "mixhead-a"), tmp_path)
+    with pytest.raises(UserError, match="mixing"):
+        load_attention(model, tmp_path)
+
+
+@pytest.mark.parametrize("train", huggingface.TRAIN)
+def test_two_trainer_steps_change_what_they_should(train, tmp_path):
+    model = apply_attention(build("bert"), "mixhead-b", train=train)
+    before = copy.deepcopy(model.state_dict())
+    rows = [{name: tensor[index] for name, tensor in inputs("bert").items()} for index in (0, 1)]
+    rows = [row | {"labels": row["input_ids"].clone()} for row in rows] * 2
+    arguments = transformers.TrainingArguments(
+        *(str(tmp_path),),
+        max_steps=2,
+        per_device_train_batch_size=2,
+        learning_rate=0.01,
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+    after = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    mixing = set(mixing_state(model))
+    assert mixing <= changed
+    assert (changed == mixing) == (train == "mixing")
+
+
+def test_checkpointed_gradients_equal_plain_ones():
+    gradients = []
+    for checkpointing in (False, True):
+        model = apply_attention(build("llama"), "mixhead-b").train()
+        add_noise(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model(**inputs("llama"), labels=inputs("llama")["input_ids"]).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+def test_compiled_models_give_the_same_outputs():
+    model = apply_attention(build("bert"), "mixhead-b")
+    add_noise(model)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(logits_of(compiled, "bert"), logits_of(model, "bert"))
+
+
+def test_bfloat16_is_near_float32():
+    model = apply_attention(build("llama"), "mixhead-a")
+    add_noise(model, 0.1)
+    expected = logits_of(model, "llama")
+    torch.testing.assert_close(logits_of(model.bfloat16(), "llama").float(), expected, atol=0.02, rtol=0.05)
+
+
+def test_classes_say_whether_they_are_supported():
+    assert supported(transformers.BertModel) and supported(transformers.LlamaForCausalLM)
+    assert not supported(transformers.XLNetModel)
