@@ -27,20 +27,19 @@ class CacheBuffer:
     def can_append(self, saved: Sequence[Tensor], new: int = 0) -> bool:
         """Return True if ``saved`` are the positions in use, with room for ``new`` after them."""
         first, buffer = saved[0], self.tensors[0]
-        if first.size(2) != self.length or self.length + new > buffer.size(2):
+        if first.size(2) != self.length or self.length + new > buffer.size(2) or first.data_ptr() != buffer.data_ptr():
             return False
-        same = first.data_ptr() == buffer.data_ptr() and first.size(0) == buffer.size(0) and first.dtype == buffer.dtype
-        return same and (torch.is_inference_mode_enabled() or not buffer.is_inference())
+        return not buffer.is_inference() or torch.is_inference_mode_enabled()
 
     def select(self, order: Tensor) -> CacheBuffer:
         """Return a buffer with the batch entries ``order`` and the same capacity."""
         return CacheBuffer([tensor.index_select(0, order) for tensor in self.tensors], self.length)
 
     def append(self, new: Sequence[Tensor]) -> None:
-        count = new[0].size(2)
+        start, count = self.length, new[0].size(2)
         for buffer, tensor in zip(self.tensors, new, strict=True):
-            buffer.narrow(2, self.length, count).copy_(tensor)
-        self.length += count
+            buffer.narrow(2, start, count).copy_(tensor)
+        self.length = start + count
 
     def views(self) -> list[Tensor]:
         return [tensor.narrow(2, 0, self.length) for tensor in self.tensors]

@@ -21,6 +21,10 @@ def check_tensors(layer: MultiheadAttention, query: Tensor, key: Tensor | None, 
         _check_tensor(layer, key, "key", "kdim", layer.kdim)
     if value is not None and not (value is key and layer.vdim == layer.kdim):
         _check_tensor(layer, value, "value", "vdim", layer.vdim)
+        if key is not None and value.shape[:2] != key.shape[:2]:
+            raise ValueError(
+                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], layer.vdim]}, since key has {list(key.shape)}"
+            )
 
 
 def _check_tensor(layer: MultiheadAttention, tensor: Tensor, name: str, size_name: str, size: int) -> None:

@@ -28,9 +28,9 @@ from fairseq_lowrank.attention.scores import LayerContext
 from fairseq_lowrank.attention.spec import AXES
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.ops.attention import check_backend, reference
+from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 
 _MIXING_AXES = {"score_mixing": SCORE_MIXINGS, "mixing": MIXINGS}
@@ -207,7 +207,7 @@ class MultiheadAttention(TorchMHACompat):
         states, key_padding_mask = self._key_value_states(modules, key, value, key_padding_mask, incremental_state)
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
-        beam = infer_beam_size(batch, key_batch, self.beam_size)
+        beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
         q = join_beams(self.score.project_query(modules, query), beam)
 
         query_padding = None
@@ -231,13 +231,16 @@ class MultiheadAttention(TorchMHACompat):
             # Queries at real positions see none of the padding to their right.
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
         call = self._call(modules, q, states, mask, dropout_p=self._dropout_p(), need_weights=need_weights)
-        heads, weights = attention(call, "auto" if need_weights else self.backend)
+        if attn_mask is not None:
+            call.check()
+        heads, weights = compute(call, "auto" if need_weights else self.backend)
         if self.regulariser is not None:
             heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
         heads = self.projection.finalize_heads(modules, heads, call)
 
-        heads = split_beams(heads.expand(-1, self.num_heads, -1, -1), beam)
-        output = self.out_proj(heads.permute(2, 0, 1, 3).flatten(2))
+        if heads.size(1) != self.num_heads:
+            heads = heads.expand(-1, self.num_heads, -1, -1)
+        output = self.out_proj(split_beams(heads, beam).permute(2, 0, 1, 3).flatten(2))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:

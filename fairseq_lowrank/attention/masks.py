@@ -14,7 +14,8 @@ from fairseq_lowrank.ops.attention.mask import hides
 from fairseq_lowrank.ops.attention.tree import is_traced
 
 CAUSAL = AttentionMask(causal=True)
-"""Given as ``attn_mask``, says "causal" without a T×T tensor."""
+"""An ``attn_mask`` that stands for a causal one without a T×T tensor."""
+_NOTHING_HIDDEN = AttentionMask()
 
 
 def attention_mask(
@@ -38,7 +39,7 @@ def attention_mask(
         if key_padding_mask.shape != (batch, keys):
             raise ValueError(f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [{batch}, {keys}]")
     if attn_mask is None:
-        return AttentionMask(False, key_padding_mask)
+        return _NOTHING_HIDDEN if key_padding_mask is None else AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):
         if attn_mask != "causal":
             raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or 'causal'")

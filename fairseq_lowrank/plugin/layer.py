@@ -39,7 +39,7 @@ class FairseqAttention(MultiheadAttention):
         """
         if static_kv and self.cache.get(incremental_state) is not None:
             key = value = None
-        elif incremental_state is not None and self._repeats_encoder(query, key):
+        elif incremental_state is not None and self.beam_size > 1 and self._repeats_encoder(query, key):
             key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
         return super().forward(
@@ -54,8 +54,7 @@ class FairseqAttention(MultiheadAttention):
         )
 
     def _repeats_encoder(self, query: Tensor, key: Tensor | None) -> bool:
-        among_hypotheses = self.encoder_decoder_attention and self.beam_size > 1
-        return among_hypotheses and key is not None and key.size(1) == query.size(1)
+        return self.encoder_decoder_attention and key is not None and key.size(1) == query.size(1)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""

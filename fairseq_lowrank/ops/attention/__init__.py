@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ __all__ = [
     "attention",
 ]
 
-# A backend computes a call (``compute``), says what of it it cannot (``unsupported_reason``, asked when a layer is built) and why it does
-# not run on a device in a dtype (``device_unsupported_reason``, asked when it runs).
+# Each backend has ``compute(call)``, ``unsupported_reason(call)``, which is read when a layer is built, and
+# ``device_unsupported_reason(device, dtype)``, which is read when it runs.
 _BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton}
 BACKENDS = ("auto", *_BACKENDS)
 
@@ -64,6 +64,9 @@ _PREFERENCES = {
 }
 
 
+_ANY_DEVICE = _Preference()
+
+
 def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """Multi-head attention over projected heads.
 
@@ -78,22 +81,33 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
         ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
     """
     call.check()
+    return compute(call, backend)
+
+
+def compute(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Compute a call that needs no :meth:`check <AttentionCall.check>`. See :func:`attention`."""
+    return (_fastest(call) if backend == "auto" else _requested(backend, call)).compute(call)
+
+
+def _fastest(call: AttentionCall) -> Any:
     device, dtype = call.v.device, call.v.dtype
-    if backend == "auto":
-        candidates = (module for module in _preference(call) if module.unsupported_reason(call) is None)
-        running = (module for module in candidates if module.device_unsupported_reason(device, dtype) is None)
-        chosen = next(module for module in running if module is not triton or triton.has_no_spills(call))
-    else:
-        chosen = check_backend(backend, call)
-        if (reason := chosen.device_unsupported_reason(device, dtype)) is not None:
-            raise ValueError(
-                f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'"
-            )
-    return chosen.compute(call)
+    for module in _preference(call):
+        if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
+            continue
+        if module is not triton or triton.has_no_spills(call):
+            return module
+    raise AssertionError("the reference computes every call")
 
 
-def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
-    """The backend of this name, if it can compute calls like this one; ``None`` for ``auto``.
+def _requested(backend: str, call: AttentionCall) -> Any:
+    module, device, dtype = check_backend(backend, call), call.v.device, call.v.dtype
+    if (reason := module.device_unsupported_reason(device, dtype)) is not None:
+        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
+    return module
+
+
+def check_backend(backend: str, call: AttentionCall) -> Any:
+    """Return the backend of this name if it can compute calls like this one; ``None`` for ``auto``.
 
     Raises:
         ValueError: an unknown name, or a backend that cannot compute ``call``.
@@ -108,21 +122,18 @@ def check_backend(backend: str, call: AttentionCall) -> ModuleType | None:
 
 
 def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
-    """The backends from the fastest on."""
+    """Return the backends from the fastest to the slowest."""
+    v = call.v
     _, heads, queries, keys = call.scores.shape
-    prefer = _PREFERENCES.get(call.v.device.type, _Preference())
-    fused = (
-        (triton,)
-        if call.v.dtype in prefer.triton
-        and triton.unsupported_reason(call) is None
-        and triton.is_precompiled_config(call)
-        else ()
-    )
-    if is_traced(call.v):
+    prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
+    fused: tuple[ModuleType, ...] = ()
+    if v.dtype in prefer.triton and triton.unsupported_reason(call) is None and triton.is_precompiled_config(call):
+        fused = (triton,)
+    if is_traced(v):
         # One choice for all lengths.
         avoid = call.mixes_weights or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
-    shared = call.v.size(1) < heads
+    shared = v.size(1) < heads
     few = heads * queries * keys < prefer.reference_scores and not shared
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
     if call.mixes_weights:
@@ -138,7 +149,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
 
 
 def _repeats_cheaply(call: AttentionCall, prefer: _Preference) -> bool:
-    """Whether SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
+    """Return True if SDPA once for each value costs less than blocks that mix heads, by operations and bytes."""
     if not isinstance(call.prob_mixing, StaticMixing) or call.v.dtype not in prefer.triton:
         return False
     # A mask that is a tensor would be read once for each value.

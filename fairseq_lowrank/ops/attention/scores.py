@@ -64,7 +64,8 @@ class DotProduct(TensorTree):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        return (*self.q.shape[:3], self.k.size(2))
+        batch, heads, queries, _ = self.q.shape
+        return batch, heads, queries, self.k.size(2)
 
     @property
     def factor(self) -> float:

@@ -49,18 +49,20 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
-    q, k, v, mask = call.scores.q, call.scores.k, call.v, call.mask
-    causal = hides_later_keys(call) and not needs_causal_tensor(call)
-    if causal or not hides_later_keys(call):
-        mask = replace(mask, causal=False)
-    dtype = dtype_of_operations(q)
-    dense = mask.dense(q, k.size(2), dtype)
-    if call.score_bias is not None:
-        bias = narrowed(call.score_bias, dtype)
-        dense = bias if dense is None else dense + bias
-    attend = partial(_attend, mask=dense, dropout_p=call.dropout_p, is_causal=causal, scale=call.scores.factor)
-    heads = _mixed(call, attend) if call.mixes_weights else call.scaled(attend(q, k, v))
-    return heads, None
+    q, k, v = call.scores.q, call.scores.k, call.v
+    causal, tensor = hides_later_keys(call), needs_causal_tensor(call)
+    dense = None
+    if tensor or has_other_masks(call):
+        mask = call.mask if tensor else replace(call.mask, causal=False)
+        dtype = dtype_of_operations(q)
+        dense = mask.dense(q, k.size(2), dtype)
+        if call.score_bias is not None:
+            bias = narrowed(call.score_bias, dtype)
+            dense = bias if dense is None else dense + bias
+    options = {"dropout_p": call.dropout_p, "is_causal": causal and not tensor, "scale": call.scores.factor}
+    if call.mixes_weights:
+        return _mixed(call, partial(_attend, mask=dense, **options)), None
+    return call.scaled(_attend(q, k, v, dense, **options)), None
 
 
 def value_columns(call: AttentionCall) -> int:
@@ -101,8 +103,10 @@ def _mixed(call: AttentionCall, attend: Callable[[Tensor, Tensor, Tensor], Tenso
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: float | bool) -> Tensor:
-    """Unmixed heads ``[B, H, T, Dv]`` of queries ``[B, H, T, D]``; ``mask`` is added to their scores."""
+    """Return unmixed heads ``[B, H, T, Dv]`` of queries ``[B, H, T, D]``; ``mask`` is added to their scores."""
     heads = q.size(1)
+    if mask is None and k.size(1) == v.size(1) == heads:
+        return F.scaled_dot_product_attention(q, k, v, **options)
     groups = math.gcd(k.size(1), v.size(1))
     if groups not in (1, heads):
         # Groups become entries of the batch, whose heads then share what they read: nothing is copied.
@@ -132,7 +136,7 @@ def _grouped(mask: Tensor, batch: int, groups: int) -> Tensor:
 
 
 def hides_later_keys(call: AttentionCall) -> bool:
-    """Whether causality hides anything: not from one query, which sees every key."""
+    """Return True if causality may hide keys. It hides nothing from one query, which sees every key."""
     return call.mask.causal and call.scores.shape[2] > call.mask.query_repeats
 
 
@@ -141,9 +145,10 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
 
     Ours is aligned bottom right: the same where T = S, and no mask at all where T = 1.
     """
+    if not hides_later_keys(call):
+        return False
     mask, (_, _, queries, keys) = call.mask, call.scores.shape
-    other_parts = has_other_masks(call) or mask.num_appended_keys or mask.query_repeats > 1
-    return hides_later_keys(call) and (queries != keys or other_parts)
+    return queries != keys or has_other_masks(call) or mask.num_appended_keys > 0 or mask.query_repeats > 1
 
 
 def has_other_masks(call: AttentionCall) -> bool:
