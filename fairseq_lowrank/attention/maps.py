@@ -50,7 +50,10 @@ class HeadMap(NoDecayModule):
 
     def map_states(self, states: KeyValueStates) -> KeyValueStates:
         """Return mapped keys and values ``[B, G, S, D]``, as they are cached."""
-        return {name: torch.einsum("ji,bjsd->bisd", getattr(self, name).to(states[name].dtype), states[name]) for name in ("key", "value")}
+        return {
+            name: torch.einsum("ji,bjsd->bisd", getattr(self, name).to(states[name].dtype), states[name])
+            for name in ("key", "value")
+        }
 
 
 HEAD_MAPS: dict[str, type[nn.Module] | None] = {"none": None, "features": FeatureMap, "heads": HeadMap}

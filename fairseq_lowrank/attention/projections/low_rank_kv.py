@@ -34,7 +34,12 @@ class LowRankKeyValue(Projection):
         super().__init__(dims)
         self.rank = dims.factor_rank or max(1, dims.head_dim // 4)
         heads = dims.num_heads
-        self.state_sizes = {"key": dims.head_dim, "key_factors": self.rank, "value": dims.value_dim, "value_factors": self.rank}
+        self.state_sizes = {
+            "key": dims.head_dim,
+            "key_factors": self.rank,
+            "value": dims.value_dim,
+            "value_factors": self.rank,
+        }
         self.state_groups = {"key": 1, "key_factors": heads, "value": 1, "value_factors": heads}
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
