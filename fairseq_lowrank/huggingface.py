@@ -39,7 +39,7 @@ IMPLEMENTATION = "lowrank"
 """The name of our function in ``config._attn_implementation``."""
 SITES = ("encoder", "decoder", "cross")
 TRAIN = ("all", "mixing")
-CHOSEN = ("score_mixing", "activation", "mixing")
+CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
 """The axes that a model of transformers leaves open. The others belong to its projections."""
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
 
