@@ -29,6 +29,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.masking_utils import sdpa_mask
 
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
+from fairseq_lowrank.attention.projections import AttentionDims
 from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
@@ -39,12 +41,14 @@ IMPLEMENTATION = "lowrank"
 """The name of our function in ``config._attn_implementation``."""
 SITES = ("encoder", "decoder", "cross")
 TRAIN = ("all", "mixing")
-CHOSEN = ("score_mixing", "activation", "mixing")
+CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
 """The axes that a model of transformers leaves open. The others belong to its projections."""
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
 
 # What models pass for other attention functions, or for other parts of the model; the mask function and the caches have
 # used the rest of it already.
+_MODULES = ("mixing", "score_mixing", "head_output")
+"""The names of the modules that are added to an attention module."""
 _USED_ELSEWHERE = frozenset(
     (
         *("position_ids", "sliding_window", "cache_position", "past_key_values", "use_cache", "return_dict"),
@@ -65,10 +69,14 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     plain = AttentionSpec()
     changed = [axis for axis in AXES if axis not in CHOSEN and getattr(spec, axis) != getattr(plain, axis)]
     if changed:
-        usable = [name for name, sets in PRESETS.items() if sets.keys() <= set(CHOSEN)]
+        usable = [name for name, sets in PRESETS.items() if sets.keys() <= set(CHOSEN) and name != "diff"]
         raise UserError(
             f"attention {preset!r} sets {', '.join(changed)}, which belong to the projections of the model. "
             f"Choose from {', '.join(usable)}, or set {', '.join(CHOSEN)}."
+        )
+    if spec.head_output == "difference":
+        raise UserError(
+            "attention 'diff' has two heads of queries for each output, which the projections of the model do not have."
         )
     return spec
 
@@ -90,7 +98,8 @@ def apply_attention(
         train: ``all`` leaves every parameter trainable; ``mixing`` freezes all but the mixing.
         sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``.
         layers: the indices of the layers that mix, counted within each site; by default all.
-        axes: ``score_mixing``, ``activation`` or ``mixing``; each overrides the preset's.
+        axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output``, ``gate_start`` or ``factor_rank``; each overrides the
+            preset's.
 
     Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are.
 
@@ -108,19 +117,20 @@ def apply_attention(
             "Use a model for which supported(model_class) is true."
         )
     chosen = [module for module, site, index in found if site in sites and (layers is None or index in layers)]
+    if spec.head_output == "exclusive" and any(site == "cross" and module in chosen for module, site, _ in found):
+        raise UserError(
+            f"attention {preset!r} reads each position's own value, so it needs sites=['encoder', 'decoder']"
+        )
     if not chosen:
         raise UserError(f"sites={list(sites)}, layers={layers}: {type(model).__name__} has no such attention layer")
     for module, _, _ in found:
-        for name in ("mixing", "score_mixing", "attention_activation"):
+        for name in (*_MODULES, "attention_activation", "attention_inputs"):
             if name in vars(module) or name in module._modules:
                 delattr(module, name)
+        if (hook := vars(module).pop("attention_inputs_hook", None)) is not None:
+            hook.remove()
     for module in chosen:
-        weight = next(module.parameters())
-        heads, head_dim = _sizes(module)
-        for name, builders in (("mixing", MIXINGS), ("score_mixing", SCORE_MIXINGS)):
-            mixing = builders[getattr(spec, name)](heads, head_dim)
-            setattr(module, name, None if mixing is None else mixing.to(weight.device, weight.dtype))
-        module.attention_activation = spec.activation
+        _add_modules(module, spec)
     if train == "mixing":
         mixing_parameters = {id(p) for module in chosen for p in _mixing_tensors(module).values()}
         for parameter in model.parameters():
@@ -129,6 +139,27 @@ def apply_attention(
     model.config.lowrank_attention = record | {"sites": list(sites), "layers": None if layers is None else list(layers)}
     model.set_attn_implementation(IMPLEMENTATION)
     return model
+
+
+def _add_modules(module: nn.Module, spec: AttentionSpec) -> None:
+    """Add mixing, output and activation of ``spec`` to one attention module."""
+    weight = next(module.parameters())
+    dims = _sizes(module)
+    sizes = {"embed_dim": dims.embed_dim, "rank": spec.factor_rank or 2}
+    for name, builders in (("mixing", MIXINGS), ("score_mixing", SCORE_MIXINGS)):
+        choice = getattr(spec, name)
+        built = builders[choice](dims.num_heads, dims.head_dim, **(sizes if choice == "dynamic" else {}))
+        setattr(module, name, None if built is None else built.to(weight.device, weight.dtype))
+    output = HEAD_OUTPUTS[spec.head_output]
+    module.head_output = None if output is None else output(dims, spec.gate_start).to(weight.device, weight.dtype)
+    module.attention_activation = spec.activation
+    if spec.head_output != "none" or "dynamic" in (spec.mixing, spec.score_mixing):
+        # the attention function gets projected tensors only, and these modules read the input of the layer
+        module.attention_inputs_hook = module.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
+
+
+def _remember_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    module.attention_inputs = args[0] if args else kwargs["hidden_states"]
 
 
 def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -286,13 +317,13 @@ def attention_forward(
     hidden = attention_mask
     if hidden is not None and hidden.dtype == torch.bool:
         hidden = ~hidden
-    mixings = {"mixing": getattr(module, "mixing", None), "before": getattr(module, "score_mixing", None)}
-    for mixing in filter(None, mixings.values()):
-        if mixing.weight.size(0) != query.size(1):
-            raise UserError(
-                f"{type(module).__name__}: mixing of {mixing.weight.size(0)} heads, and the model passes {query.size(1)}. "
-                "This layer repeats or splits its heads; leave it out with layers= or sites=."
-            )
+    modules = {name: getattr(module, name, None) for name in _MODULES}
+    inputs = getattr(module, "attention_inputs", None)
+    if any(modules.values()) and (heads := _sizes(module).num_heads) != query.size(1):
+        raise UserError(
+            f"{type(module).__name__}: mixing of {heads} heads, and the model passes {query.size(1)}. "
+            "This layer repeats or splits its heads; leave it out with layers= or sites=."
+        )
     call = AttentionCall(
         DotProduct(query, key, scaling),
         value,
@@ -301,22 +332,38 @@ def attention_forward(
         activation=vars(module).get("attention_activation", "softmax"),
         dropout_p=dropout,
         need_weights=bool(output_attentions),
-        **{name: None if mixing is None else mixing.operation(query) for name, mixing in mixings.items()},
+        score_mixing=None if modules["score_mixing"] is None else modules["score_mixing"].operation(query, inputs),
+        prob_mixing=None if modules["mixing"] is None else modules["mixing"].operation(query, inputs),
     )
     if softcap is None and s_aux is None:
         heads, weights = attention(call)
     else:
         heads, weights = _dense_attention(call, softcap, s_aux)
+    if (output := modules["head_output"]) is not None:
+        own = _own_values(value, query, attention_mask) if output.reads_own_value else None
+        heads = output(heads, inputs, own)
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
+
+
+def _own_values(value: Tensor, query: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the values ``[B, H, T, D]`` at the positions of the queries, which are the last keys that causality shows them."""
+    queries, keys = query.size(2), value.size(2)
+    if queries == keys or mask is None:
+        own = value[:, :, -queries:]
+    else:  # a cache with empty slots behind the last position
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        last = keys - 1 - visible[:, 0].flip(-1).int().argmax(dim=-1)
+        own = value.gather(2, last[:, None, :, None].expand(value.size(0), value.size(1), -1, value.size(3)))
+    return own.repeat_interleave(query.size(1) // own.size(1), dim=1)
 
 
 def _dense_attention(call: AttentionCall, softcap: float | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Compute ``call`` with capped scores and sinks, with tensors of size T×S."""
-    scores = call.scores.full()
+    scores = call.scores.dense()
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    if call.before is not None:
-        scores = call.before.full(scores)
+    if call.score_mixing is not None:
+        scores = call.score_mixing.mix_heads(scores)
     for bias in (call.score_bias, call.mask.bias):
         scores = scores if bias is None else scores + bias
     if (hidden := call.mask.hidden(*scores.shape[2:], scores.device)) is not None:
@@ -326,7 +373,7 @@ def _dense_attention(call: AttentionCall, softcap: float | None, sinks: Tensor |
         weights = activate(torch.cat([scores, sinks], dim=-1), call.activation)[..., :-1]
     else:
         weights = activate(scores, call.activation)
-    weights = weights if call.mixing is None else call.mixing.full(weights)
+    weights = weights if call.prob_mixing is None else call.prob_mixing.mix_heads(weights)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
     return grouped_product(dropped.to(call.v.dtype), call.v), weights if call.need_weights else None
 
@@ -354,13 +401,14 @@ def _site(module: nn.Module) -> str:
     return "encoder"
 
 
-def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Return the number and the size of a module's query heads, or None if the module does not say."""
+def _sizes(module: nn.Module) -> AttentionDims | None:
+    """Return the sizes of a module's query heads, or None if the module does not say them."""
     config = getattr(module, "config", None)
     heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
     heads = heads or _first(config, "num_attention_heads", "num_heads", "n_head")
     size = _first(module, "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
-    return (heads, size) if heads and size else None
+    width = _first(module, "embed_dim", "hidden_size", "d_model") or _first(config, "hidden_size", "d_model") or 0
+    return AttentionDims(width, heads, size, size, width, width) if heads and size else None
 
 
 def _first(holder: object, *names: str) -> int | None:
@@ -371,8 +419,8 @@ def _mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a module's mixing, by their names in the module's state dict."""
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name in ("mixing", "score_mixing"):
-            if (mixing := getattr(module, name, None)) is not None:
-                yield from ((f"{name}.{key}", t) for key, t in (*mixing.named_parameters(), *mixing.named_buffers()))
+        for name in _MODULES:
+            if (added := getattr(module, name, None)) is not None:
+                yield from ((f"{name}.{key}", t) for key, t in (*added.named_parameters(), *added.named_buffers()))
 
     return dict(tensors())

@@ -21,8 +21,10 @@ from fairseq_lowrank.attention.decoding import (
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
+from fairseq_lowrank.attention.maps import HEAD_MAPS
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS, HeadOutput
 from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
 from fairseq_lowrank.attention.scores import LayerContext
 from fairseq_lowrank.attention.spec import AXES
@@ -34,6 +36,8 @@ from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 
 _MIXING_AXES = {"score_mixing": SCORE_MIXINGS, "mixing": MIXINGS}
+_MODULE_AXES = (*_MIXING_AXES, "head_map", "head_output")
+"""The axes whose choice is a module of the layer. Most start as the identity."""
 
 
 class RegularizerInput(NamedTuple):
@@ -119,13 +123,18 @@ class MultiheadAttention(TorchMHACompat):
         state_sizes, state_heads = self.score.state_sizes, self.projection.state_heads
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
         self._has_appended = appended
+        self._score_heads = self.num_heads * config.spec.queries_per_head
+        self._query_size = config.spec.shared_dim or self.head_dim
+        self._check_choices()
         self.reset_parameters()
         extra = self.projection.build_extra_parameters()
         self._register(extra)
         further = self.score.build_extra_parameters(linear)
         self._register(further)
         self._built = (*projections, *extra, *further)
-        self.score_mixing, self.mixing = (self._build_mixing(axis) for axis in _MIXING_AXES)
+        for axis in _MODULE_AXES:
+            setattr(self, axis, self._build_axis(axis))
+        self._reads_inputs = any(getattr(getattr(self, axis), "reads_inputs", False) for axis in _MIXING_AXES)
         self.state_config = self._state_config()
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
@@ -134,8 +143,31 @@ class MultiheadAttention(TorchMHACompat):
         for name, module in built.items():
             setattr(self, name, module)
 
-    def _build_mixing(self, axis: str) -> nn.Module | None:
-        return _MIXING_AXES[axis][getattr(self.spec, axis)](self.num_heads, self.head_dim)
+    def _build_axis(self, axis: str) -> nn.Module | None:
+        choice = getattr(self.spec, axis)
+        if axis in _MIXING_AXES:
+            sizes = {"embed_dim": self.embed_dim, "rank": self.spec.factor_rank or 2} if choice == "dynamic" else {}
+            return _MIXING_AXES[axis][choice](self.num_heads, self.head_dim, **sizes)
+        if axis == "head_map":
+            head_map = HEAD_MAPS[choice]
+            return None if head_map is None else head_map(self.projection.dims)
+        output = HEAD_OUTPUTS[choice]
+        return None if output is None else output(self.projection.dims, self.spec.gate_start)
+
+    def _check_choices(self) -> None:
+        """Check choices that do not fit this layer's place in a model.
+
+        Raises:
+            ValueError: a choice for self-attention in another layer, or appended keys that a projection cannot take.
+        """
+        output = HEAD_OUTPUTS[self.spec.head_output]
+        if output is not None and output.reads_own_value and (not self.self_attention or self._has_appended):
+            raise ValueError(
+                f"head_output {self.spec.head_output!r} reads the value at each query's own position, so it needs self-attention "
+                "without appended keys. Choose sites without cross attention (--attention-sites encoder,decoder)."
+            )
+        if self._has_appended and self.projection.state_groups:
+            raise ValueError(f"projection {self.spec.projection!r} takes no appended keys (add_bias_kv, add_zero_attn)")
 
     def _built_modules(self) -> Modules:
         return {name: getattr(self, name) for name in self._built}
@@ -208,9 +240,14 @@ class MultiheadAttention(TorchMHACompat):
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = self.score.project_query(modules, query)
+        q = self._project_query(modules, query)
         if beam > 1:
             q = join_beams(q, beam)
+        inputs = None if not self._reads_inputs else join_beams(query.transpose(0, 1)[:, None], beam)[:, 0]
+        own_values = None
+        if self.head_output is not None and self.head_output.reads_own_value:
+            own = {name: cached[:, :, -queries:] for name, cached in states.items()}
+            own_values = self.projection.expand_values(modules, own)
 
         query_padding = None
         if key_padding_mask is not None and not self.encoder_decoder_attention:
@@ -224,8 +261,8 @@ class MultiheadAttention(TorchMHACompat):
             mask = mask.repeat_queries(beam)
 
         if before_softmax:
-            call = self._call(modules, q, states, mask, keep_row_constants=True)
-            scores = reference.masked_scores(call).expand(-1, self.num_heads, -1, -1)
+            call = self._call(modules, q, states, mask, inputs, keep_row_constants=True)
+            scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
             values = self.projection.expand_values(modules, states)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
 
@@ -234,7 +271,7 @@ class MultiheadAttention(TorchMHACompat):
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
         dropout_p = self.dropout_module.p if dropping else 0.0
-        call = self._call(modules, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        call = self._call(modules, q, states, mask, inputs, dropout_p=dropout_p, need_weights=need_weights)
         if attn_mask is not None:
             call.check()
         heads, weights = compute(call, "auto" if need_weights else self.backend)
@@ -242,23 +279,31 @@ class MultiheadAttention(TorchMHACompat):
             heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
         heads = self.projection.finalize_heads(modules, heads, call)
 
-        if heads.size(1) != self.num_heads:
-            heads = heads.expand(-1, self.num_heads, -1, -1)
+        if heads.size(1) != self._score_heads:
+            heads = heads.expand(-1, self._score_heads, -1, -1)
         if beam > 1:
             heads = split_beams(heads, beam)
+        if self.head_output is not None:
+            heads = self.head_output(heads, query.transpose(0, 1), own_values)
         output = self.out_proj(merge_heads(heads))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
             return output, None
-        weights = split_beams(weights.expand(-1, self.num_heads, -1, -1), beam)
+        weights = split_beams(weights.expand(-1, self._score_heads, -1, -1), beam)
+        if self.head_output is not None:
+            weights = self.head_output.combine_weights(weights, query.transpose(0, 1))
         if need_head_weights:
             return output, weights.transpose(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        return self.score.project_query(self._built_modules(), query).expand(-1, self.num_heads, -1, -1)
+        return self._project_query(self._built_modules(), query).expand(-1, self._score_heads, -1, -1)
+
+    def _project_query(self, modules: Modules, query: Tensor) -> Tensor:
+        q = self.score.project_query(modules, query)
+        return q if self.head_map is None else self.head_map.map_query(q)
 
     def _key_value_states(
         self,
@@ -277,6 +322,8 @@ class MultiheadAttention(TorchMHACompat):
                 )
             return cache.tensors, cache.padding
         states = self.score.project_key_value(modules, key, value)
+        if self.head_map is not None:
+            states = self.head_map.map_states(states)
         if state is None:
             return states, padding
         cache = self.cache.update(state, states, padding)
@@ -288,6 +335,7 @@ class MultiheadAttention(TorchMHACompat):
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
+        inputs: Tensor | None,
         *,
         keep_row_constants: bool = False,
         dropout_p: float = 0.0,
@@ -299,8 +347,10 @@ class MultiheadAttention(TorchMHACompat):
         mixes = score_mixing is not None or mixing is not None
         # One query for all heads attends once, as its heads are copies of each other. Dropout and per-head masks make them
         # different; mixing and regularisers compare them.
-        if q.size(1) != self.num_heads and (mixes or dropout_p or mask.differs_by_head or self.regulariser is not None):
-            q = q.expand(-1, self.num_heads, -1, -1)
+        if q.size(1) != self._score_heads and (
+            mixes or dropout_p or mask.differs_by_head or self.regulariser is not None
+        ):
+            q = q.expand(-1, self._score_heads, -1, -1)
         scores, values = self.score.attention_inputs(
             modules,
             q,
@@ -314,8 +364,8 @@ class MultiheadAttention(TorchMHACompat):
             scores,
             values,
             mask,
-            score_mixing=None if score_mixing is None else score_mixing.operation(q),
-            prob_mixing=None if mixing is None else mixing.operation(q),
+            score_mixing=None if score_mixing is None else score_mixing.operation(q, inputs),
+            prob_mixing=None if mixing is None else mixing.operation(q, inputs),
             activation=spec.activation,
             dropout_p=dropout_p,
             need_weights=need_weights,
@@ -324,13 +374,17 @@ class MultiheadAttention(TorchMHACompat):
     @torch.no_grad()
     def _smallest_call(self) -> AttentionCall:
         """Build the call for one query and one key."""
-        q = torch.empty(1, self.num_heads, 1, self.head_dim)
-        groups = self.projection.state_heads
-        states = {name: torch.empty(1, groups, 1, size) for name, size in self.score.state_sizes.items()}
+        q = torch.empty(1, self._score_heads, 1, self._query_size)
+        groups = self.projection.state_groups
+        states = {
+            name: torch.empty(1, groups.get(name, self.projection.state_heads), 1, size)
+            for name, size in self.score.state_sizes.items()
+        }
         modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
-        call = self._call(modules, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        inputs = torch.empty(1, 1, self.embed_dim)
+        call = self._call(modules, q, states, AttentionMask(), inputs, dropout_p=self.dropout_module.p)
         for module, mode in training.items():
             module.training = mode
         return call
@@ -359,10 +413,14 @@ class MultiheadAttention(TorchMHACompat):
             "add_zero_attn": dims.zero_key,
         }
         config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
-        mixings = {axis: getattr(self, axis) for axis in _MIXING_AXES}
-        learned = frozenset(axis for axis, module in mixings.items() if module is not None and [*module.parameters()])
-        initial = record_initial_mixing(mixings, self._build_mixing)
+        modules = {axis: getattr(self, axis) for axis in _MODULE_AXES if self._starts_as_identity(axis)}
+        learned = frozenset(axis for axis, module in modules.items() if [*module.parameters()])
+        initial = record_initial_mixing(modules, self._build_axis)
         return AttentionConfigInStateDict(config | self.score.state_config, initial, learned)
+
+    def _starts_as_identity(self, axis: str) -> bool:
+        module = getattr(self, axis)
+        return module is not None and (not isinstance(module, HeadOutput) or module.keeps_stock)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

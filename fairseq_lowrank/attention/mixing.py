@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 
 
 class Mixing(NoDecayModule):
@@ -19,6 +21,8 @@ class Mixing(NoDecayModule):
         learnable: a parameter if true, else a buffer saved with the model.
         rule: makes the operation of the weight.
     """
+
+    reads_inputs = False
 
     def __init__(
         self, weight: Tensor, *, learnable: bool = True, rule: Callable[[Tensor], HeadMixing] = StaticMixing
@@ -31,8 +35,13 @@ class Mixing(NoDecayModule):
         self.register_parameter("query_weight", None)
         self.rule = rule
 
-    def operation(self, query: Tensor) -> HeadMixing:
-        """What is done to the heads of ``query`` ``[B, H, T, D]``: the heads' own queries, before the scale."""
+    def operation(self, query: Tensor, inputs: Tensor | None = None) -> HeadMixing:
+        """Return the operation on the heads.
+
+        Args:
+            query: ``[B, H, T, D]``, the heads' own queries, before the scale.
+            inputs: ``[B, T, embed_dim]``, the input of the queries.
+        """
         return self.rule(self.weight)
 
     def extra_repr(self) -> str:
@@ -47,8 +56,40 @@ class PositionwiseMixingWeights(Mixing):
         super().__init__(base, rule=PositionwiseMixing)
         self.query_weight = no_weight_decay(torch.zeros(query_dim, base.size(0)))
 
-    def operation(self, query: Tensor) -> HeadMixing:
+    def operation(self, query: Tensor, inputs: Tensor | None = None) -> HeadMixing:
         return PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
+
+
+class DynamicMixing(NoDecayModule):
+    """M_t = I + Σ_{ρ≤R} w1_ρ(x_t) w2_ρ(x_t)ᵀ + diag(tanh(x_t W_d)) with w1_ρ, w2_ρ: d→h linear, w2 and W_d from 0.
+
+    Source: dynamically composable multi-head attention (Xiao et al. 2024, arXiv 2405.08553), its query-wise part; details from
+    ``pytorch/dcformer`` of ``Caiyun-AI/DCFormer``, whose hidden layer and norm of w1 are left out.
+    """
+
+    reads_inputs = True
+
+    def __init__(self, num_heads: int, embed_dim: int, rank: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.first = no_weight_decay(nn.init.xavier_uniform_(torch.empty(rank * num_heads, embed_dim)))
+        self.second = no_weight_decay(torch.zeros(rank * num_heads, embed_dim))
+        self.diagonal = no_weight_decay(torch.zeros(num_heads, embed_dim))
+        self.register_parameter("query_weight", None)
+
+    def operation(self, query: Tensor, inputs: Tensor) -> PositionwiseMixing:
+        """Return the operation on the heads at each query of ``inputs [B, T, embed_dim]``."""
+        with without_autocast(inputs):
+            inputs = at_least_float32(inputs)
+            first, second, diagonal = (
+                F.linear(inputs, at_least_float32(w)) for w in (self.first, self.second, self.diagonal)
+            )
+            first, second = (tensor.unflatten(-1, (-1, self.num_heads)) for tensor in (first, second))
+            identity = torch.eye(self.num_heads, dtype=inputs.dtype, device=inputs.device)
+            return PositionwiseMixing(identity + first.mT @ second + torch.diag_embed(torch.tanh(diagonal)))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_heads} heads, rank {len(self.first) // self.num_heads}"
 
 
 def _random(num_heads: int) -> Tensor:
@@ -65,8 +106,9 @@ MIXINGS = {
     "random": lambda num_heads, head_dim: Mixing(_random(num_heads), learnable=False),
     "average": lambda num_heads, head_dim: Mixing(torch.full((num_heads, num_heads), 1 / num_heads), learnable=False),
     "diagonal": lambda num_heads, head_dim: Mixing(torch.ones(num_heads), rule=DiagonalMixing),
+    "dynamic": lambda num_heads, head_dim, embed_dim=1, rank=2: DynamicMixing(num_heads, embed_dim, rank),
 }
-"""Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis."""
+"""Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis; ``dynamic`` takes the input's size and a rank."""
 
-SCORE_MIXINGS = {name: MIXINGS[name] for name in ("none", "static")}
+SCORE_MIXINGS = {name: MIXINGS[name] for name in ("none", "static", "dynamic")}
 """Those of the axis of mixing before the softmax, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436)."""

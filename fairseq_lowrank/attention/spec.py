@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 
+from fairseq_lowrank.attention.maps import HEAD_MAPS
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
+from fairseq_lowrank.attention.outputs.gate import GATE_STARTS
 from fairseq_lowrank.attention.projections import PROJECTIONS, AttentionDims, Projection
 from fairseq_lowrank.attention.scores import SCORE_FUNCTIONS, LayerContext, ScoreFunction
 from fairseq_lowrank.ops.activation import ACTIVATIONS
@@ -60,6 +63,32 @@ AXES = {
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
+    "head_map": Axis(
+        "head_map", "a static map of projected queries, keys and values, over features or over heads", HEAD_MAPS
+    ),
+    "head_output": Axis(
+        "head_output", "what happens to the outputs of heads before the output projection", HEAD_OUTPUTS
+    ),
+    "gate_start": Axis(
+        "gate_start",
+        "where the gates of --head-output gate and head-gate start: at 1, or at a half as published, which halves the outputs",
+        GATE_STARTS,
+    ),
+    "latent_dim": Axis(
+        "latent_dim",
+        "mla: size r of the vector from which keys and values are computed, all that a token caches (default: embedding size / 2); "
+        "mfa: size of the latent of queries (default: the embedding size)",
+    ),
+    "shared_dim": Axis(
+        "shared_dim",
+        "collaborative: size D of the queries and keys that heads share (default: heads * head size, plain attention)",
+    ),
+    "factor_rank": Axis(
+        "rank",
+        "lrkv: rank of each head's own part of keys and values (default: head size / 4); tpa: products of keys and values (default: 2); "
+        "dcmha: rank of the mixing of each query (default: 2)",
+    ),
+    "query_rank": Axis("query_rank", "tpa: products of queries (default: 6)"),
 }
 """The axes by the names of their fields in :class:`AttentionSpec`."""
 
@@ -79,6 +108,18 @@ PRESETS: dict[str, dict[str, str]] = {
     "gqa": {},
     "skv": {"projection": "shared-kv"},
     "el": {"projection": "el"},
+    "gated-head": {"head_output": "head-gate"},
+    "gated": {"head_output": "gate"},
+    "mla": {"projection": "latent"},
+    "dcmha": {"score_mixing": "dynamic", "mixing": "dynamic"},
+    "diff": {"head_output": "difference"},
+    "collaborative": {"projection": "collaborative"},
+    "mfa": {"projection": "factorized-query"},
+    "lrkv": {"projection": "low-rank-kv"},
+    "tpa": {"projection": "tensor-product"},
+    "xsa": {"head_output": "exclusive"},
+    "knocking-linear": {"head_map": "features"},
+    "mea": {"head_map": "heads"},
 }
 """What each value of ``--attention`` sets; an axis given beside a preset wins over it."""
 
@@ -108,6 +149,10 @@ class AttentionSpec:
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
+        head_map: a static map of projected queries, keys and values, see :data:`~.maps.HEAD_MAPS`.
+        head_output: what happens to the outputs of heads, see :data:`~.outputs.HEAD_OUTPUTS`.
+        gate_start: where gates start, ``identity`` or ``half``.
+        latent_dim, shared_dim, factor_rank, query_rank: sizes of the projections and mixings that read them.
 
     Raises:
         ValueError: an unknown value, or values that do not go together.
@@ -122,6 +167,13 @@ class AttentionSpec:
     score_mixing: str = "none"
     activation: str = "softmax"
     mixing: str = "none"
+    head_map: str = "none"
+    head_output: str = "none"
+    gate_start: str = "identity"
+    latent_dim: int | None = None
+    shared_dim: int | None = None
+    factor_rank: int | None = None
+    query_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name, axis in AXES.items():
@@ -140,6 +192,46 @@ class AttentionSpec:
             raise ValueError(
                 f"synthesizer_heads={self.synthesizer_heads} with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
             )
+
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Check the axes that only work with certain values of others.
+
+        Raises:
+            ValueError: values that do not go together.
+        """
+        read = set(PROJECTIONS[self.projection].sizes)
+        if "dynamic" in (self.mixing, self.score_mixing):
+            read.add("factor_rank")
+        for name in ("latent_dim", "shared_dim", "factor_rank", "query_rank"):
+            if getattr(self, name) is not None and name not in read:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: projection {self.projection!r} and mixing {self.mixing!r} have no such size. Remove it."
+                )
+        if self.gate_start != "identity" and self.head_output not in ("gate", "head-gate"):
+            raise ValueError(
+                f"gate_start={self.gate_start!r} works only with head_output 'gate' or 'head-gate'. Remove it."
+            )
+        plain = self.projection == "independent" and self.score == "dot-product"
+        for name in ("head_map", "head_output"):
+            changes_queries = name == "head_map" or self.head_output == "difference"
+            if getattr(self, name) != "none" and changes_queries and not plain:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} works only with projection 'independent' and score 'dot-product', not with "
+                    f"{self.projection!r} and {self.score!r}"
+                )
+        if self.head_output == "difference" and (self.mixing, self.score_mixing) != ("none", "none"):
+            raise ValueError(
+                f"head_output='difference' has two heads of queries for each output, which mixing {self.mixing!r} and score mixing "
+                f"{self.score_mixing!r} cannot mix"
+            )
+
+    @property
+    def queries_per_head(self) -> int:
+        """How many heads of queries make the output of one head."""
+        output = HEAD_OUTPUTS[self.head_output]
+        return 1 if output is None else output.heads_per_output
 
     @classmethod
     def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
@@ -185,13 +277,28 @@ class AttentionSpec:
         value_dim = head_dim if self.value_dim is None else self.value_dim
         if self.key_value_heads is not None and num_heads % self.key_value_heads:
             raise ValueError(f"key_value_heads={self.key_value_heads}: expected a divisor of num_heads={num_heads}")
-        numbers = num_heads * max(head_dim, value_dim) * max(embed_dim, kdim, vdim)
+        further = (self.latent_dim or 0, self.shared_dim or 0, self.factor_rank or 0, self.query_rank or 0)
+        numbers = num_heads * max(head_dim, value_dim, *further) * max(embed_dim, kdim, vdim, *further)
         if numbers > LARGEST_PROJECTION:
             raise ValueError(
                 f"embed_dim={embed_dim}, num_heads={num_heads}, head_dim={head_dim}, value_dim={value_dim}, kdim={kdim}, "
                 f"vdim={vdim}: a projection would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
             )
-        dims = AttentionDims(embed_dim, num_heads, head_dim, value_dim, kdim, vdim, self.key_value_heads, zero_key)
+        dims = AttentionDims(
+            embed_dim,
+            num_heads,
+            head_dim,
+            value_dim,
+            kdim,
+            vdim,
+            self.key_value_heads,
+            zero_key,
+            self.latent_dim,
+            self.shared_dim,
+            self.factor_rank,
+            self.query_rank,
+            self.queries_per_head,
+        )
         return PROJECTIONS[self.projection](dims)
 
     def score_of(self, projection: Projection, context: LayerContext) -> ScoreFunction:

@@ -101,7 +101,8 @@ def config_from_metadata(metadata: dict[str, Any]) -> StateConfig:
     if not saved:
         return {}
     sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
-    return {**sizes, "score": "dot-product", "score_mixing": "none", "mixing_normalization": "none", **saved}
+    later = {name: getattr(AttentionSpec(), name) for name in ("head_map", "head_output", "gate_start")}
+    return {**sizes, "score": "dot-product", "score_mixing": "none", "mixing_normalization": "none", **later, **saved}
 
 
 def default_config(num_heads: int, head_dim: int) -> StateConfig:

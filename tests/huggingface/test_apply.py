@@ -41,6 +41,10 @@ def real(family: str, logits: torch.Tensor, left: bool = False) -> torch.Tensor:
     return torch.cat([logits[0], logits[1, 3:] if left else logits[1, :7]])
 
 
+def sites_of(preset: str) -> tuple[str, ...]:
+    return ("encoder", "decoder") if preset == "xsa" else huggingface.SITES
+
+
 @torch.no_grad()
 def add_noise(model, scale: float = 0.3) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -54,12 +58,12 @@ def logits_of(model, family: str, left: bool = False) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right-padding", "left-padding"])
-@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads"])
+@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads", "gated", "dcmha", "xsa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_outputs_are_kept_at_the_identity(family, preset, left):
     model = build(family)
     before = logits_of(model, family, left)
-    apply_attention(model, preset)
+    apply_attention(model, preset, sites=sites_of(preset))
     assert mixing_state(model)
     torch.testing.assert_close(logits_of(model, family, left), before, atol=1e-5, rtol=0)
 
@@ -76,8 +80,9 @@ def brute_force(
     for head in range(heads):
         score = query[:, head] @ key[:, head * groups // heads].mT * scaling
         scores.append(score if softcap is None else softcap * torch.tanh(score / softcap))
-    if (mixing := getattr(module, "score_mixing", None)) is not None:
-        scores = [sum(mixing.weight[j, i].double() * scores[j] for j in range(heads)) for i in range(heads)]
+    inputs = getattr(module, "attention_inputs", None)
+    before = matrices(getattr(module, "score_mixing", None), query, inputs)
+    scores = [sum(before[j, i] * scores[j] for j in range(heads)) for i in range(heads)]
     patterns = []
     for head, score in enumerate(scores):
         if position_bias is not None:
@@ -88,24 +93,48 @@ def brute_force(
         if s_aux is not None:
             score = torch.cat([score, s_aux[head].double().expand(*score.shape[:2], 1)], dim=-1)
         patterns.append(score.softmax(dim=-1).nan_to_num(0.0)[..., :keys])
-    outputs = []
-    for i in range(heads):
-        if (mixing := getattr(module, "mixing", None)) is None:
-            mixed = patterns[i]
-        else:
-            factors = [mixing.weight[j, i].double() for j in range(heads)]
-            if mixing.query_weight is not None:
-                own = [query[:, j] @ mixing.query_weight[:, i].double() for j in range(heads)]
-                factors = [(factor + each)[..., None] for factor, each in zip(factors, own, strict=True)]
-            mixed = sum(factor * pattern for factor, pattern in zip(factors, patterns, strict=True))
-        outputs.append(mixed @ value[:, i * groups // heads])
+    after = matrices(getattr(module, "mixing", None), query, inputs)
+    mixed = [sum(after[j, i] * patterns[j] for j in range(heads)) for i in range(heads)]
+    outputs = [mixed[i] @ value[:, i * groups // heads] for i in range(heads)]
+    if (output := getattr(module, "head_output", None)) is not None:
+        weight = output.weight.double()
+        for i in range(heads):
+            if output.name == "gate":
+                size = value.size(3)
+                outputs[i] = outputs[i] * 2 * torch.sigmoid(inputs.double() @ weight[i * size : (i + 1) * size].T)
+            else:
+                own = value[:, i * groups // heads]
+                own = (own / own.norm(dim=-1, keepdim=True)).nan_to_num(0.0)
+                outputs[i] = outputs[i] - torch.tanh(weight[i]) * (outputs[i] * own).sum(dim=-1, keepdim=True) * own
     return torch.stack(outputs, dim=2).float(), None
 
 
-@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "talking-heads"])
+def matrices(mixing, query, inputs):
+    """M[j, i] of each query, ``[H, H, B, T, 1]``, in float64."""
+    batch, heads, length, _ = query.shape
+    matrix = torch.eye(heads, dtype=torch.double).view(heads, heads, 1, 1).expand(-1, -1, batch, length).clone()
+    if mixing is not None and hasattr(mixing, "diagonal"):
+        first, second, diagonal = (
+            inputs.double() @ w.double().T for w in (mixing.first, mixing.second, mixing.diagonal)
+        )
+        for j in range(heads):
+            for i in range(heads):
+                for rank in range(first.size(-1) // heads):
+                    matrix[j, i] += first[..., rank * heads + j] * second[..., rank * heads + i]
+            matrix[j, j] += torch.tanh(diagonal[..., j])
+    elif mixing is not None:
+        matrix = mixing.weight.double().view(heads, heads, 1, 1).expand(-1, -1, batch, length).clone()
+        if mixing.query_weight is not None:
+            for j in range(heads):
+                for i in range(heads):
+                    matrix[j, i] += query[:, j] @ mixing.query_weight[:, i].double()
+    return matrix[..., None]
+
+
+@pytest.mark.parametrize("preset", ["mixhead-b", "talking-heads", "gated", "dcmha", "xsa"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mixed_outputs_equal_the_formula(family, preset, monkeypatch):
-    model = apply_attention(build(family), preset)
+    model = apply_attention(build(family), preset, sites=sites_of(preset))
     add_noise(model)
     ours = logits_of(model, family)
     monkeypatch.setitem(AttentionInterface._global_mapping, huggingface.IMPLEMENTATION, brute_force)
@@ -123,10 +152,11 @@ def test_causal_models_do_not_see_the_future(family):
         assert torch.equal(model(input_ids=tokens).logits[:, :-1], model(input_ids=changed).logits[:, :-1])
 
 
+@pytest.mark.parametrize("preset", ["mixhead-b", "xsa"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("family", GENERATING)
-def test_cached_generation_equals_the_full_pass(family, cache):
-    model = apply_attention(build(family), "mixhead-b")
+def test_cached_generation_equals_the_full_pass(family, cache, preset):
+    model = apply_attention(build(family), preset, sites=sites_of(preset))
     add_noise(model)
     given = inputs(family, left=True)
     given.pop("decoder_input_ids", None)
@@ -168,7 +198,14 @@ def test_what_is_not_computed_is_refused_by_name():
 
 
 def test_a_preset_that_changes_projections_is_refused():
-    for preset, axes in (("mhe-mul", {}), ("mqa", {}), ("gqa", {"key_value_heads": 2}), ("mixhead-a", {"head_dim": 8})):
+    for preset, axes in (
+        ("mhe-mul", {}),
+        ("mqa", {}),
+        ("mla", {}),
+        ("diff", {}),
+        ("gqa", {"key_value_heads": 2}),
+        ("mixhead-a", {"head_dim": 8}),
+    ):
         with pytest.raises(UserError, match=preset):
             huggingface.spec_of(preset, **axes)
 

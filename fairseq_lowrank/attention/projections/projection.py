@@ -27,6 +27,11 @@ class AttentionDims(NamedTuple):
     vdim: int
     key_value_heads: int | None = None
     zero_key: bool = False
+    latent_dim: int | None = None
+    shared_dim: int | None = None
+    factor_rank: int | None = None
+    query_rank: int | None = None
+    queries_per_head: int = 1
 
 
 class AttentionInputs(NamedTuple):
@@ -52,7 +57,9 @@ class Projection:
     Attributes:
         query_heads: heads of queries: h, or 1 for all heads.
         state_heads: G, heads of the cached tensors.
-        state_sizes: names of the cached tensors, and their size for one of the ``state_heads``.
+        state_sizes: names of the cached tensors, and their size for one head.
+        state_groups: heads of the cached tensors that have other numbers of heads than ``state_heads``. Such projections take no
+            appended keys.
 
     Raises:
         ValueError: sizes that this projection cannot work with.
@@ -60,17 +67,20 @@ class Projection:
 
     name: ClassVar[str]
     """The name on the command line."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """The further axes that set sizes of this projection."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
     def __init__(self, dims: AttentionDims) -> None:
         self.dims = dims
-        self.query_heads = dims.num_heads
+        self.query_heads = dims.num_heads * dims.queries_per_head
         self.state_heads = dims.key_value_heads or dims.num_heads
         if self.groups is not None and dims.key_value_heads not in (None, *self.groups):
             expected = " or ".join(["none", *map(str, self.groups)])
             raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
         self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
+        self.state_groups: dict[str, int] = {}
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         """Build ``k_proj``, ``v_proj`` and ``q_proj`` in fairseq's order, so that the same seed draws the same weights.
@@ -149,3 +159,16 @@ def merge_heads(heads: Tensor) -> Tensor:
     if length == 1:
         return heads.reshape(1, batch, count * size)
     return heads.permute(2, 0, 1, 3).reshape(length, batch, count * size)
+
+
+def check_value_is_key(name: str, key: Tensor, value: Tensor) -> None:
+    """Check that values are the keys: one tensor, or equal views of the same memory.
+
+    Raises:
+        ValueError: they are not.
+    """
+    same = key is value or (
+        key.data_ptr() == value.data_ptr() and key.shape == value.shape and key.stride() == value.stride()
+    )
+    if not same:
+        raise ValueError(f"projection {name!r} computes keys and values from one input: value must be key itself")

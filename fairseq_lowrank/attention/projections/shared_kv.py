@@ -12,6 +12,7 @@ from fairseq_lowrank.attention.projections.projection import (
     KeyValueStates,
     Modules,
     Projection,
+    check_value_is_key,
     split_heads,
 )
 
@@ -46,8 +47,7 @@ class SharedKeyValue(Projection):
         }
 
     def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
-        if not _is_same(key, value):
-            raise ValueError(f"projection {self.name!r} uses the keys as values: value must be key itself")
+        check_value_is_key(self.name, key, value)
         return {"key": split_heads(self.project_key(modules, key), self.dims.head_dim)}
 
     def project_key(self, modules: Modules, key: Tensor) -> Tensor:
@@ -59,10 +59,3 @@ class SharedKeyValue(Projection):
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
         return super().expand_values(modules, {"value": states["key"]})
-
-
-def _is_same(first: Tensor, second: Tensor) -> bool:
-    """Return True for one tensor, and for equal views of the same memory."""
-    return first is second or (
-        first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride()
-    )

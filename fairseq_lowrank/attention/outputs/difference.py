@@ -1,0 +1,37 @@
+"""Differential attention: the difference of two attention patterns over one value."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.attention.outputs.output import HeadOutput
+from fairseq_lowrank.attention.parameters import no_weight_decay
+from fairseq_lowrank.attention.projections.projection import AttentionDims
+
+
+class Difference(HeadOutput):
+    """O_i = O_{2i} − σ(x w_i) O_{2i+1}: two heads of queries share the key and value of head i; w_i: d from 0.
+
+    Source: Differential Transformer V2 (``Diff-Transformer-V2`` of microsoft/unilm, ``multihead_flashdiffv2.py``). There are 2·h heads
+    of queries for h heads of keys and values.
+    """
+
+    name = "difference"
+    heads_per_output = 2
+
+    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
+        super().__init__(dims)
+        self.weight = no_weight_decay(torch.zeros(dims.num_heads, dims.embed_dim))
+
+    @property
+    def keeps_stock(self) -> bool:
+        return False
+
+    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
+        return self.combine_weights(heads, inputs)
+
+    def combine_weights(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        factors = torch.sigmoid(torch.nn.functional.linear(inputs, self.weight)).transpose(1, 2)[..., None]
+        first, second = weights.unflatten(1, (-1, 2)).unbind(dim=2)
+        return first - factors.to(weights.dtype) * second

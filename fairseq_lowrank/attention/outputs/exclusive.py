@@ -1,0 +1,30 @@
+"""Exclusive self-attention: heads leave out what the position itself says."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.attention.outputs.output import HeadOutput
+from fairseq_lowrank.attention.parameters import no_weight_decay
+from fairseq_lowrank.attention.projections.projection import AttentionDims
+
+
+class Exclusive(HeadOutput):
+    """O_i − tanh(α_i)·(O_i·v̂) v̂ with v̂ = v_i,t / ‖v_i,t‖, the value of head i at the query's own position; α from 0.
+
+    Source: XSA (arXiv 2603.09078). With α → ∞ nothing of the own value is left. Self-attention only. A value of length 0 has no
+    direction, so nothing is subtracted.
+    """
+
+    name = "exclusive"
+    reads_own_value = True
+
+    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
+        super().__init__(dims)
+        self.weight = no_weight_decay(torch.zeros(dims.num_heads))
+
+    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
+        direction = torch.nn.functional.normalize(values, dim=-1)
+        own = (heads * direction).sum(dim=-1, keepdim=True) * direction
+        return heads - torch.tanh(self.weight)[:, None, None] * own

@@ -1,0 +1,50 @@
+"""Gated attention: each head's output times a sigmoid of the query's input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.attention.outputs.output import HeadOutput
+from fairseq_lowrank.attention.parameters import no_weight_decay
+from fairseq_lowrank.attention.projections.projection import AttentionDims
+
+GATE_STARTS = ("identity", "half")
+
+
+class HeadGate(HeadOutput):
+    """O_i ⊙ 2σ(x w_i), one number for each head, with w_i: d from 0.
+
+    Source: Qiu et al. 2025 (arXiv 2505.06708, head-wise gate after the attention, "G1"). ``gate_start`` ``half`` gives σ as
+    published, which halves the outputs at the start; ``identity`` gives 2σ, which starts at 1.
+    """
+
+    name = "head-gate"
+
+    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
+        super().__init__(dims)
+        self.scale = 2.0 if gate_start == "identity" else 1.0
+        self.weight = no_weight_decay(torch.zeros(dims.num_heads * self.gates_per_head(dims), dims.embed_dim))
+
+    @staticmethod
+    def gates_per_head(dims: AttentionDims) -> int:
+        """Return the number of gates of one head."""
+        return 1
+
+    @property
+    def keeps_stock(self) -> bool:
+        return self.scale == 2.0
+
+    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
+        gates = self.scale * torch.sigmoid(torch.nn.functional.linear(inputs, self.weight))
+        return heads * gates.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
+
+
+class Gate(HeadGate):
+    """O_i ⊙ 2σ(x W_i), one number for each feature of each head, with W_i: d×d_v from 0. See :class:`HeadGate`."""
+
+    name = "gate"
+
+    @staticmethod
+    def gates_per_head(dims: AttentionDims) -> int:
+        return dims.value_dim

@@ -1,0 +1,84 @@
+"""Multi-head latent attention: keys and values from one small vector for each position, which is all that is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention.projections.projection import (
+    AttentionDims,
+    AttentionInputs,
+    KeyValueStates,
+    Modules,
+    Projection,
+    check_value_is_key,
+)
+from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.ops.attention import is_traced
+
+
+class LatentProjection(Projection):
+    """c = RMSNorm(y W_c) of size r, k_i = c W^k_i, v_i = c W^v_i (MLA without its rotary part).
+
+    Source: DeepSeek-V2 (arXiv 2405.04434, equations 9 to 11); details from ``fla/layers/mla.py`` of flash-linear-attention. A
+    token caches the r numbers of c. Either the keys and values of all heads are computed from c, or W^k is absorbed into the
+    query, (q_i W^k_iᵀ)·c, and W^v into the output, (Σ_s P_i c) W^v_i, so that c is the one key and value of all heads. Both
+    are the same function; the cheaper form is used.
+    """
+
+    name = "latent"
+    groups = ()
+    sizes = ("latent_dim",)
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
+        if dims.vdim != dims.kdim:
+            raise ValueError(
+                f"projection {self.name!r} computes keys and values from one input: kdim={dims.kdim}, vdim={dims.vdim}. Set vdim = kdim."
+            )
+        self.rank = dims.latent_dim or dims.embed_dim // 2
+        self.state_heads = 1
+        self.state_sizes = {"latent": self.rank}
+
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        dims = self.dims
+        return {
+            "latent_proj": linear(dims.kdim, self.rank, bias=False),
+            "k_proj": linear(self.rank, dims.num_heads * dims.head_dim, bias=False),
+            "v_proj": linear(self.rank, dims.num_heads * dims.value_dim, bias=False),
+            "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
+        }
+
+    def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
+        return {"latent_norm": nn.RMSNorm(self.rank)}
+
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        check_value_is_key(self.name, key, value)
+        latent = modules["latent_norm"](modules["latent_proj"](key))
+        return {"latent": latent.transpose(0, 1)[:, None]}
+
+    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+        latent = states["latent"]
+        if self._absorbs(q, q.size(2), latent.size(2)):
+            up = modules["k_proj"].weight.view(self.dims.num_heads, self.dims.head_dim, self.rank)
+            return AttentionInputs(q @ up.to(q.dtype), latent, latent)
+        keys = modules["k_proj"](latent[:, 0]).unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
+        return AttentionInputs(q, keys, self.expand_values(modules, states))
+
+    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
+        if not self._absorbs(heads, heads.size(2), call.scores.shape[3]):
+            return heads
+        up = modules["v_proj"].weight.view(self.dims.num_heads, self.dims.value_dim, self.rank)
+        return heads @ up.mT.to(heads.dtype)
+
+    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+        values = modules["v_proj"](states["latent"][:, 0])
+        return values.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
+
+    def _absorbs(self, tensor: Tensor, queries: int, keys: int) -> bool:
+        """Return True if absorbing takes fewer multiplications than computing the keys and values of all heads."""
+        if is_traced(tensor):  # one form for all lengths
+            return False
+        size = self.dims.head_dim + self.dims.value_dim
+        return queries * self.rank * (size + 2 * keys) < keys * size * (self.rank + queries)

@@ -1,0 +1,83 @@
+"""Low-rank key and value residuals: one key and value for all heads, and a small difference for each head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention.projections.projection import (
+    AttentionDims,
+    AttentionInputs,
+    KeyValueStates,
+    Modules,
+    Projection,
+    split_heads,
+)
+from fairseq_lowrank.ops import AttentionCall
+
+
+class LowRankKeyValue(Projection):
+    """k_i = y W_K + y A_i B_i with A_i: d×r and B_i: r×d_k; values alike.
+
+    Source: LRKV (arXiv 2601.11471). A token caches the shared key and value and y A_i of each head: 2·(d_k + h·r) numbers. B_i is
+    absorbed: q_i·k_i = [q_i, q_i B_iᵀ]·[y W_K, y A_i], and for values it is applied to the head's output. With r = d_k every plain
+    attention is one of these.
+    """
+
+    name = "low-rank-kv"
+    groups = ()
+    sizes = ("factor_rank",)
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
+        self.rank = dims.factor_rank or max(1, dims.head_dim // 4)
+        heads = dims.num_heads
+        self.state_sizes = {
+            "key": dims.head_dim,
+            "key_factors": self.rank,
+            "value": dims.value_dim,
+            "value_factors": self.rank,
+        }
+        self.state_groups = {"key": 1, "key_factors": heads, "value": 1, "value_factors": heads}
+
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        dims = self.dims
+        return {
+            "k_proj": linear(dims.kdim, dims.head_dim),
+            "v_proj": linear(dims.vdim, dims.value_dim),
+            "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
+            "k_factor_proj": linear(dims.kdim, dims.num_heads * self.rank, bias=False),
+            "v_factor_proj": linear(dims.vdim, dims.num_heads * self.rank, bias=False),
+        }
+
+    def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
+        def factors(size: int) -> nn.Parameter:
+            weight = torch.empty(self.dims.num_heads, self.rank, size)
+            return nn.Parameter(nn.init.normal_(weight, std=(self.rank + size) ** -0.5))
+
+        return {"key_factors": factors(self.dims.head_dim), "value_factors": factors(self.dims.value_dim)}
+
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        return {
+            "key": split_heads(modules["k_proj"](key), self.dims.head_dim),
+            "key_factors": split_heads(modules["k_factor_proj"](key), self.rank),
+            "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
+            "value_factors": split_heads(modules["v_factor_proj"](value), self.rank),
+        }
+
+    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+        q = torch.cat([q, q @ modules["key_factors"].mT.to(q.dtype)], dim=-1)
+        return AttentionInputs(q, *(self._join(states[name], states[f"{name}_factors"]) for name in ("key", "value")))
+
+    def _join(self, shared: Tensor, factors: Tensor) -> Tensor:
+        return torch.cat([shared.expand(-1, self.dims.num_heads, -1, -1), factors], dim=-1)
+
+    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
+        shared, factors = heads.split([self.dims.value_dim, self.rank], dim=-1)
+        return shared + factors @ modules["value_factors"].to(heads.dtype)
+
+    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+        factors = states["value_factors"]
+        return states["value"] + factors @ modules["value_factors"].to(factors.dtype)

@@ -1,0 +1,77 @@
+"""Tensor product attention: queries, keys and values as sums of products of a head factor and a feature factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_lowrank.attention.projections.projection import (
+    AttentionDims,
+    AttentionInputs,
+    KeyValueStates,
+    Modules,
+    Projection,
+)
+
+
+class TensorProduct(Projection):
+    """k_i(y) = (1/R) Σ_ρ a_ρ(y)_i b_ρ(y), with a_ρ: d→h and b_ρ: d→d_k linear; values alike, queries with their own rank.
+
+    Source: TPA (Zhang et al. 2025, arXiv 2501.06425, equations 3.1 to 3.3); details from ``model/T6.py`` of ``tensorgi/TPA``,
+    without its rotary part. A token caches the factors, R·(2h + d_k + d_v) numbers. R is ``factor_rank`` (default 2), the rank of
+    queries ``query_rank`` (default 6).
+    """
+
+    name = "tensor-product"
+    groups = ()
+    sizes = ("factor_rank", "query_rank")
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
+        self.rank, self.query_rank = dims.factor_rank or 2, dims.query_rank or 6
+        self.state_heads = 1
+        self.state_sizes = {
+            "key_heads": self.rank * dims.num_heads,
+            "key_features": self.rank * dims.head_dim,
+            "value_heads": self.rank * dims.num_heads,
+            "value_features": self.rank * dims.value_dim,
+        }
+
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        dims = self.dims
+        return {
+            "k_heads_proj": linear(dims.kdim, self.rank * dims.num_heads, bias=False),
+            "v_heads_proj": linear(dims.vdim, self.rank * dims.num_heads, bias=False),
+            "q_heads_proj": linear(dims.embed_dim, self.query_rank * dims.num_heads, bias=False),
+            "k_proj": linear(dims.kdim, self.rank * dims.head_dim, bias=False),
+            "v_proj": linear(dims.vdim, self.rank * dims.value_dim, bias=False),
+            "q_proj": linear(dims.embed_dim, self.query_rank * dims.head_dim, bias=False),
+        }
+
+    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+        heads, features = (modules[name](query).transpose(0, 1) for name in ("q_heads_proj", "q_proj"))
+        return self._product(heads, features, self.query_rank)
+
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        projected = {
+            "key_heads": modules["k_heads_proj"](key),
+            "key_features": modules["k_proj"](key),
+            "value_heads": modules["v_heads_proj"](value),
+            "value_features": modules["v_proj"](value),
+        }
+        return {name: tensor.transpose(0, 1)[:, None] for name, tensor in projected.items()}
+
+    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+        keys = self._product(states["key_heads"][:, 0], states["key_features"][:, 0], self.rank)
+        return AttentionInputs(q, keys, self.expand_values(modules, states))
+
+    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+        return self._product(states["value_heads"][:, 0], states["value_features"][:, 0], self.rank)
+
+    @staticmethod
+    def _product(heads: Tensor, features: Tensor, rank: int) -> Tensor:
+        """Return ``[B, H, N, D]`` from head factors ``[B, N, R·H]`` and feature factors ``[B, N, R·D]``."""
+        heads, features = (tensor.unflatten(-1, (rank, -1)) for tensor in (heads, features))
+        return torch.matmul(heads.mT, features).transpose(1, 2) / rank

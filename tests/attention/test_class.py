@@ -1,0 +1,177 @@
+"""What each preset can add to plain attention, proven: weights in both directions, ranks, and outputs that no projection gives."""
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention.classes import CLASSES, PRESET_CLASSES, plain_attention
+from fairseq_lowrank.messages import UserError
+
+SIZE, HEADS = 12, 3
+HEAD = SIZE // HEADS
+AXES = {
+    "fixedhead": {"head_dim": 2 * HEAD},
+    "gqa": {"key_value_heads": 1},
+    "mla": {"latent_dim": 5},
+    "lrkv": {"factor_rank": 2},
+    "mfa": {"head_dim": 2 * HEAD, "latent_dim": SIZE},
+    "collaborative": {"shared_dim": 2 * HEAD},
+}
+
+
+def of_class(*names):
+    return [preset for preset in PRESETS if PRESET_CLASSES[preset] in names]
+
+
+def build(preset, bias=True, **axes):
+    """A layer in float64 with no parameter at its start."""
+    torch.manual_seed(3)
+    layer = build_attention(preset, SIZE, HEADS, self_attention=True, bias=bias, **AXES.get(preset, {}) | axes).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.4 * torch.randn_like(parameter))
+    return layer.eval()
+
+
+def inputs(count=6, batch=4):
+    return torch.randn(count, batch, SIZE, generator=torch.Generator().manual_seed(5), dtype=torch.double)
+
+
+def test_every_preset_has_a_class():
+    assert PRESET_CLASSES.keys() == PRESETS.keys()
+    assert set(PRESET_CLASSES.values()) <= CLASSES.keys()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("preset", of_class("restricted", "equal"))
+def test_plain_weights_give_the_same_outputs(preset, bias):
+    layer, x = build(preset, bias), inputs()
+    if preset == "mla":
+        layer.latent_norm = nn.Identity()  # the norm depends on the input; apart from it the layer is plain
+    plain = plain_attention(layer)
+    assert plain.spec.projection == "independent" and plain.head_dim == layer.head_dim
+    for mask in (None, CAUSAL):
+        torch.testing.assert_close(
+            plain(x, x, x, attn_mask=mask)[0], layer(x, x, x, attn_mask=mask)[0], atol=1e-12, rtol=1e-12
+        )
+
+
+def test_the_norm_of_mla_has_no_plain_weights():
+    with pytest.raises(UserError, match="latent"):
+        plain_attention(build("mla"))
+
+
+@pytest.mark.parametrize("preset", of_class("equal"))
+def test_every_plain_layer_is_one_of_an_equal_method(preset):
+    plain, x = build("mha"), inputs()
+    layer = build_attention(preset, SIZE, HEADS, self_attention=True).double()
+    layer.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(layer(x, x, x)[0], plain(x, x, x)[0], atol=1e-12, rtol=1e-12)
+
+
+def test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads():
+    layer, x = build("diff"), inputs()
+    with torch.no_grad():
+        layer.head_output.weight.zero_()
+    plain = build_attention("mha", SIZE, 2 * HEADS, head_dim=HEAD).double()
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            for kind in ("weight", "bias"):
+                heads = getattr(getattr(layer, name), kind).unflatten(0, (-1, HEAD))
+                getattr(getattr(plain, name), kind).copy_(
+                    heads.repeat_interleave(2 * HEADS // len(heads), dim=0).flatten(0, 1)
+                )
+        out = layer.out_proj.weight.unflatten(1, (HEADS, HEAD))
+        plain.out_proj.weight.copy_(torch.stack([out, -0.5 * out], dim=2).flatten(1))
+        plain.out_proj.bias.copy_(layer.out_proj.bias)
+    torch.testing.assert_close(layer(x, x, x)[0], plain(x, x, x)[0], atol=1e-12, rtol=1e-12)
+
+
+def score_ranks(preset):
+    """The rank of each head's scores over the unit vectors as positions: of its bilinear form, if it has one."""
+    x = torch.eye(SIZE, dtype=torch.double)[:, None]
+    layer = build(preset, bias=False)
+    if preset == "mla":
+        layer.latent_norm = nn.Identity()
+    scores, _ = layer(x, x, x, before_softmax=True)
+    return [int(torch.linalg.matrix_rank(head, rtol=1e-10)) for head in scores]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_scores_exceed_the_head_size_only_in_class_qk(preset):
+    ranks = score_ranks(preset)
+    if PRESET_CLASSES[preset] == "QK":
+        assert min(ranks) > HEAD
+    else:
+        assert max(ranks) <= HEAD
+
+
+def head_outputs(preset, layer, x):
+    """What plain attention with this layer's queries, keys and values gives to the output projection, ``[N, H * D]``."""
+    state = {
+        name: tensor
+        for name, tensor in layer.state_dict().items()
+        if name.split(".")[0] in ("q_proj", "k_proj", "v_proj")
+    }
+    heads = 2 * HEADS if preset == "diff" else HEADS
+    plain = build_attention(
+        "mha", SIZE, heads, head_dim=HEAD, **({"key_value_heads": HEADS} if preset == "diff" else {})
+    ).double()
+    plain.load_state_dict(state, strict=False)
+    plain.out_proj = nn.Identity()
+    output, weights = plain(x, x, x, need_head_weights=True)
+    return output.flatten(0, 1), weights
+
+
+def left_over(output, features):
+    """The part of an output that no projection (and bias) of the features gives, relative to the whole."""
+    features = torch.cat([features, torch.ones(len(features), 1, dtype=torch.double)], dim=1)
+    fitted = features @ torch.linalg.lstsq(features, output, driver="gelsd").solution
+    return float((output - fitted).norm() / output.norm())
+
+
+@pytest.mark.parametrize("preset", of_class("OV"))
+def test_outputs_of_class_ov_come_from_no_output_projection(preset):
+    layer, x = build(preset), inputs(8, 30)
+    output = layer(x, x, x)[0].flatten(0, 1)
+    features, _ = head_outputs(preset, layer, x)
+    assert left_over(output, features) > 0.01
+    gain = build("gain")
+    assert left_over(gain(x, x, x)[0].flatten(0, 1), head_outputs("gain", gain, x)[0]) < 1e-10
+
+
+@pytest.mark.parametrize("preset", of_class("OV"))
+def test_patterns_of_class_ov_are_those_of_plain_attention(preset):
+    layer, x = build(preset), inputs()
+    _, plain = head_outputs(preset, layer, x)
+    layer.mixing = None
+    if preset == "diff":
+        found = layer(x, x, x, before_softmax=True)[0].softmax(dim=-1).unflatten(0, (x.size(1), -1)).transpose(0, 1)
+    else:
+        found = layer(x, x, x, need_head_weights=True)[1]
+    torch.testing.assert_close(found, plain, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-random", "avghead"])
+def test_static_mixing_widens_the_map_of_each_pattern(preset):
+    layer = build(preset, bias=False)
+    matrix = layer.mixing.weight
+    values, out = layer.v_proj.weight.unflatten(0, (HEADS, HEAD)), layer.out_proj.weight.unflatten(1, (HEADS, HEAD))
+    for j in range(HEADS):
+        whole = sum(matrix[j, i] * out[:, i] @ values[i] for i in range(HEADS))
+        assert torch.linalg.matrix_rank(whole, rtol=1e-10) > HEAD
+
+
+def test_scores_of_tpa_are_not_bilinear():
+    x = inputs(5, 1)
+    for preset, bilinear in (("mha", True), ("tpa", False)):
+        layer = build(preset, bias=False)
+        doubled = layer(2 * x, x, x, before_softmax=True)[0]
+        assert torch.allclose(doubled, 2 * layer(x, x, x, before_softmax=True)[0], atol=1e-10) == bilinear
+
+
+@pytest.mark.parametrize("preset", of_class("OV", "patterns"))
+def test_more_than_plain_attention_has_no_plain_weights(preset):
+    with pytest.raises(UserError):
+        plain_attention(build(preset))
