@@ -124,7 +124,6 @@ class MultiheadAttention(TorchMHACompat):
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
         self._has_appended = appended
         self._score_heads = self.num_heads * config.spec.queries_per_head
-        self._query_size = config.spec.shared_dim or self.head_dim
         self._check_choices()
         self.reset_parameters()
         extra = self.projection.build_extra_parameters()
@@ -147,7 +146,7 @@ class MultiheadAttention(TorchMHACompat):
         choice = getattr(self.spec, axis)
         if axis in _MIXING_AXES:
             sizes = {"embed_dim": self.embed_dim, "rank": self.spec.factor_rank or 2} if choice == "dynamic" else {}
-            return _MIXING_AXES[axis][choice](self.num_heads, self.head_dim, **sizes)
+            return _MIXING_AXES[axis][choice](self.num_heads, self.projection.query_size, **sizes)
         if axis == "head_map":
             head_map = HEAD_MAPS[choice]
             return None if head_map is None else head_map(self.projection.dims)
@@ -166,7 +165,7 @@ class MultiheadAttention(TorchMHACompat):
                 f"head_output {self.spec.head_output!r} reads the value at each query's own position, so it needs self-attention "
                 "without appended keys. Choose sites without cross attention (--attention-sites encoder,decoder)."
             )
-        if self._has_appended and self.projection.state_groups:
+        if self._has_appended and not self.projection.composes:
             raise ValueError(f"projection {self.spec.projection!r} takes no appended keys (add_bias_kv, add_zero_attn)")
 
     def _built_modules(self) -> Modules:
@@ -374,7 +373,7 @@ class MultiheadAttention(TorchMHACompat):
     @torch.no_grad()
     def _smallest_call(self) -> AttentionCall:
         """Build the call for one query and one key."""
-        q = torch.empty(1, self._score_heads, 1, self._query_size)
+        q = torch.empty(1, self._score_heads, 1, self.projection.query_size)
         groups = self.projection.state_groups
         states = {
             name: torch.empty(1, groups.get(name, self.projection.state_heads), 1, size)

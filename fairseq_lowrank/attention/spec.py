@@ -213,6 +213,10 @@ class AttentionSpec:
             raise ValueError(
                 f"gate_start={self.gate_start!r} works only with head_output 'gate' or 'head-gate'. Remove it."
             )
+        if not PROJECTIONS[self.projection].composes and self.score != "dot-product":
+            raise ValueError(
+                f"projection={self.projection!r} works only with score 'dot-product', not with {self.score!r}"
+            )
         plain = self.projection == "independent" and self.score == "dot-product"
         for name in ("head_map", "head_output"):
             changes_queries = name == "head_map" or self.head_output == "difference"

@@ -5,8 +5,9 @@ import itertools
 import brute_force
 import pytest
 import torch
+from needed_axes import AXES, PRESETS
 
-from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, AttentionSpec
+from fairseq_lowrank.attention import CAUSAL, AttentionSpec
 
 ADDED = {"key_value_heads": (None, 1, 2), "value_dim": (None, 5), "score_mixing": (None, "static")}
 COMBINATIONS = [

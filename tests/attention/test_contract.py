@@ -3,9 +3,10 @@
 import brute_force
 import pytest
 import torch
+from needed_axes import PRESETS
 from torch import nn
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.dropout import AttentionDropout
 
 ACTIVATIONS = ("softmax", "sigsoftmax")

@@ -5,8 +5,9 @@ import itertools
 
 import pytest
 import torch
+from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS
+from fairseq_lowrank.attention import CAUSAL
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 

@@ -5,8 +5,9 @@ import itertools
 import brute_force
 import pytest
 import torch
+from needed_axes import AXES, PRESETS
 
-from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS
+from fairseq_lowrank.attention import CAUSAL
 
 HEADS, EMBED_DIM = 3, 12
 TIME, KEYS, BATCH = 3, 4, 2

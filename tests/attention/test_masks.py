@@ -4,8 +4,9 @@ import brute_force
 import pytest
 import torch
 import torch.nn.functional as F
+from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS
+from fairseq_lowrank.attention import CAUSAL
 from fairseq_lowrank.attention.masks import attention_mask, is_right_padding
 
 ACTIVATIONS = ("softmax", "sigsoftmax")

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 import torch
+from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import PRESETS, build_attention
+from fairseq_lowrank.attention import build_attention
 
 
 def count(layers):

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-
-from fairseq_lowrank.attention import PRESETS
+from needed_axes import PRESETS
 
 
 def assert_near(actual, exact):

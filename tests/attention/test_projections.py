@@ -3,10 +3,11 @@
 import brute_force
 import pytest
 import torch
+from needed_axes import PROJECTIONS
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.attention.projections import PROJECTIONS, Projection
+from fairseq_lowrank.attention.projections import Projection
 from fairseq_lowrank.attention.projections.projection import AttentionInputs, split_heads
 from fairseq_lowrank.messages import StateDictMismatch
 

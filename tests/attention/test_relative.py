@@ -3,9 +3,9 @@
 import brute_force
 import pytest
 import torch
-from needed_axes import needed_axes
+from needed_axes import AXES, PRESETS, needed_axes
 
-from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.scores.relative import sinusoids
 from fairseq_lowrank.messages import StateDictMismatch
 

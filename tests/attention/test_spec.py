@@ -14,9 +14,14 @@ def test_the_axes_and_their_values():
         "el",
         "head-embedding-add",
         "head-embedding-mul",
+        "latent",
+        "collaborative",
+        "factorized-query",
+        "low-rank-kv",
+        "tensor-product",
     }
     assert tuple(AXES["activation"]) == ("softmax", "sigsoftmax")
-    assert tuple(AXES["mixing"]) == ("none", "static", "positionwise", "random", "average", "diagonal")
+    assert tuple(AXES["mixing"]) == ("none", "static", "positionwise", "random", "average", "diagonal", "dynamic")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,18 @@ def test_the_axes_and_their_values():
         "gqa": AttentionSpec(key_value_heads=2),
         "skv": AttentionSpec(projection="shared-kv"),
         "el": AttentionSpec(projection="el"),
+        "gated-head": AttentionSpec(head_output="head-gate"),
+        "gated": AttentionSpec(head_output="gate"),
+        "mla": AttentionSpec(projection="latent"),
+        "dcmha": AttentionSpec(score_mixing="dynamic", mixing="dynamic"),
+        "diff": AttentionSpec(head_output="difference"),
+        "collaborative": AttentionSpec(projection="collaborative"),
+        "mfa": AttentionSpec(projection="factorized-query"),
+        "lrkv": AttentionSpec(projection="low-rank-kv"),
+        "tpa": AttentionSpec(projection="tensor-product"),
+        "xsa": AttentionSpec(head_output="exclusive"),
+        "knocking-linear": AttentionSpec(head_map="features"),
+        "mea": AttentionSpec(head_map="heads"),
     }.items(),
 )
 def test_a_preset_sets_axes(preset, expected):
@@ -45,7 +62,7 @@ def test_a_preset_sets_axes(preset, expected):
 
 
 def test_there_is_no_preset_beyond_those_tested():
-    assert len(PRESETS) == 15
+    assert len(PRESETS) == 27
 
 
 def test_an_axis_beside_a_preset_wins_and_none_leaves_it():

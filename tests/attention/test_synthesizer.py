@@ -5,8 +5,9 @@ import itertools
 import brute_force
 import pytest
 import torch
+from needed_axes import AXES
 
-from fairseq_lowrank.attention import AXES, CAUSAL, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.messages import StateDictMismatch
 
 SCORES = ("synthesizer-dense", "synthesizer-random")

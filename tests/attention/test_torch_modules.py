@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from needed_axes import needed_axes
+from needed_axes import PRESETS, needed_axes
 from torch import nn
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention
 
 SIZE, HEADS, TIME, BATCH = 8, 2, 5, 3
 

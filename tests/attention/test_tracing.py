@@ -3,10 +3,10 @@
 import pytest
 import torch
 from attention_problems import attend
-from needed_axes import needed_axes
+from needed_axes import PRESETS, needed_axes
 from torch import nn
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.attention.operator import encode
 from fairseq_lowrank.ops.attention.tree import flatten

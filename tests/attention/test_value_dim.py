@@ -3,8 +3,9 @@
 import brute_force
 import pytest
 import torch
+from needed_axes import AXES
 
-from fairseq_lowrank.attention import AXES, CAUSAL, build_attention
+from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.messages import StateDictMismatch
 
 PROJECTIONS = sorted(set(AXES["projection"]) - {"shared-kv", "el"})

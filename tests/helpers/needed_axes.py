@@ -1,7 +1,30 @@
-"""What a preset leaves to whoever chooses it, for tests that go through all presets."""
+"""What a preset leaves to whoever chooses it, and the presets and axes that combine freely, for tests that go through all."""
+
+from dataclasses import replace
+
+from fairseq_lowrank.attention import AXES as ALL_AXES
+from fairseq_lowrank.attention import PRESETS as ALL_PRESETS
+from fairseq_lowrank.attention.projections import PROJECTIONS as ALL_PROJECTIONS
 
 NEEDED_AXES = {"fixedhead": {"head_dim": 4}, "gqa": {"key_value_heads": 1}}
 """Sizes that fit any number of heads."""
+
+PROJECTIONS = {name: kind for name, kind in ALL_PROJECTIONS.items() if not kind.sizes}
+AXES = {
+    name: replace(
+        axis,
+        choices={"projection": PROJECTIONS}.get(name, axis.choices and [c for c in axis.choices if c != "dynamic"]),
+    )
+    for name, axis in ALL_AXES.items()
+    if name not in ("head_map", "head_output", "gate_start", "latent_dim", "shared_dim", "factor_rank", "query_rank")
+}
+"""The axes and values that combine freely. The others are held to their formulas in test_rivals.py."""
+
+PRESETS = {
+    preset: sets
+    for preset, sets in ALL_PRESETS.items()
+    if all(axis in AXES and value in AXES[axis].choices for axis, value in sets.items())
+}
 
 
 def needed_axes(preset):

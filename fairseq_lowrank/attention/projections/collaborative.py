@@ -20,12 +20,14 @@ class CollaborativeProjection(Projection):
 
     name = "collaborative"
     groups = ()
+    composes = False
     sizes = ("shared_dim",)
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
         self.shared_dim = dims.shared_dim or dims.num_heads * dims.head_dim
         self.query_heads = 1
+        self.query_size = self.shared_dim
         self.state_sizes = {"key": self.shared_dim, "value": dims.value_dim}
         self.state_groups = {"key": 1, "value": dims.num_heads}
 

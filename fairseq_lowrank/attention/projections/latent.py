@@ -29,6 +29,7 @@ class LatentProjection(Projection):
 
     name = "latent"
     groups = ()
+    composes = False
     sizes = ("latent_dim",)
 
     def __init__(self, dims: AttentionDims) -> None:

@@ -28,6 +28,7 @@ class LowRankKeyValue(Projection):
 
     name = "low-rank-kv"
     groups = ()
+    composes = False
     sizes = ("factor_rank",)
 
     def __init__(self, dims: AttentionDims) -> None:

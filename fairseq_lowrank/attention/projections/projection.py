@@ -57,6 +57,7 @@ class Projection:
     Attributes:
         query_heads: heads of queries: h, or 1 for all heads.
         state_heads: G, heads of the cached tensors.
+        query_size: size of a head's own queries, which mixing reads.
         state_sizes: names of the cached tensors, and their size for one head.
         state_groups: heads of the cached tensors that have other numbers of heads than ``state_heads``. Such projections take no
             appended keys.
@@ -67,6 +68,8 @@ class Projection:
 
     name: ClassVar[str]
     """The name on the command line."""
+    composes: ClassVar[bool] = True
+    """False if the projection works with dot products and without appended keys only."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """The further axes that set sizes of this projection."""
     groups: ClassVar[tuple[int, ...] | None] = None
@@ -81,6 +84,7 @@ class Projection:
             raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
         self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
         self.state_groups: dict[str, int] = {}
+        self.query_size = dims.head_dim
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         """Build ``k_proj``, ``v_proj`` and ``q_proj`` in fairseq's order, so that the same seed draws the same weights.

@@ -26,6 +26,7 @@ class TensorProduct(Projection):
 
     name = "tensor-product"
     groups = ()
+    composes = False
     sizes = ("factor_rank", "query_rank")
 
     def __init__(self, dims: AttentionDims) -> None:
