@@ -21,21 +21,22 @@ from experiments.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+ONE_RATE = (ROOT / "docs" / "evidence" / "controls-at-one-rate.md").read_text(encoding="utf-8")
 RESULTS = ROOT / "results"
 
 
-def tables(heading: str) -> list[list[list[str]]]:
+def tables(heading: str, page: str = PAGE) -> list[list[list[str]]]:
     """The tables of a section, each as rows of cells with the header first."""
-    section = re.search(rf"^(##+) {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)[2]
+    section = re.search(rf"^(##+) {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)[2]
     blocks = re.findall(r"(?:^ *\|.*\n)+", section, re.MULTILINE)
     return [
         [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in block.splitlines()] for block in blocks
     ]
 
 
-def table(heading: str, *columns: str) -> list[dict[str, str]]:
+def table(heading: str, *columns: str, page: str = PAGE) -> list[dict[str, str]]:
     """The rows of all tables of a section that have these columns."""
-    found = [one for one in tables(heading) if set(columns) <= set(one[0])]
+    found = [one for one in tables(heading, page) if set(columns) <= set(one[0])]
     assert found, (heading, columns)
     return [dict(zip(one[0], row, strict=True)) for one in found for row in one[2:]]
 
@@ -99,6 +100,12 @@ def test_each_row_of_the_fast_start_is_printed_as_recorded():
             for cell, seed in zip(row["ahead of mha on fit, a seed each"].split(", "), seeds, strict=True):
                 bits = [TRAININGS["fast-start", one][seed]["losses"]["fit"]["bits"] for one in (mha, name)]
                 assert prints(cell, bits[0] - bits[1]), (name, seed, bits)
+
+
+def test_rows_at_one_rate_have_as_many_seeds_as_lines():
+    for row in table("Rows", "row", "seeds run", page=ONE_RATE):
+        name, of = re.fullmatch(r"`(.+?)`(?:, table (.+))?", row["row"]).groups()
+        assert int(row["seeds run"]) == len(TRAININGS.get((of or "fast-start", name), {})), name
 
 
 def test_each_training_joined_by_ten_is_printed_as_recorded():
