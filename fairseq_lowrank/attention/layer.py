@@ -135,7 +135,10 @@ class MultiheadAttention(TorchMHACompat):
             setattr(self, name, module)
 
     def _build_mixing(self, axis: str) -> nn.Module | None:
-        return _MIXING_AXES[axis][getattr(self.spec, axis)](self.num_heads, self.head_dim)
+        build, normalization = _MIXING_AXES[axis][getattr(self.spec, axis)], self.spec.mixing_normalization
+        if axis == "score_mixing" or normalization == "none":
+            return build(self.num_heads, self.head_dim)
+        return build(self.num_heads, self.head_dim, normalization)
 
     def _built_modules(self) -> Modules:
         return {name: getattr(self, name) for name in self._built}

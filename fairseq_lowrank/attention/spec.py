@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
 
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.mixing import MIXINGS, NORMALIZATIONS, NORMALIZED_MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.projections import PROJECTIONS, AttentionDims, Projection
 from fairseq_lowrank.attention.scores import SCORE_FUNCTIONS, LayerContext, ScoreFunction
 from fairseq_lowrank.ops.activation import ACTIVATIONS
@@ -60,6 +60,12 @@ AXES = {
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
+    "mixing_normalization": Axis(
+        "mixing_normalization",
+        "divisor of each column of a learned mixing matrix: its sum (Mixhead paper, equation 13, which the paper calls "
+        "numerically unstable because the sum can be 0) or its l2 norm (equation 14) (default: none)",
+        NORMALIZATIONS,
+    ),
 }
 """The axes by the names of their fields in :class:`AttentionSpec`."""
 
@@ -108,6 +114,8 @@ class AttentionSpec:
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
+        mixing_normalization: normalisation of the columns of ``static`` and ``positionwise`` mixing, see
+            :func:`~.mixing.normalize_columns`.
 
     Raises:
         ValueError: an unknown value, or values that do not go together.
@@ -122,6 +130,7 @@ class AttentionSpec:
     score_mixing: str = "none"
     activation: str = "softmax"
     mixing: str = "none"
+    mixing_normalization: str = "none"
 
     def __post_init__(self) -> None:
         for name, axis in AXES.items():
@@ -131,6 +140,11 @@ class AttentionSpec:
                     _check_size(name, value)
             elif value not in tuple(axis):
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
+        if self.mixing_normalization != "none" and self.mixing not in NORMALIZED_MIXINGS:
+            raise ValueError(
+                f"mixing_normalization={self.mixing_normalization!r} does not work with mixing {self.mixing!r}. Use mixing "
+                f"{' or '.join(map(repr, NORMALIZED_MIXINGS))}"
+            )
         if self.score == "synthesizer-random" and self.mixing == "positionwise":
             raise ValueError(
                 "mixing 'positionwise' is computed from the queries, and score 'synthesizer-random' has none. Use another mixing, "
