@@ -145,8 +145,12 @@ class MultiheadAttention(TorchMHACompat):
     def _build_axis(self, axis: str) -> nn.Module | None:
         choice = getattr(self.spec, axis)
         if axis in _MIXING_AXES:
-            sizes = {"embed_dim": self.embed_dim, "rank": self.spec.factor_rank or 2} if choice == "dynamic" else {}
-            return _MIXING_AXES[axis][choice](self.num_heads, self.projection.query_size, **sizes)
+            options: dict[str, Any] = {}
+            if choice == "dynamic":
+                options = {"embed_dim": self.embed_dim, "rank": self.spec.factor_rank or 2}
+            elif axis == "mixing" and self.spec.mixing_normalization != "none":
+                options = {"normalization": self.spec.mixing_normalization}
+            return _MIXING_AXES[axis][choice](self.num_heads, self.projection.query_size, **options)
         if axis == "head_map":
             head_map = HEAD_MAPS[choice]
             return None if head_map is None else head_map(self.projection.dims)

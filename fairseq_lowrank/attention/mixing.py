@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,20 +13,46 @@ from fairseq_lowrank.attention.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 
+NORMALIZATIONS = ("none", "sum", "l2")
+"""Normalisations of the columns of M, see :func:`normalize_columns`."""
+NORMALIZED_MIXINGS = ("static", "positionwise")
+"""The mixings that can be normalised: those that learn whole columns."""
+
+
+def normalize_columns(matrix: Tensor, normalization: str) -> Tensor:
+    """Divide each column of M ``[..., H, H]`` by its sum (Mixhead paper, eq. 13) or by its ℓ2 norm (eq. 14).
+
+    A sum may be 0 or near 0, which makes eq. 13 numerically unstable; eq. 14 has no such limit.
+    """
+    if normalization == "none":
+        return matrix
+    matrix = at_least_float32(matrix)
+    if normalization == "sum":
+        return matrix / matrix.sum(dim=-2, keepdim=True)
+    return matrix / torch.linalg.vector_norm(matrix, dim=-2, keepdim=True)
+
 
 class Mixing(NoDecayModule):
-    """Holds M of one layer, which is the same for all queries.
+    """The M of one layer, which is the same for all queries.
 
     Args:
-        weight: ``[H, H]`` the start of M; ``[H]`` that of a diagonal M.
-        learnable: a parameter if true, else a buffer saved with the model.
-        rule: makes the operation of the weight.
+        weight: ``[H, H]``, the initial M; ``[H]`` for a diagonal M.
+        learnable: if true the weight is a parameter, else a buffer that is saved with the model.
+        rule: builds the operation from M.
+        normalization: of the columns of M, one of :data:`NORMALIZATIONS`.
     """
 
-    reads_inputs = False
+    weight: Tensor
+    query_weight: Tensor | None
+    reads_inputs: ClassVar[bool] = False
 
     def __init__(
-        self, weight: Tensor, *, learnable: bool = True, rule: Callable[[Tensor], HeadMixing] = StaticMixing
+        self,
+        weight: Tensor,
+        *,
+        learnable: bool = True,
+        rule: Callable[[Tensor], HeadMixing] = StaticMixing,
+        normalization: str = "none",
     ) -> None:
         super().__init__()
         if learnable:
@@ -33,31 +60,38 @@ class Mixing(NoDecayModule):
         else:
             self.register_buffer("weight", weight)
         self.register_parameter("query_weight", None)
-        self.rule = rule
+        self.rule, self.normalization = rule, normalization
 
-    def operation(self, query: Tensor, inputs: Tensor | None = None) -> HeadMixing:
+    def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads.
 
         Args:
             query: ``[B, H, T, D]``, the heads' own queries, before the scale.
             inputs: ``[B, T, embed_dim]``, the input of the queries.
         """
-        return self.rule(self.weight)
+        return self.rule(normalize_columns(self.weight, self.normalization))
 
     def extra_repr(self) -> str:
         fixed = "" if isinstance(self.weight, nn.Parameter) else ", fixed"
-        return f"{self.weight.size(0)} heads, {self.rule.__name__}{fixed}"
+        normalized = "" if self.normalization == "none" else f", columns divided by their {self.normalization}"
+        return f"{self.weight.size(0)} heads, {self.rule.__name__}{fixed}{normalized}"
 
 
 class PositionwiseMixingWeights(Mixing):
-    """Holds B and W^M, of which each query makes its own M; W^M ``[D, H]`` starts at 0 (section 3.2)."""
+    """B and W^M, from which each query computes its M; W^M ``[D, H]`` starts at 0 (section 3.2)."""
 
-    def __init__(self, base: Tensor, query_dim: int) -> None:
-        super().__init__(base, rule=PositionwiseMixing)
+    query_weight: Tensor
+
+    def __init__(self, base: Tensor, query_dim: int, normalization: str = "none") -> None:
+        super().__init__(base, rule=PositionwiseMixing, normalization=normalization)
         self.query_weight = no_weight_decay(torch.zeros(query_dim, base.size(0)))
 
-    def operation(self, query: Tensor, inputs: Tensor | None = None) -> HeadMixing:
-        return PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
+    def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
+        assert query is not None
+        mixing = PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
+        if self.normalization == "none":
+            return mixing
+        return PositionwiseMixing(normalize_columns(mixing.weight, self.normalization))
 
 
 class DynamicMixing(NoDecayModule):
@@ -99,16 +133,26 @@ def _random(num_heads: int) -> Tensor:
     return weight / weight.sum(dim=0, keepdim=True)
 
 
-MIXINGS = {
+def _build_static(num_heads: int, head_dim: int, normalization: str = "none") -> Mixing:
+    return Mixing(torch.eye(num_heads), normalization=normalization)
+
+
+def _build_positionwise(num_heads: int, head_dim: int, normalization: str = "none") -> Mixing:
+    return PositionwiseMixingWeights(torch.eye(num_heads), head_dim, normalization)
+
+
+MixingBuilder = Callable[..., Mixing | None]
+MIXINGS: dict[str, MixingBuilder] = {
     "none": lambda num_heads, head_dim: None,
-    "static": lambda num_heads, head_dim: Mixing(torch.eye(num_heads)),
-    "positionwise": lambda num_heads, head_dim: PositionwiseMixingWeights(torch.eye(num_heads), head_dim),
+    "static": _build_static,
+    "positionwise": _build_positionwise,
     "random": lambda num_heads, head_dim: Mixing(_random(num_heads), learnable=False),
     "average": lambda num_heads, head_dim: Mixing(torch.full((num_heads, num_heads), 1 / num_heads), learnable=False),
     "diagonal": lambda num_heads, head_dim: Mixing(torch.ones(num_heads), rule=DiagonalMixing),
     "dynamic": lambda num_heads, head_dim, embed_dim=1, rank=2: DynamicMixing(num_heads, embed_dim, rank),
 }
-"""Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis; ``dynamic`` takes the input's size and a rank."""
+"""Builders ``(num_heads, head_dim) -> Mixing | None`` of the values of the mixing axis. Those of :data:`NORMALIZED_MIXINGS` take
+a normalisation too, ``dynamic`` the input's size and a rank."""
 
 SCORE_MIXINGS = {name: MIXINGS[name] for name in ("none", "static", "dynamic")}
-"""Those of the axis of mixing before the softmax, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436)."""
+"""Builders of the axis of mixing before the softmax, S'_i = Σ_j L[j, i] S_j (talking heads, arXiv 2003.02436)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 
 from fairseq_lowrank.attention.maps import HEAD_MAPS
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.mixing import MIXINGS, NORMALIZATIONS, NORMALIZED_MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.outputs.gate import GATE_STARTS
 from fairseq_lowrank.attention.projections import PROJECTIONS, AttentionDims, Projection
@@ -63,6 +63,12 @@ AXES = {
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
     "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
+    "mixing_normalization": Axis(
+        "mixing_normalization",
+        "divisor of each column of a learned mixing matrix: its sum (Mixhead paper, equation 13, which the paper calls "
+        "numerically unstable because the sum can be 0) or its l2 norm (equation 14) (default: none)",
+        NORMALIZATIONS,
+    ),
     "head_map": Axis(
         "head_map", "a static map of projected queries, keys and values, over features or over heads", HEAD_MAPS
     ),
@@ -149,6 +155,8 @@ class AttentionSpec:
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
+        mixing_normalization: normalisation of the columns of ``static`` and ``positionwise`` mixing, see
+            :func:`~.mixing.normalize_columns`.
         head_map: a static map of projected queries, keys and values, see :data:`~.maps.HEAD_MAPS`.
         head_output: what happens to the outputs of heads, see :data:`~.outputs.HEAD_OUTPUTS`.
         gate_start: where gates start, ``identity`` or ``half``.
@@ -167,6 +175,7 @@ class AttentionSpec:
     score_mixing: str = "none"
     activation: str = "softmax"
     mixing: str = "none"
+    mixing_normalization: str = "none"
     head_map: str = "none"
     head_output: str = "none"
     gate_start: str = "identity"
@@ -183,6 +192,11 @@ class AttentionSpec:
                     _check_size(name, value)
             elif value not in tuple(axis):
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
+        if self.mixing_normalization != "none" and self.mixing not in NORMALIZED_MIXINGS:
+            raise ValueError(
+                f"mixing_normalization={self.mixing_normalization!r} does not work with mixing {self.mixing!r}. Use mixing "
+                f"{' or '.join(map(repr, NORMALIZED_MIXINGS))}"
+            )
         if self.score == "synthesizer-random" and self.mixing == "positionwise":
             raise ValueError(
                 "mixing 'positionwise' is computed from the queries, and score 'synthesizer-random' has none. Use another mixing, "

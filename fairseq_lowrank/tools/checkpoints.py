@@ -132,10 +132,7 @@ def static_mixing(module: nn.Module) -> Tensor | None:
 
 @contextlib.contextmanager
 def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """While open, gathers the mean of position-wise M_t over all queries; filled on closing, by layer name.
-
-    M_t is linear in the queries, M_t[j, i] = q_{t,j}·W^M[:, i] + B[j, i], so their mean is enough.
-    """
+    """While open, gathers the mean of position-wise M_t over all queries; filled on closing, by layer name."""
     totals: dict[str, list] = {}
     handles = []
     for layer in attention_layers(model):
@@ -145,10 +142,10 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         def gather(module, args, kwargs, layer=layer):
             query = kwargs["query"] if "query" in kwargs else args[0]
-            heads = module.project_query(query)
-            entry = totals.setdefault(layer.name, [layer.module, 0, 0])
-            entry[1] = entry[1] + heads.sum(dim=(0, 2)).double()
-            entry[2] += heads.size(0) * heads.size(2)
+            matrices = module.mixing.operation(module.project_query(query)).mixing_matrix()
+            total = totals.setdefault(layer.name, [0, 0])
+            total[0] = total[0] + matrices.double().sum(dim=(0, 1))
+            total[1] += matrices.size(0) * matrices.size(1)
 
         handles.append(layer.module.register_forward_pre_hook(gather, with_kwargs=True))
     means: dict[str, Tensor] = {}
@@ -157,9 +154,8 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
-    for name, (module, total, positions) in totals.items():
-        query_weight, base = module.mixing.query_weight.double(), module.mixing.weight.double()
-        means[name] = (total / positions) @ query_weight + base
+    for name, (total, positions) in totals.items():
+        means[name] = total / positions
 
 
 def vocab_size(state: dict) -> int | None:

@@ -77,7 +77,7 @@ def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
         elif query_weight is not None:
             kind = "B"
         else:
-            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"))
+            matrix, kind = _mixing_matrix(matrix, axes.get("mixing"), axes.get("mixing_normalization", "none"))
         found |= _matrix(matrix, kind, axes, output)
     if (matrix := tensors.pop("score_mixing.weight", None)) is not None:
         found["score_mixing"] = _matrix(matrix, "L", axes, output)
@@ -90,13 +90,14 @@ def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
     return found
 
 
-def _mixing_matrix(weight: Tensor, rule: str | None) -> tuple[Tensor, str]:
+def _mixing_matrix(weight: Tensor, rule: str | None, normalization: str) -> tuple[Tensor, str]:
     """M as the saved rule makes it of its weight, `"M"`; the weight and `"W"` where no such rule is registered."""
     if rule is None:
         return weight, "M"
     if rule not in MIXINGS:
         return weight, "W"
-    mixing = MIXINGS[rule](len(weight), 1).to(weight)
+    options = () if normalization == "none" else (normalization,)
+    mixing = MIXINGS[rule](len(weight), 1, *options).to(weight)
     mixing.weight.data.copy_(weight)
     with torch.no_grad():
         return mixing.operation(None).mixing_matrix(), "M"

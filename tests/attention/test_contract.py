@@ -8,6 +8,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.dropout import AttentionDropout
+from fairseq_lowrank.attention.scores import SCORE_FUNCTIONS
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -200,3 +201,15 @@ def test_nothing_attends_to_nothing(preset, queries, keys, batch, make, inputs, 
             assert output.shape == (queries, batch, 12)
             assert weights is None or weights.shape == (batch, queries, keys)
             output.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "blocked"])
+@pytest.mark.parametrize("score", SCORE_FUNCTIONS)
+@pytest.mark.parametrize(("queries", "keys", "batch"), [(3, 3, 0), (0, 3, 2), (0, 0, 2)])
+def test_every_score_attends_to_nothing(score, queries, keys, batch, backend, make, inputs):
+    layer = make("mixhead-a", score=score, max_positions=8, self_attention=True, backend=backend)
+    query, key = inputs(queries, batch, 12), inputs(keys, batch, 12)
+    for mask in (None, CAUSAL):
+        output, _ = layer(query, key, key, attn_mask=mask, need_weights=False)
+        assert output.shape == (queries, batch, 12)
+        output.sum().backward()

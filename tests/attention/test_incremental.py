@@ -7,7 +7,7 @@ import pytest
 import torch
 from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import CAUSAL
+from fairseq_lowrank.attention import CAUSAL, decoding
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -18,9 +18,17 @@ def decode(layer, x, state, **options):
     return torch.cat(steps)
 
 
-@pytest.fixture(params=[True, False], ids=["recording gradients", "in place"])
-def recording(request):
-    with torch.set_grad_enabled(request.param):
+@pytest.fixture(autouse=True)
+def in_place(monkeypatch):
+    """Small caches have buffers too."""
+    monkeypatch.setattr(decoding, "SMALL_CACHE", 0)
+
+
+@pytest.fixture(params=["recording gradients", "in place", "concatenated"])
+def recording(request, monkeypatch):
+    if request.param == "concatenated":
+        monkeypatch.setattr(decoding, "SMALL_CACHE", 10**9)
+    with torch.set_grad_enabled(request.param == "recording gradients"):
         yield
 
 

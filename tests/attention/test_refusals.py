@@ -57,7 +57,7 @@ X, INTEGERS = torch.zeros(5, 2, 16), torch.zeros(5, 2, 16, dtype=torch.int64)
         ((X, X[..., :7], X), {}, "key of size 7: this layer was built with kdim=16"),
         ((X, X, X[..., :7]), {}, "value of size 7: this layer was built with vdim=16"),
         ((X[0], X, X), {}, r"query of shape \[2, 16\]: expected \[time, batch, 16\]"),
-        ((X, X, X[:4]), {}, "v of shape"),
+        ((X, X, X[:4]), {}, r"value of shape \[4, 2, 16\]"),
         (
             (X, X, X),
             {"attn_mask": torch.zeros(5, 5, dtype=torch.int64)},

@@ -167,10 +167,10 @@ def test_encoder_and_decoder_of_translation_have_synthesizers(score, translation
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([*DENSE], "cross attention: score 'synthesizer-dense' gives positions of one sentence their scores"),
+        ([*DENSE], "cross attention: score 'synthesizer-dense'"),
         (
             [*DENSE, "--attention-sites", "encoder", "--attention", "mhe-mul"],
-            "projection 'head-embedding-mul' makes something",
+            "projection 'head-embedding-mul' needs keys",
         ),
         (
             ["--attention-score", "synthesizer-random", "--attention", "mixhead-b"],

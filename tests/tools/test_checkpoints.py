@@ -47,8 +47,8 @@ def test_gathered_weights_of_mixhead_are_the_mixed_ones(trained, monkeypatch):
     model, task = checkpoints.load_model(trained("mixhead-b"))
     (sample,) = samples(task, 1)
     mixed = []
-    original = HeadMixing.full
-    monkeypatch.setattr(HeadMixing, "full", lambda *args: mixed.append(original(*args)) or mixed[-1])
+    original = HeadMixing.mix_heads
+    monkeypatch.setattr(HeadMixing, "mix_heads", lambda *args: mixed.append(original(*args)) or mixed[-1])
     seen = []
     with torch.no_grad(), checkpoints.attention_weights(model, lambda layer, weights: seen.append(weights)):
         model(**sample["net_input"])
@@ -63,13 +63,13 @@ def test_mean_mixing_is_the_mean_of_the_matrices_of_all_queries(trained, monkeyp
     model, task = checkpoints.load_model(trained("mixhead-b"))
     chosen = samples(task, 3)
     matrices = []
-    original = HeadMixing.full
+    original = HeadMixing.mix_heads
 
     def spy(mixing, weights):
         matrices.append(mixing.mixing_matrix().flatten(0, 1).double())
         return original(mixing, weights)
 
-    monkeypatch.setattr(HeadMixing, "full", spy)
+    monkeypatch.setattr(HeadMixing, "mix_heads", spy)
     ignored = checkpoints.attention_weights(model, lambda layer, weights: None)  # takes the path that calls it
     with torch.no_grad(), checkpoints.mean_mixing(model) as means, ignored:
         for sample in chosen:

@@ -94,9 +94,10 @@ def _fastest(call: AttentionCall) -> Any:
     for module in _preference(call):
         if module is reference:  # computes every call on every device
             break
-        if module.unsupported_reason(call) is None and module.device_unsupported_reason(device, dtype) is None:
-            if module is not triton or triton.has_no_spills(call):
-                return module
+        if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
+            continue
+        if module is not triton or triton.has_no_spills(call):
+            return module
     return reference
 
 

@@ -45,7 +45,11 @@ class HeadMixing(TensorTree):
         matrices = self.mixing_matrix().to(heads.dtype)
         with without_autocast(heads):
             if matrices.dim() == 4:
-                return torch.matmul(matrices.mT, heads.transpose(1, 2)).transpose(1, 2)
+                # In [T, B, H, H], the order in which a layer makes them, the matrices are not copied.
+                batch, count, queries, keys = heads.shape
+                by_query = heads.permute(2, 0, 1, 3).reshape(queries * batch, count, keys)
+                mixed = torch.bmm(matrices.transpose(0, 1).flatten(0, 1).mT, by_query)
+                return mixed.view(queries, batch, count, keys).permute(1, 2, 0, 3)
             return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:

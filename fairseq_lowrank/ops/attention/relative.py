@@ -68,8 +68,10 @@ class Relative(TensorTree):
 
 
 def _shifted(products: Tensor, keys: int) -> Tensor:
-    """``[B, H, T, N]`` by distance S − 1 − n as ``[B, H, T, S]`` by key: row t is moved T − 1 − t to the left."""
+    """Return ``[B, H, T, S]`` by key from ``[B, H, T, N]`` by distance S − 1 − n: row t moves T − 1 − t to the left."""
     queries = products.size(2)
+    if queries == 0 or keys == 0:
+        return products[..., :keys]
     width = keys + queries
     padded = F.pad(products, (0, width - products.size(3))).flatten(2)
     # Read in rows that are shorter by one, each begins one further to the left.
