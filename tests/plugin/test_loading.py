@@ -281,15 +281,6 @@ def test_explain_mismatch_passes_other_runtime_errors_on():
         layer.load_state_dict({})
 
 
-def test_errors_with_fields_can_be_pickled():
-    import pickle
-
-    error = StateDictMismatch("encoder.w", (3, 2), None, others=2, path="x.pt", remedy="Do this")
-    copy = pickle.loads(pickle.dumps(error))
-    assert vars(copy) == vars(error)
-    assert str(copy) == str(error)
-
-
 # --- archives of models ---
 
 
