@@ -4,9 +4,6 @@ import os
 import sys
 import traceback
 
-# The messages of these say what is wrong. The line about another exception names its class and place too.
-PLAIN = (ValueError, OSError, AssertionError, ModuleNotFoundError)
-
 # Packages that a command may need, by the extra that installs them; the same as in setup.py.
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
@@ -106,37 +103,37 @@ def user_error(error: BaseException | None) -> UserError | None:
     return error
 
 
-def is_expected(error: BaseException) -> bool:
-    """Return True if one line says all that a user needs: of a mistake, or of a file that is missing or not writable."""
-    if user_error(error) is not None or (isinstance(error, OSError) and error.filename is not None):
-        return True
-    frames = list(traceback.walk_tb(error.__traceback__))
-    raised_by = frames[-1][0].f_globals.get("__name__", "").partition(".")[0] if frames else ""
-    # the library's own checks of arguments raise ValueError
-    return isinstance(error, ValueError) and raised_by in ("fairseq_lowrank", "experiments")
+def expected_message(error: BaseException) -> str | None:
+    """Return the message of an exception that a command expects; None for any other exception.
 
-
-def show_traceback() -> None:
-    """Print the traceback of the handled exception if it is unexpected, or if ``LOWRANK_TRACEBACK`` is 1."""
-    if os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0") or not is_expected(sys.exception()):
-        traceback.print_exc()
-
-
-def explanation(error: BaseException) -> str:
-    """Return what was wrong in one line: the message of the :class:`UserError`, or else of the exception.
-
-    The line names the class and the place of an exception that is no :class:`UserError` and not in :data:`PLAIN`.
+    Expected are a mistake of the user, a file that cannot be opened, and a package of an extra that is not installed.
     """
-    if (link := user_error(error)) is not None:
-        return single_line(str(link))
-    message = exception_message(error)
-    if message and (isinstance(error, PLAIN) or type(error) is Exception):
-        return message
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{os.path.join(*frames[-1].filename.split(os.sep)[-2:])}:{frames[-1].lineno}" if frames else ""
-    if isinstance(error, AssertionError) and frames:
-        message = frames[-1].line
-    return f"{type(error).__name__}: {message} ({place})"
+    if (mistake := user_error(error)) is not None:
+        return str(mistake)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a text is not in UTF-8: {error}"
+    if isinstance(error, ModuleNotFoundError) and (hint := missing(error)) != str(error):
+        return hint
+    frames = list(traceback.walk_tb(error.__traceback__))
+    package = frames[-1][0].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+    # the library's checks of arguments raise ValueError
+    return str(error) if isinstance(error, ValueError) and package in ("fairseq_lowrank", "experiments") else None
+
+
+def report(error: BaseException, program: str) -> int:
+    """Print an exception as a command does, and return the exit code.
+
+    An expected exception takes one line and code 2. Any other one takes its traceback, one last line and code 1.
+    ``LOWRANK_TRACEBACK=1`` shows the traceback of an expected exception too.
+    """
+    message = expected_message(error)
+    if message is None or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    line = " ".join((f"{type(error).__name__}: {error}" if message is None else message).split())
+    print(f"{program}: error: {line if len(line) <= 600 else f'{line[:600]} …'}", file=sys.stderr)
+    return 1 if message is None else 2
 
 
 def missing(error: ModuleNotFoundError) -> str:
@@ -146,19 +143,3 @@ def missing(error: ModuleNotFoundError) -> str:
         if package in packages:
             return f"{package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
     return str(error)
-
-
-def exception_message(error: BaseException) -> str:
-    """Return an exception's message in one line; if another process reports a worker's exception, the worker's message."""
-    if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    if isinstance(error, UnicodeDecodeError):
-        return f"a text is not in UTF-8: {error}"
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return single_line(lines[-1] if "Traceback (most recent call last)" in str(error) else " ".join(lines))
-
-
-def single_line(message: str) -> str:
-    """Return a message without line breaks, cut to 600 characters."""
-    message = " ".join(message.split())
-    return message if len(message) <= 600 else f"{message[:600]} …"

@@ -104,6 +104,18 @@ def fairseq_command(monkeypatch, capsys, caplog):
 
 
 @pytest.fixture
+def limited_memory():
+    """During a test, the process may take one gigabyte more than it has."""
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.fixture
 def plugins_leave():
     """What plugins register with fairseq, and with this package, during a test is forgotten after it."""
     import sys

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from fairseq_lowrank import __version__
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import explanation, missing, show_traceback
+from fairseq_lowrank.messages import report
 
 
 def command_modules(package: ModuleType) -> dict[str, ModuleType]:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_subcommand(program: str, description: str, package: ModuleType, argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; a user's error becomes one line and status 2.
+    """Run one subcommand and return its exit status; an exception ends as :func:`~fairseq_lowrank.messages.report` says.
 
     Args:
         program: the name of the program in usage and error lines.
@@ -69,7 +69,4 @@ def run_subcommand(program: str, description: str, package: ModuleType, argv: Se
         _output.discard_output()
         return 0
     except Exception as error:
-        show_traceback()
-        message = missing(error) if isinstance(error, ModuleNotFoundError) else explanation(error)
-        print(f"{program} {args.command}: error: {message}", file=sys.stderr)
-        return 2
+        return report(error, f"{program} {args.command}")

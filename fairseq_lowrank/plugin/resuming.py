@@ -120,7 +120,7 @@ def explain_what_cannot_resume(load: Callable) -> Callable:
             mismatch.path = str(filename)
             if mismatch is not error and (flags := _differing_flags(filename, self.cfg.model)):
                 own = Path(filename).parent == Path(self.cfg.checkpoint.save_dir)
-                mismatch.remedy = f"Train with {', '.join(flags)}{', or with another --save-dir' if own else ''}"
+                mismatch.remedy = f"Train with {', '.join(flags)}{', or with another --save-dir' if own else ''}."
             raise mismatch from None
 
     return load_training
@@ -136,7 +136,7 @@ def check_parameter_groups(load: Callable) -> Callable:
             for groups in (state_dict["param_groups"], self.optimizer.param_groups)
         )
         if saved != current:
-            remedy = "Add --reset-optimizer to load the model alone, and --reset-dataloader to begin with epoch 1"
+            remedy = "Add --reset-optimizer to load the model alone, and --reset-dataloader to begin with epoch 1."
             raise StateDictMismatch("the number of parameters in the optimizer's groups", saved, current, remedy=remedy)
         load(self, state_dict, optimizer_overrides)
 

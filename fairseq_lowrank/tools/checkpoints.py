@@ -1,4 +1,4 @@
-"""Checkpoints, and what their attention layers do on real data."""
+"""Models of checkpoints, and the attention weights and mixing that they compute on data."""
 
 from __future__ import annotations
 
@@ -15,45 +15,54 @@ from torch import Tensor, nn
 
 import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.attention import AXES
+from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError
 from fairseq_lowrank.plugin.flags import as_namespace
 from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers
 
 
 def load_state(path: Path, overrides: dict | None = None) -> dict:
-    """A checkpoint as it was saved, read safely; `overrides` replace arguments in it."""
+    """Return a checkpoint with fairseq's upgrades; `overrides` replace arguments in it.
+
+    Raises:
+        UserError: there is no such file, or it is not a checkpoint of fairseq.
+    """
     if not path.is_file():
-        raise ValueError(f"{path} is not a checkpoint file")
+        raise UserError(f"{path} is not a checkpoint file")
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
-    if "model" not in state or not (state.get("cfg") or state.get("args")):
-        raise ValueError(f"{path} is no fairseq checkpoint: it lacks the model or its configuration")
+    if not (state.get("cfg") or state.get("args")):
+        raise InvalidCheckpoint(path, "it has no configuration of fairseq")
     return state
 
 
 def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int | None = None):
-    """A checkpoint's model in evaluation mode, and its task.
+    """Return a checkpoint's model in evaluation mode, and its task.
 
     Args:
         path: the checkpoint.
         data: folder of fairseq-preprocess's output, by default the one that the model was trained on.
-        tokens_per_sample: block length of a language model's data, by default the model's own.
+        tokens_per_sample: block length of a language model's data, by default the model's.
+
+    Raises:
+        UserError: the file is not a checkpoint, or the data is missing or has another vocabulary.
     """
-    # a sequence alone then has no padding, which a training may have asked for
+    # A training may pad sequences to a multiple of a length. A single sequence then has no padding.
     overrides = {"required_seq_len_multiple": 1} | ({} if data is None else {"data": str(data)})
     if tokens_per_sample is not None:
         overrides["tokens_per_sample"] = tokens_per_sample
     state = load_state(path, overrides)
     folder = Path(str(configuration(state, "task", "data")).split(":")[0])
     if not folder.is_dir():
-        raise ValueError(f"the data folder {folder} of {path} is not there: give one with --data")
+        raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
-    except AssertionError as error:
-        raise ValueError(f"{path} does not fit the data in {folder} ({error}): give its own with --data") from error
+    except StateDictMismatch as error:  # the flags are the checkpoint's, so the vocabulary differs
+        error.path, error.remedy = str(path), f"Give its own data with --data, in place of {folder}."
+        raise
     return models[0].eval(), task
 
 
 def configuration(state: dict, part: str, name: str, default=None):
-    """A value from a checkpoint's configuration: `part` is task, model, …."""
+    """Return a value of a checkpoint's configuration; `part` is a section such as task or model."""
     if state.get("cfg"):
         section = state["cfg"].get(part) or {}
         return section.get(name, default) if hasattr(section, "get") else getattr(section, name, default)
@@ -69,19 +78,17 @@ def attention_flags(state: dict) -> dict[str, object] | None:
 
 
 def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> list[dict]:
-    """`count` samples of one sequence each, drawn without replacement, with all lengths (source and target) in range.
+    """Return `count` samples, drawn without replacement, with all lengths (source and target) in range.
 
-    One sequence a sample: then no padding has to be cut out of the attention matrices.
+    Each sample is one sequence, so that no padding has to be cut out of the attention matrices.
 
     Raises:
-        ValueError: the subset is missing or holds no such sequence.
+        UserError: the subset is missing or has no such sequence.
     """
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise ValueError(f"no subset {subset!r} in the data: {error}") from error
-    except (AssertionError, ValueError) as error:
-        raise ValueError(f"subset {subset!r} of {task.cfg.data} cannot be read: damaged or cut short") from error
+        raise UserError(f"no subset {subset!r} in the data: {error}") from error
     dataset = task.dataset(subset)
     samples = []
     for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
@@ -92,13 +99,13 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
         if len(samples) == count:
             break
     if not samples:
-        raise ValueError(f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens")
+        raise UserError(f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens")
     return samples
 
 
 @contextlib.contextmanager
 def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tensor], None]) -> Iterator[None]:
-    """While open, `receive(layer, weights)` gets what every attention layer used, `[H, B, T, S]`, mixed, before dropout."""
+    """While open, call `receive(layer, weights)` with each layer's mixed weights before dropout, `[H, B, T, S]`."""
     handles, restored = [], []
     for layer in attention_layers(model):
 
@@ -112,7 +119,7 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
         handles.append(layer.module.register_forward_pre_hook(ask, with_kwargs=True))
         handles.append(layer.module.register_forward_hook(give, with_kwargs=True))
         if getattr(layer.module, "skip_embed_dim_check", None) is False:
-            # fairseq's own module gives the weights of single heads only on its slower path
+            # fairseq's module returns the weights of single heads only on its slower path
             layer.module.skip_embed_dim_check = True
             restored.append(layer.module)
     try:
@@ -125,14 +132,14 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
 
 
 def static_mixing(module: nn.Module) -> Tensor | None:
-    """M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
+    """Return M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
     mixing = getattr(module, "mixing", None)
     return None if mixing is None or mixing.query_weight is not None else mixing.operation(None).mixing_matrix()
 
 
 @contextlib.contextmanager
 def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """While open, gathers the mean of position-wise M_t over all queries; filled on closing, by layer name."""
+    """While open, average the position-wise M_t of each layer over all queries; the means are there after closing."""
     totals: dict[str, list] = {}
     handles = []
     for layer in attention_layers(model):
@@ -159,7 +166,7 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def vocab_size(state: dict) -> int | None:
-    """Rows of a checkpoint's input embedding (the source's where there are two), None where it has none of words."""
+    """Return the rows of a checkpoint's input embedding (the source's, if there are two), or None without words."""
     rows: dict[str, int] = {}
     for name, tensor in state["model"].items():
         if match := re.fullmatch(
@@ -170,7 +177,7 @@ def vocab_size(state: dict) -> int | None:
 
 
 def model_arguments(state: dict) -> Namespace:
-    """The arguments that a checkpoint's model was built with, its `arch` among them."""
+    """Return the arguments that a checkpoint's model was built with, with its `arch`."""
     found = state["cfg"]["model"] if state.get("cfg") else state["args"]
     args = copy(as_namespace(found))
     if not hasattr(args, "arch"):

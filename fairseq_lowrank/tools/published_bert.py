@@ -1,9 +1,9 @@
-"""A published BERT in the layout of transformers, as a checkpoint of fairseq with its dictionary and word pieces."""
+"""A published BERT in the layout of transformers, as a checkpoint of fairseq with its dictionary and subwords."""
 
 from __future__ import annotations
 
 import json
-import pickle
+import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,13 +17,15 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import InvalidCheckpoint, UserError
 from fairseq_lowrank.models.bert import LowrankBertModel
+from fairseq_lowrank.plugin import checkpoint_file
 from fairseq_lowrank.tools.architecture import parse
 from fairseq_lowrank.tools.wordpieces import WordPieces
 
-# fairseq's names of transformers' activations that it has.
+# fairseq's names of transformers' activations.
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
-# What stands for fairseq's special symbols, in the order of their numbers; the tasks add <mask> as the last word.
+# BERT's names of fairseq's special symbols, in the order of their numbers; the tasks add <mask> as the last word.
 SPECIAL = ("[CLS]", "[PAD]", "[SEP]", "[UNK]")
 MASK = "[MASK]"
 
@@ -35,7 +37,7 @@ LAYER = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-# Parts that a file has whole or not at all: their tensors, and what begins anew without them.
+# Heads that a file may lack: their tensors, by transformers' names with fairseq's.
 BIAS = "cls.predictions.bias"
 HEADS = {
     "the pooler": {f"bert.pooler.dense.{part}": f"encoder.pooler.{part}" for part in ("weight", "bias")},
@@ -51,15 +53,24 @@ HEADS = {
 }  # fmt: skip
 WORDS, OUTPUT = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
-# Saved by some versions though it is no parameter.
+LAYER_NAME = re.compile(r"bert\.encoder\.layer\.(\d+)\.")
+# Sizes of the configuration, with a tensor and its axis that show each.
+SHOWN_BY = {
+    "vocab_size": (WORDS, 0),
+    "hidden_size": (WORDS, 1),
+    "max_position_embeddings": (POSITIONS, 0),
+    "type_vocab_size": ("bert.embeddings.token_type_embeddings.weight", 0),
+    "intermediate_size": ("bert.encoder.layer.0.intermediate.dense.weight", 0),
+}
+# Some versions save this buffer.
 NUMBERS = "bert.embeddings.position_ids"
-# An output matrix of its own, where words are not tied; where they are, these repeat others.
+# A separate output matrix, if words are not tied. If they are, these tensors repeat others.
 UNTIED = {OUTPUT: "encoder.lm_head.weight", "cls.predictions.decoder.bias": "encoder.lm_head.bias"}
 
 
 @dataclass
 class PublishedBert:
-    """What a folder holds: its configuration, its tensors by transformers' names, its vocabulary, and how it is cut.
+    """The files of a folder: a configuration, tensors by transformers' names, a vocabulary and its normalisation.
 
     Args:
         config: of config.json.
@@ -78,27 +89,28 @@ class PublishedBert:
         """Read a folder as transformers' save_pretrained writes it, with vocab.txt.
 
         Raises:
-            ValueError: a file is missing, damaged, or holds more than tensors, or the configuration asks for what
-                is not BERT as published.
+            UserError: a file is missing or damaged, or the model is not BERT as published.
         """
         config = read_json(folder / "config.json")
         check_config(config, folder)
+        tensors = read_tensors(folder)
+        check_sizes(config, tensors, folder)
         words = list(read_lines(present(folder / "vocab.txt")))
-        return cls(config, read_tensors(folder), words, read_normalisation(folder, words))
+        return cls(config, tensors, words, read_normalisation(folder, words))
 
     @property
     def rows(self) -> list[int]:
-        """For each word of fairseq's dictionary, <mask> the last, its row in the published embeddings.
+        """The row in the published embeddings of each word of fairseq's dictionary, <mask> last.
 
         Raises:
-            ValueError: a special symbol is missing, or there are more words than rows.
+            UserError: a special symbol is missing, or there are more words than rows.
         """
         numbers = {word: number for number, word in enumerate(self.words)}
         if missing := [symbol for symbol in (*SPECIAL, MASK) if symbol not in numbers]:
-            raise ValueError(f"vocab.txt lacks {', '.join(missing)}")
+            raise UserError(f"vocab.txt has no {', '.join(missing)}. Use the vocabulary of the model.")
         if len(self.words) > (size := self.config["vocab_size"]):
-            raise ValueError(
-                f"vocab.txt has {len(self.words):,} words; expected at most {size:,}, config.json's vocab_size"
+            raise UserError(
+                f"vocab.txt has {len(self.words):,} words: expected at most {size:,}, vocab_size of config.json"
             )
         special = [numbers[symbol] for symbol in SPECIAL]
         mask = numbers[MASK]
@@ -106,9 +118,9 @@ class PublishedBert:
 
     @property
     def dictionary(self) -> list[str]:
-        """The lines of fairseq's dict.txt: all words but special ones.
+        """The lines of fairseq's dict.txt: all words except special ones.
 
-        A row has a word that no text has where vocab.txt has none for it, repeats one, or has one that fairseq cannot read.
+        A row gets a made-up word if vocab.txt has no word for it, repeats one, or has one that fairseq cannot read.
         """
         last = {word: number for number, word in enumerate(self.words)}
         reserved = {*Dictionary().symbols, "<mask>"}
@@ -127,28 +139,38 @@ class PublishedBert:
 
 
 def present(path: Path) -> Path:
+    """Return a path.
+
+    Raises:
+        UserError: there is no such file.
+    """
     if not path.is_file():
-        raise ValueError(
-            f"{path} is not there: expected config.json, vocab.txt, and model.safetensors or pytorch_model.bin"
+        raise UserError(
+            f"{path} does not exist. Give a folder with config.json, vocab.txt, and model.safetensors or pytorch_model.bin."
         )
     return path
 
 
 def read_json(path: Path) -> dict:
+    """Return the object in a JSON file.
+
+    Raises:
+        UserError: there is none.
+    """
     try:
         content = json.loads(present(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from error
+        raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise UserError(f"{path} contains no JSON object")
     return content
 
 
 def check_config(config: dict, folder: Path) -> None:
-    """Refuse a model that computes something else than BERT as published.
+    """Check that a configuration describes BERT as published.
 
     Raises:
-        ValueError: a setting that is refused, named with what would be accepted.
+        UserError: a setting has another value.
     """
     where = folder / "config.json"
     for name, default, accepted in (
@@ -160,29 +182,46 @@ def check_config(config: dict, folder: Path) -> None:
         ("pruned_heads", {}, ({}, None)),
     ):
         if (value := config.get(name, default)) not in accepted:
-            raise ValueError(f"{where}: {name} is {value!r}; expected {' or '.join(map(repr, accepted))}")
+            raise UserError(f"{where}: {name} is {value!r}; expected {' or '.join(map(repr, accepted))}")
     for name in (
         *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
         *("max_position_embeddings", "type_vocab_size"),
     ):
         if type(value := config.get(name)) is not int or value < 1:
-            raise ValueError(f"{where}: {name} is {value!r}; expected a whole number, at least 1")
+            raise UserError(f"{where}: {name} is {value!r}; expected a whole number, at least 1")
+
+
+def check_sizes(config: dict, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Compare the sizes of a configuration with the tensors, before anything of these sizes is made.
+
+    Raises:
+        UserError: a size differs, or a tensor that shows it is missing.
+    """
+    layers = {match[1] for name in tensors if (match := LAYER_NAME.match(name))}
+    found = {"num_hidden_layers": len(layers)}
+    for name, (key, axis) in SHOWN_BY.items():
+        if key not in tensors or tensors[key].dim() != 2:
+            raise UserError(f"{folder}: the model has no matrix {key}. Give a BERT with all its layers.")
+        found[name] = tensors[key].size(axis)
+    for name, size in found.items():
+        if config[name] != size:
+            raise UserError(f"{folder / 'config.json'}: {name} is {config[name]}; expected {size} by the tensors")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of model.safetensors, or of pytorch_model.bin, in float32 under the names of BertForPreTraining."""
+    """Return the tensors of model.safetensors, or of pytorch_model.bin, under the names of BertForPreTraining.
+
+    Raises:
+        UserError: the file is missing or damaged, or contains more than tensors.
+    """
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if safe.is_file():
         tensors = read_safetensors(safe)
     else:
-        try:
-            tensors = torch.load(present(pickled), map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(
-                f"{pickled} is damaged, or holds more than tensors: {' '.join(str(error).split())[:200]}"
-            ) from error
+        with open(present(pickled), "rb") as file:
+            tensors = checkpoint_file.load(file)
         if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise ValueError(f"{pickled} holds more than tensors by name")
+            raise InvalidCheckpoint(pickled, "it contains more than tensors by name")
     bare = not any(name.startswith("bert.") for name in tensors)  # BertModel alone
     old = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -192,7 +231,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
                 name = name.removesuffix(end) + new
         return f"bert.{name}" if bare else name
 
-    return {named(name): tensor.float() for name, tensor in tensors.items()}
+    return {named(name): tensor for name, tensor in tensors.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -202,15 +241,15 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise InvalidCheckpoint(path, str(error)) from error
 
 
 def read_normalisation(folder: Path, words: list[str]) -> dict[str, bool | None]:
-    """How words are written before they are cut: by tokenizer_config.json, else in lower case where the vocabulary is."""
+    """Return how words are normalised: by tokenizer_config.json, else in lower case if the vocabulary is."""
     file = folder / "tokenizer_config.json"
     config = read_json(file) if file.is_file() else {}
     if not config.get("do_basic_tokenize", True):
-        raise ValueError(f"{file}: do_basic_tokenize is false; expected BERT's own way to find words")
+        raise UserError(f"{file}: do_basic_tokenize is false; expected true, BERT's own tokenizer")
     lower = not any(word != word.lower() for word in words if not word.startswith("["))
     return {
         "lowercase": bool(config.get("do_lower_case", lower)),
@@ -220,7 +259,7 @@ def read_normalisation(folder: Path, words: list[str]) -> dict[str, bool | None]
 
 
 def model_flags(config: dict) -> list[str]:
-    """The flags of fairseq-train that make a model of this configuration."""
+    """Return the flags of fairseq-train that make a model of this configuration."""
     dropout = config.get("hidden_dropout_prob", 0.1)
     flags = {
         "encoder_layers": config["num_hidden_layers"],
@@ -241,7 +280,7 @@ def model_flags(config: dict) -> list[str]:
 
 
 def names(layers: int) -> Iterator[tuple[str, str]]:
-    """Names of the tensors that every BERT has, transformers' and fairseq's."""
+    """Yield the names of the tensors that every BERT has: transformers' and fairseq's."""
     yield WORDS, "encoder.sentence_encoder.embed_tokens.weight"
     yield POSITIONS, "encoder.sentence_encoder.embed_positions.weight"
     yield "bert.embeddings.token_type_embeddings.weight", "encoder.embed_segments.weight"
@@ -256,17 +295,15 @@ def names(layers: int) -> Iterator[tuple[str, str]]:
 
 
 def convert(published: PublishedBert, data: Path) -> tuple[dict, list[str]]:
-    """A fairseq checkpoint of architecture `lowrank_bert_base` and these sizes, for fine-tuning and further pre-training.
+    """Return a fairseq checkpoint of architecture `lowrank_bert_base`, and notes on its content.
 
     Args:
-        published: what is converted.
+        published: the model to convert.
         data: the folder of the dictionary, which is the task's data in the checkpoint.
 
-    Returns:
-        The checkpoint, and lines that say what is in it.
-
     Raises:
-        ValueError: a tensor is missing, has another shape than the configuration says, or is one too many.
+        UserError: a tensor is missing or unknown, has another shape than the configuration says, or numbers that no
+            training gives.
     """
     args = parse("lowrank_bert_base", model_flags(published.config), task="masked_lm")
     args.data = str(data)
@@ -284,43 +321,53 @@ def convert(published: PublishedBert, data: Path) -> tuple[dict, list[str]]:
 
 
 def take(tensors: dict[str, Tensor], layers: int, *, tied: bool) -> tuple[dict[str, tuple[str, Tensor]], list[str]]:
-    """The tensors that the model has, by transformers' names with fairseq's; and notes on what is left out or lacking."""
+    """Return the model's tensors by transformers' names, each with fairseq's name, and notes on those left out or missing."""
     wanted = dict(names(layers))
     notes = []
     for head, parts in HEADS.items():
         if any(name in tensors for name in parts):
             wanted |= parts
         else:
-            notes.append(f"not in the file, so drawn at random: {head}")
+            notes.append(f"not in the file, so initialised at random: {head}")
     if not tied and BIAS in wanted:
         del wanted[BIAS]
         wanted |= UNTIED
     if missing := [name for name in wanted if name not in tensors]:
-        raise ValueError(f"the model lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
+        raise UserError(
+            f"the model has no {missing[0]}" + (f", and {len(missing) - 1} more are missing" if missing[1:] else "")
+        )
     others = [name for name in tensors if name not in (*wanted, *UNTIED, BIAS, NUMBERS)]
     if strange := [name for name in others if name.startswith(("bert.", "cls."))]:
-        raise ValueError(f"the model has {strange[0]}, which config.json says nothing of")
+        raise UserError(f"the model has {strange[0]}, which is no part of BERT as config.json describes it")
     if others:
         notes.append(f"left out: {', '.join(others)}")
     return {name: (ours, tensors[name]) for name, ours in wanted.items()}, notes
 
 
 def placed(name: str, tensor: Tensor, like: Tensor, rows: Tensor) -> Tensor:
-    """A published tensor as fairseq has it: words in its order, positions behind the two rows that it never reads.
+    """Return a published tensor as fairseq has it: words in its order, positions after two rows that it never reads.
 
     Raises:
-        ValueError: its shape is not that of the configuration.
+        UserError: its shape is not that of the configuration, or its numbers are no weights.
     """
     unread = Dictionary().pad() + 1 if name == POSITIONS else 0
     expected = [len(like) - unread, *like.shape[1:]]
     if list(tensor.shape) != expected:
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; expected {expected} by config.json")
+        raise UserError(f"{name} has shape {list(tensor.shape)}; expected {expected} by config.json")
+    if not tensor.is_floating_point():
+        raise UserError(f"{name} has numbers of type {tensor.dtype}; expected floating-point numbers, such as float32")
+    tensor = tensor.float()
+    if not tensor.isfinite().all():
+        raise UserError(
+            f"{name} has numbers that are not finite in float32. Use a model whose training did not diverge."
+        )
     if name in (WORDS, BIAS, *UNTIED):
         return tensor[rows]
     return torch.cat((like.new_zeros(unread, *like.shape[1:]), tensor)) if unread else tensor
 
 
 def fresh_model(args: Namespace, published: PublishedBert) -> LowrankBertModel:
+    """Return a model of these arguments with the published vocabulary, always initialised alike."""
     dictionary = Dictionary()
     for line in published.dictionary:
         dictionary.add_symbol(line.rsplit(" ", 1)[0])
@@ -330,7 +377,7 @@ def fresh_model(args: Namespace, published: PublishedBert) -> LowrankBertModel:
 
 
 def checkpoint(args: Namespace, model: LowrankBertModel) -> dict:
-    """What fairseq-train would have saved before its first update, without an optimizer."""
+    """Return what fairseq-train saves before its first update, without an optimizer."""
     cfg = OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)
     return {
         "args": None,

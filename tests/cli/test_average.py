@@ -45,14 +45,6 @@ def test_parameters_are_the_mean_and_trainings_may_differ_in_their_seed(tmp_path
     assert "last_optimizer_state" not in state
 
 
-def test_a_configuration_that_reads_the_environment_is_refused_and_nothing_is_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("SECRET", "hidden")
-    status, output = average(tmp_path, save(tmp_path / "a.pt", data="${oc.env:SECRET}"))
-    assert status == 2
-    assert "environment variables" in capsys.readouterr().err.splitlines()[-1]
-    assert not output.exists()
-
-
 def test_a_setting_that_refers_to_another_still_does(tmp_path):
     save(tmp_path / "a.pt")
     state = load_checkpoint(tmp_path / "a.pt")

@@ -13,7 +13,7 @@ pytest.importorskip("fairseq")
 from fairseq import options
 from hydra.core.utils import JobReturn, JobStatus
 
-from fairseq_lowrank.messages import UserError, explanation
+from fairseq_lowrank.messages import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -26,41 +26,6 @@ def run(*command, **environment):
         capture_output=True,
         text=True,
     )
-
-
-def raised(error, cause=None):
-    try:
-        try:
-            raise error
-        except Exception as first:
-            if cause is None:
-                raise
-            raise cause from first
-    except Exception as last:
-        return last
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("a\n  b"), "a b"),
-        (FileNotFoundError(2, "No such file or directory", "x.pt"), "x.pt: No such file or directory"),
-        (raised(UserError("heads differ"), Exception("cannot load;")), "cannot load; heads differ"),
-        (raised(UserError("heads differ"), ValueError("lowrank: heads differ")), "heads differ"),
-        (
-            Exception("-- Process 0 terminated:\nTraceback (most recent call last):\n  x\nValueError: y\n"),
-            "ValueError: y",
-        ),
-    ],
-)
-def test_an_exception_is_told_in_one_line(error, line):
-    assert explanation(error) == line
-
-
-def test_an_exception_without_words_of_its_own_is_told_by_its_class_and_place():
-    line = explanation(raised(KeyError("x")))
-    assert line.startswith("KeyError: 'x' (plugin/test_commands.py:")
-    assert line.endswith("; LOWRANK_TRACEBACK=1 shows the traceback)")
 
 
 def test_programs_get_the_exceptions_of_fairseq():

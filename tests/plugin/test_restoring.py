@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
-from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
+from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch, user_error
 
 TRAIN = [
     *("--cpu", "--optimizer", "adam", "--lr", "0.01", "--num-workers", "0", "--max-tokens", "500", "--no-progress-bar"),
@@ -32,14 +32,16 @@ def train(fairseq_command, translation_data, tmp_path):
 
 
 @pytest.fixture
-def refused(train):
+def refused(train, capsys):
     """``refused(*flags)``: the error of a training that cannot load its checkpoint."""
 
     def refused(*flags, kind=StateDictMismatch, **options):
-        with pytest.raises(kind) as error:
+        with pytest.raises(SystemExit) as exit:
             train(*flags, **options)
-        assert "\n" not in str(error.value)
-        return error.value
+        error = user_error(exit.value)
+        assert (type(error), exit.value.code) == (kind, 2)
+        assert str(error) in capsys.readouterr().err
+        return error
 
     return refused
 

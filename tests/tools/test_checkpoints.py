@@ -3,6 +3,7 @@
 import collections
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from families import FAMILIES
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli.inspect import as_text
+from fairseq_lowrank.messages import StateDictMismatch
 from fairseq_lowrank.ops import HeadMixing
 from fairseq_lowrank.tools import checkpoints, inspection
 from fairseq_lowrank.tools.architecture import attention_layers
@@ -214,13 +216,16 @@ def test_inspect_shows_the_axes_that_a_state_names(capsys):
 
 
 def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
-    no_checkpoint = tmp_path / "weights.pt"
+    no_checkpoint, without_flags = tmp_path / "weights.pt", tmp_path / "without-flags.pt"
     torch.save({"weight": torch.zeros(2)}, no_checkpoint)
+    state = checkpoints.load_state(trained("stock"))
+    torch.save(state | {"cfg": None, "args": None}, without_flags)
     for arguments, message in (
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
-        (["inspect", str(no_checkpoint)], "no fairseq checkpoint"),
+        (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
+        (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
         (["inspect", str(trained("stock"))], "neither head mixing nor head embeddings"),
-        (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], "is not there"),
+        (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
         (["spectrum", str(trained("stock")), "--subset", "tests"], "no subset 'tests'"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
         (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected at least 1"),
@@ -231,6 +236,29 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         error = capsys.readouterr().err
         assert error.startswith(f"fairseq-lowrank {arguments[0]}: error: ") and message in error
         assert error.count("\n") == 1
+
+
+def test_load_model_names_the_flag_for_data_of_another_vocabulary(trained, translation_data, tmp_path):
+    data = shutil.copytree(translation_data, tmp_path / "data")
+    for dictionary in data.glob("dict.*.txt"):
+        dictionary.write_text(dictionary.read_text() + "".join(f"more{number} 1\n" for number in range(16)))
+    path = trained("stock")
+    with pytest.raises(StateDictMismatch) as error:
+        checkpoints.load_model(path, data=data)
+    assert error.value.path == str(path)
+    assert error.value.current[0] == error.value.saved[0] + 16
+    assert "--data" in error.value.remedy
+
+
+def test_sequences_passes_unexpected_errors_on(trained, monkeypatch):
+    _, task = checkpoints.load_model(trained("stock"))
+
+    def fail(subset):
+        raise AssertionError("a fault of fairseq")
+
+    monkeypatch.setattr(task, "load_dataset", fail)
+    with pytest.raises(AssertionError, match="a fault of fairseq"):
+        samples(task)
 
 
 def test_the_size_of_heads_is_that_of_queries_whatever_values_have():
