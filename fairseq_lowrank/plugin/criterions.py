@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.layer import Attended
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
 from fairseq_lowrank.plugin.attention import chosen_options
@@ -257,6 +258,11 @@ class RegularisedCriterion:
             _refuse_without_layers(self.penalty_weights, type(model).__name__)
         if "mixing_orthogonality" in self.penalty_weights and not any(_learns(layer.mixing) for layer in layers):
             _refuse_without_mixing(self.penalty_weights)
+        spaces = [_flag(name) for name in _SPACES if name in self.penalty_weights]
+        if spaces and all(layer.num_heads == 1 for layer in layers):
+            raise UserError(
+                f"{', '.join(spaces)}: compares pairs of heads, and every layer has one. Use more heads, or remove it."
+            )
         return layers
 
     def forward(self, model, sample, *args, **kwargs):
