@@ -86,3 +86,31 @@ def test_wheel_contains_the_package_and_nothing_else(wheel):
     assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"fairseq_lowrank"}
     modules = {str(file.relative_to(ROOT)) for file in FILES}
     assert modules == {name for name in wheel if name.startswith("fairseq_lowrank/")}
+
+
+DRAWING = ("matplotlib", "scipy", "sklearn", "fairseq_lowrank.tools.pictures")
+
+
+def drawing_imports(tree: ast.AST, function: str = "") -> set[tuple[str, str]]:
+    """The imports of what draws, each with the function that it is in."""
+    found = set()
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            inner = node.name if isinstance(node, ast.FunctionDef) else function
+            found |= drawing_imports(node, inner)
+            continue
+        found |= {(function, name) for name in names if below(name, *DRAWING)}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_module_draws_only_in_functions_that_draw(file):
+    if file == PACKAGE / "tools" / "pictures.py":
+        return
+    # `fill` of cli/_output.py saves the figures of a command
+    functions = {function for function, _ in drawing_imports(ast.parse(file.read_text(encoding="utf-8")))}
+    assert all(function.startswith("draw") or function == "fill" for function in functions)

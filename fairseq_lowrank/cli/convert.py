@@ -1,51 +1,90 @@
-"""Turn a checkpoint's way of mixing heads into another that computes the same.
+"""Turn a checkpoint's attention into another that computes the same, or say what the difference is.
 
-Whatever a way of mixing can express, a richer one can, with the same outputs:
+Head mixing: a richer mixing can express every poorer one, with the same outputs:
 
   mha → gain, mixhead-a, mixhead-b             mixing starts at the identity
   gain, avghead, mixhead-random → mixhead-a    the matrix becomes a parameter
-  … → mixhead-b                                and what depends on the query starts at 0
+  … → mixhead-b                                the part that depends on the query starts at 0
 
-and back where nothing is lost, M going into the output projection:
+and back if nothing is lost, M going into the output projection:
 
   gain → mha, any mixing whose M is diagonal → mha or gain
-  any M → no mixing, where heads read one value: mqa, sha, mhe-mul
-  mixhead-b → mixhead-a, where what depends on the query is 0
+  any M → no mixing, if heads read one value: mqa, sha, mhe-mul
+  mixhead-b → mixhead-a, if the part that depends on the query is 0
 
-What is inexact is refused with the reason. A stock fairseq checkpoint keeps its architecture.
+Sizes of heads, for standard attention:
+
+  mha → fixedhead --head-dim N       exact: queries get zeros and the scale √(N/d_k)
+  gqa → mha, or more --key-value-heads   exact: heads of keys and values are repeated
+  mha → gqa --key-value-heads N      not exact: means of the heads that are joined
+
+What cannot be exact otherwise is refused with the reason. --data DIR measures the difference of the outputs. A stock
+fairseq checkpoint keeps its architecture.
 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
   fairseq-lowrank convert mqa-mixed.pt --head-mixing none --output mqa.pt
+  fairseq-lowrank convert checkpoint_best.pt --attention gqa --key-value-heads 2 --data DATA --output gqa.pt
 """
 
 from pathlib import Path
 
-from fairseq_lowrank.cli import _output
+from fairseq_lowrank.cli import _output, spectrum
+from fairseq_lowrank.messages import UserError
 
 NAME = "convert"
-HELP = "change a checkpoint's head mixing into another that gives the same outputs"
+HELP = "change a checkpoint's head mixing or head sizes, with the same outputs if that is possible"
+SIZES = ("head_dim", "value_dim", "key_value_heads")
 
 
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train, ours or stock")
     parser.add_argument("--attention", metavar="NAME", help="the new --attention (default: the checkpoint's)")
     parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, over the preset's mixing")
+    parser.add_argument("--head-dim", type=int, metavar="N", help="the new size of heads")
+    parser.add_argument("--value-dim", type=int, metavar="N", help="the new size of values")
+    parser.add_argument("--key-value-heads", type=int, metavar="N", help="the new number of key and value heads")
+    spectrum.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
     _output.add_checkpoint_argument(parser, "where to write the new checkpoint")
 
 
 def run(args) -> None:
-    if args.attention is None and args.head_mixing is None:
-        raise ValueError("into what? Give --attention or --head-mixing")
+    changes = {name: getattr(args, name) for name in ("attention", "head_mixing", *SIZES)}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if not changes:
+        raise UserError(
+            "no target given. Add --attention NAME, --head-mixing NAME, --head-dim N or --key-value-heads N."
+        )
+    for name in SIZES:
+        if changes.get(name, 1) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {changes[name]}: expected at least 1")
+    spectrum.check_data_arguments(args)
+    if not args.data and (given := spectrum.given_for_data(args)):
+        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
     from fairseq_lowrank.tools import checkpoints
     from fairseq_lowrank.tools.conversion import convert
 
     state = checkpoints.load_state(args.checkpoint)
-    state, notes = convert(state, attention=args.attention, mixing=args.head_mixing)
+    sizes = {name: changes.get(name) for name in SIZES}
+    state, notes = convert(state, attention=args.attention, mixing=args.head_mixing, **sizes)
     _output.save_checkpoint(state, args.output)
-    print(f"{args.output}: {args.checkpoint} with {' '.join(flags(args))}")
-    print(*notes, sep="\n")
+    given = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+    _output.say("\n".join([f"{args.output}: {args.checkpoint} with {given}", *notes]))
+    if args.data:
+        _output.say(error_text(args))
 
 
-def flags(args) -> list[str]:
-    given = {"--attention": args.attention, "--head-mixing": args.head_mixing}
-    return [f"{flag} {value}" for flag, value in given.items() if value is not None]
+def error_text(args) -> str:
+    """Measure the difference of the outputs on data, and say it."""
+    from fairseq_lowrank.tools import checkpoints
+    from fairseq_lowrank.tools.conversion import output_error
+
+    models = []
+    for path in (args.checkpoint, args.output):
+        model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
+        models.append(model)
+    found = output_error(*models, samples := spectrum.sequences(args, task), task.target_dictionary.pad())
+    return (
+        f"{len(samples)} sequences of {args.subset!r}: {found['bits_before']:.4f} bits a token before, "
+        f"{found['bits_after']:.4f} after; log₂ probabilities differ by {found['mean']:.2g} for targets on average, by "
+        f"{found['largest']:.2g} at most"
+    )

@@ -261,6 +261,11 @@ class RegularisedCriterion:
             _refuse_without_layers(self.penalty_weights, type(model).__name__)
         if "mixing_orthogonality" in self.penalty_weights and not any(_learns(layer.mixing) for layer in layers):
             _refuse_without_mixing(self.penalty_weights)
+        spaces = [_flag(name) for name in _SPACES if name in self.penalty_weights]
+        if spaces and all(layer.num_heads == 1 for layer in layers):
+            raise UserError(
+                f"{', '.join(spaces)}: compares pairs of heads, and every layer has one. Use more heads, or remove it."
+            )
         return layers
 
     def forward(self, model, sample, *args, **kwargs):

@@ -1,37 +1,48 @@
-"""One way of mixing heads turned into another where both compute the same: P̄_i V_i = Σ_j M[j,i] P_j V_i."""
+"""Checkpoints with other attention: other mixing of heads, larger heads, or another number of key and value heads.
+
+All of it keeps the outputs, except fewer key and value heads, which are means of the old ones.
+"""
 
 from __future__ import annotations
 
 import collections
+import math
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.attention import AXES, AttentionSpec
+from fairseq_lowrank.attention.spec import NEEDED
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
-from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build, our_arguments
+from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, axes_of, build, our_arguments
 from fairseq_lowrank.tools.checkpoints import model_arguments, vocab_size
 
 # Projections whose heads all read one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")
 LEARNED = ("none", "static", "positionwise", "diagonal")
+SIZES = ("head_dim", "value_dim", "key_value_heads")
+"""Axes that are numbers, which a conversion can change; the other axes except mixing stay."""
 
 
-def convert(state: dict, *, attention: str | None = None, mixing: str | None = None) -> tuple[dict, list[str]]:
-    """A checkpoint with another way of mixing heads and the same outputs, without the state of its optimizer.
+def convert(
+    state: dict, *, attention: str | None = None, mixing: str | None = None, **sizes: int | None
+) -> tuple[dict, list[str]]:
+    """Return a checkpoint with other attention, without the state of its optimizer, and notes on what is the same.
 
     Args:
         state: see :func:`~fairseq_lowrank.tools.checkpoints.load_state`; it is not changed.
-        attention: the new `--attention`, which may differ from the old one in its mixing alone.
+        attention: the new `--attention`, which may differ from the old one in its mixing and in :data:`SIZES`. A size that
+            the old preset alone needed is dropped with it.
         mixing: the new `--head-mixing`.
-
-    Returns:
-        The new state, and lines that say what is the same and what is not.
+        sizes: new values of :data:`SIZES`; None leaves one as it is.
 
     Raises:
-        ValueError: the new attention cannot give the same outputs, or has other axes than mixing that differ.
+        ValueError: the new attention cannot give the same outputs, or other axes differ.
     """
     if state.get("shard_metadata"):
         raise ValueError("the checkpoint is one shard of several: convert one that holds the whole model")
@@ -39,8 +50,13 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
     new = our_arguments(old)
     if new is None:
         raise ValueError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
-    new.attention = attention or getattr(old, "attention", None) or "mha"
-    new.head_mixing = mixing
+    preset = getattr(old, "attention", None) or "mha"
+    if attention not in (None, preset) and preset in NEEDED:
+        setattr(new, AXES[NEEDED[preset][0]].flag, None)
+    new.attention, new.head_mixing = attention or preset, mixing
+    for name, size in sizes.items():
+        if size is not None:
+            setattr(new, AXES[name].flag, size)
     if not _learns(new):
         new.mixing_lr_scale = None
     before, after = check_axes(old, new)
@@ -49,47 +65,145 @@ def convert(state: dict, *, attention: str | None = None, mixing: str | None = N
             f"the checkpoint of {old.arch} has no word embeddings: expected a translation or language model"
         )
     model = build(new, size)
-    tensors, folds = dict(state["model"]), []
+    tensors, folds, resized, exact = dict(state["model"]), [], False, True
     for layer in attention_layers(model):
-        spec, mixing = before.spec_at(layer.site), after.spec_at(layer.site).mixing
-        if spec.mixing != mixing:
-            folds.append(_remix_layer(tensors, layer, spec, mixing))
-    if not folds:
+        spec, wanted = before.spec_at(layer.site), after.spec_at(layer.site)
+        now, then = axes_of(layer.module, spec), axes_of(layer.module, wanted)
+        if any(now[name] != then[name] for name in SIZES):
+            resized, exact = True, _change_layer(tensors, layer, resize, spec, now, then) and exact
+        if spec.mixing != wanted.mixing:
+            folds.append(_change_layer(tensors, layer, remix, spec, wanted.mixing, now["num_heads"], then["head_dim"]))
+    if not folds and not resized:
         raise ValueError(
-            f"--attention {new.attention}: the checkpoint's heads are mixed so already ({before.spec.mixing})"
+            f"--attention {new.attention}: the checkpoint has that attention ({before.spec.mixing} mixing)"
         )
-    return with_model(state, new, as_state_of(model, tensors, state["model"])), notes(state, any(folds))
+    converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
+    return converted, notes(state, any(folds), resized=resized, exact=exact)
 
 
 def _learns(args: Namespace) -> bool:
-    """Whether anything mixes heads by weights that are learned, at a rate of their own where one was given."""
+    """Return True if heads are mixed by trainable weights."""
     spec = AttentionOptions.from_args(Namespace(**vars(args) | {"mixing_lr_scale": None})).spec
     return learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)
 
 
 def check_axes(old: Namespace, new: Namespace) -> tuple[AttentionOptions, AttentionOptions]:
-    """The attention of both arguments, after checking that they differ in mixing alone."""
+    """Return the attention of both arguments, after checking that they differ in mixing and sizes alone."""
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
-    for axis in (field.name for field in fields(AttentionSpec) if field.name != "mixing"):
+    for axis in (field.name for field in fields(AttentionSpec) if field.name not in ("mixing", *SIZES)):
         ours, theirs = getattr(after.spec, axis), getattr(before.spec, axis)
         if ours != theirs:
-            raise ValueError(
-                f"--attention {new.attention}: its {axis.replace('_', ' ')} is {ours}, the checkpoint's {theirs}; only the "
-                "mixing of heads can be converted: give --head-mixing, or an --attention that differs in it alone"
+            raise UserError(
+                f"--attention {new.attention}: its {axis.replace('_', ' ')} is {ours}, the checkpoint's {theirs}. "
+                "Only mixing and sizes can be converted: give --head-mixing, --head-dim, --value-dim or --key-value-heads, or "
+                "an --attention that differs in them alone."
             )
     return before, after
 
 
-def _remix_layer(tensors: dict[str, Tensor], layer: AttentionLayer, spec: AttentionSpec, mixing: str) -> bool:
-    """Give a layer's tensors, in place, another way of mixing; whether M was folded, see :func:`remix`."""
+def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dict) -> tuple[dict[str, Tensor], bool]:
+    """Return a layer's tensors with other sizes, and whether its outputs stay.
+
+    Larger heads are exact. Queries get rows of 0 and are scaled by √(d_p / d_k), because the layer divides scores by √d_p
+    in place of √d_k. Keys get new rows, drawn like their others, so that the new part of the queries can learn. Values get
+    such rows too, and the output projection columns of 0.
+
+    More heads of keys and values are exact: each old head is repeated. Fewer are means of neighbours (Ainslie et al. 2023,
+    section 2.1), which changes the outputs.
+
+    Args:
+        now, then: the axes of the layer, see :func:`~fairseq_lowrank.tools.architecture.axes_of`.
+
+    Raises:
+        UserError: the sizes cannot be changed in this way.
+    """
+    if spec.projection != "independent" or spec.score != "dot-product" or "bias_k" in tensors:
+        raise UserError(
+            f"projection {spec.projection} with score {spec.score}: sizes of these heads cannot be converted"
+        )
+    for name in ("head_dim", "value_dim"):
+        if then[name] < now[name]:
+            raise UserError(
+                f"--{name.replace('_', '-')} {then[name]}: smaller than the checkpoint's {now[name]}, so outputs would change. "
+                f"Use {now[name]} or more."
+            )
+    heads, groups, new_groups = now["num_heads"], now["key_value_heads"], then["key_value_heads"]
+    if groups % new_groups and new_groups % groups:
+        raise UserError(
+            f"--key-value-heads {new_groups}: neither a divisor nor a multiple of the checkpoint's {groups}. Use one of these."
+        )
+
+    def grouped(tensor: Tensor) -> Tensor:
+        if new_groups >= groups:
+            return tensor.repeat_interleave(new_groups // groups, 0)
+        return tensor.unflatten(0, (new_groups, -1)).mean(1)
+
+    generator = torch.Generator().manual_seed(1)
+
+    def padded(tensor: Tensor, size: int, *, drawn: bool = False) -> Tensor:
+        """Add dimensions 1 up to a size; drawn with the tensor's standard deviation, or 0."""
+        missing = size - tensor.size(1)
+        if not missing:
+            return tensor
+        rest = tensor.new_zeros(len(tensor), missing, *tensor.shape[2:])
+        if drawn:
+            rest = torch.randn(rest.shape, generator=generator, dtype=tensor.dtype) * tensor.std()
+        return torch.cat((tensor, rest), 1)
+
+    changed = {}
+    scale = (then["head_dim"] / now["head_dim"]) ** 0.5
+    for name, number, size in (
+        ("q_proj", heads, "head_dim"),
+        ("k_proj", groups, "head_dim"),
+        ("v_proj", groups, "value_dim"),
+    ):
+        for part in ("weight", "bias"):
+            if (tensor := tensors.get(f"{name}.{part}")) is None:
+                continue
+            values = tensor.double().unflatten(0, (number, now[size]))
+            values = values * scale if name == "q_proj" else grouped(values)
+            values = padded(values, then[size], drawn=part == "weight" and name != "q_proj")
+            changed[f"{name}.{part}"] = values.flatten(0, 1).to(tensor.dtype)
+    weight = tensors["out_proj.weight"].unflatten(1, (heads, now["value_dim"]))
+    changed["out_proj.weight"] = F.pad(weight, (0, then["value_dim"] - now["value_dim"])).flatten(1)
+    if (query_weight := tensors.get("mixing.query_weight")) is not None:  # it reads the queries before the scale
+        changed["mixing.query_weight"] = F.pad(query_weight / scale, (0, 0, 0, then["head_dim"] - now["head_dim"]))
+    return tensors | changed, new_groups >= groups
+
+
+def output_error(first, second, samples: list[dict], pad: int) -> dict[str, float]:
+    """Compare the outputs of two models on samples, whose targets are padded with `pad`.
+
+    Returns:
+        `bits_before` and `bits_after`, the mean loss of a target token in bits; `mean` and `largest`, of the absolute
+        difference of log₂ probabilities, over target tokens and over the whole vocabulary.
+    """
+    totals, largest = torch.zeros(4, dtype=torch.float64), 0.0
+    for sample in samples:
+        with torch.no_grad():
+            before, after = (
+                model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).double() / math.log(2)
+                for model in (first, second)
+            )
+        largest = max(largest, (after - before).abs().max().item())
+        target = sample["target"].view(before.shape[:-1])
+        said = target != pad
+        old, new = (each.gather(-1, target[..., None])[..., 0][said] for each in (before, after))
+        totals += torch.stack((-old.sum(), -new.sum(), (new - old).abs().sum(), said.sum().double()))
+    bits_before, bits_after, mean = (totals[:3] / totals[3]).tolist()
+    return {"bits_before": bits_before, "bits_after": bits_after, "mean": mean, "largest": largest}
+
+
+def _change_layer(tensors: dict[str, Tensor], layer: AttentionLayer, change: Callable, *args) -> bool:
+    """Apply :func:`remix` or :func:`resize` to a layer's tensors in place, and return what it says of them."""
     prefix = f"{layer.name}."
     found = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
     try:
-        found, folded = remix(found, spec, mixing, layer.module.num_heads, layer.module.head_dim)
+        found, result = change(found, *args)
     except ValueError as error:
-        raise ValueError(f"{layer.name}: {error}") from error
+        raise UserError(f"{layer.name}: {error}") from error
     tensors |= {prefix + name: tensor for name, tensor in found.items()}
-    return folded
+    return result
 
 
 def remix(
@@ -185,7 +299,8 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     """The checkpoint with another model: its arguments changed, the optimizer and averaged weights of the old one gone."""
     from omegaconf import OmegaConf
 
-    changes = {name: getattr(args, name, None) for name in ("attention", "head_mixing", "mixing_lr_scale")}
+    names = ("attention", "head_mixing", "mixing_lr_scale", *(AXES[name].flag for name in SIZES))
+    changes = {name: getattr(args, name, None) for name in names}
     cfg = state["cfg"]
     cfg = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True) if OmegaConf.is_config(cfg) else dict(cfg)
     kind = Namespace if isinstance(cfg["model"], Namespace) else dict
@@ -199,16 +314,21 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     return state | {"args": None, "cfg": cfg, "model": model, "extra_state": extra}
 
 
-def notes(state: dict, folded: bool) -> list[str]:
-    """What is the same as before, and what is not."""
-    lines = (
-        [
+def notes(state: dict, folded: bool, *, resized: bool = False, exact: bool = True) -> list[str]:
+    """Say what is the same as before, and what is not."""
+    if not exact:
+        lines = [
+            "not exact: the model's outputs. Keys and values are means of the heads that share them now; "
+            "train on, or measure the error with --data DIR"
+        ]
+    elif folded:
+        lines = [
             "exact up to rounding: the model's outputs, M being part of out_proj now",
             "not the same: the attention weights it returns (unmixed now), and dropout in further training (it falls on them)",
         ]
-        if folded
-        else ["exact: the model's outputs and the attention weights it returns"]
-    )
+    else:
+        rounding = " up to rounding" if resized else ""
+        lines = [f"exact{rounding}: the model's outputs and the attention weights it returns"]
     dropped = ["the optimizer's state"] * ("last_optimizer_state" in state)
     dropped += ["averaged weights (EMA)"] * ("ema" in (state.get("extra_state") or {}))
     if dropped:

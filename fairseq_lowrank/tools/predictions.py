@@ -10,6 +10,7 @@ from statistics import fmean
 
 import torch
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
 from fairseq_lowrank.tasks.spans import Pieces, best_span, with_most_context
 from fairseq_lowrank.tools.checkpoints import configuration, load_model, load_state
@@ -97,9 +98,24 @@ def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path
 
 
 def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
-    """The samples of a split, on the model's device."""
+    """Return the samples of a split, on the model's device.
+
+    Raises:
+        UserError: a text is too long for the model, or for a batch.
+    """
     from fairseq.utils import move_to_cuda
 
+    dataset = task.dataset(split)
+    indices = dataset.ordered_indices()
+    _, too_long = dataset.filter_indices_by_size(indices, task.max_positions())
+    for index in too_long:
+        raise UserError(
+            f"--subset {split}: text {index + 1} has {dataset.size(index)} tokens, and the model takes "
+            f"{task.max_positions()}. Shorten it."
+        )
+    longest = max(indices, key=dataset.num_tokens)
+    if (tokens := dataset.num_tokens(longest)) > max_tokens:
+        raise UserError(f"--max-tokens {max_tokens}: text {longest + 1} of {split} has {tokens}. Use {tokens} or more.")
     iterator = task.get_batch_iterator(task.dataset(split), max_tokens=max_tokens, max_positions=task.max_positions())
     on_gpu = next(model.parameters()).is_cuda
     for sample in iterator.next_epoch_itr(shuffle=False):
@@ -175,6 +191,6 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
             text = line["text"][start:end]
         predictions[question["id"]] = text
         answers[question["id"]] = [text for _, text in question["answers"]]
-    measures = evaluate(predictions, answers)
+    measures = evaluate(predictions, answers, unanswerable=about["unanswerable"])
     files = {f"{split}.json": json.dumps(predictions, ensure_ascii=False, indent=1) + "\n"}
     return Predictions(about["name"], files, measures, measures["f1"])

@@ -19,21 +19,27 @@ def exact_match(prediction: str, answer: str) -> float:
     return float(normalise(prediction) == normalise(answer))
 
 
-def f1(prediction: str, answer: str) -> float:
-    """2·P·R / (P + R) over the words of both, normalised; where one has no words, 1.0 if both have none, else 0.0."""
+def f1(prediction: str, answer: str, *, unanswerable: bool) -> float:
+    """Return 2·P·R / (P + R) over the words of both, normalised.
+
+    If both have no words, SQuAD 2.0 (`unanswerable`) gives 1.0 and SQuAD 1.1 gives 0.0. If one has none, both give 0.0.
+    """
     ours, theirs = normalise(prediction).split(), normalise(answer).split()
     if not ours or not theirs:
-        return float(ours == theirs)
+        return float(unanswerable and ours == theirs)
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * common / (len(ours) + len(theirs))
 
 
-def evaluate(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """Scores over all questions, in percent: each prediction against the answer that it fits best.
+def evaluate(
+    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]], *, unanswerable: bool
+) -> dict[str, float]:
+    """Compute scores over all questions, in percent: each prediction against the answer that it fits best.
 
     Args:
         predictions: a text for each question's name; an empty one says that there is no answer.
-        answers: the texts that count as right; none where the paragraph holds no answer.
+        answers: the texts that count as right; none if the paragraph has no answer.
+        unanswerable: the rules of SQuAD 2.0, which has questions without an answer; else those of 1.1 (XQuAD has them too).
 
     Returns:
         `em` and `f1`; where some questions have no answer also the same over those that have one and those that have none
@@ -44,7 +50,7 @@ def evaluate(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]
     """
     if missing := [name for name in answers if name not in predictions]:
         raise ValueError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
-    single = {name: best(predictions[name], right) for name, right in answers.items()}
+    single = {name: best(predictions[name], right, unanswerable=unanswerable) for name, right in answers.items()}
     answered = [score for name, score in single.items() if answers[name]]
     scores = {"em": mean(em for em, _ in single.values()), "f1": mean(f for _, f in single.values())}
     if answered and len(answered) < len(single):
@@ -53,10 +59,17 @@ def evaluate(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]
     return scores
 
 
-def best(prediction: str, answers: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 against the answer that each fits best; answers of nothing but articles count only where there is no other."""
-    right = [answer for answer in answers if normalise(answer)] or [""]
-    return max(exact_match(prediction, one) for one in right), max(f1(prediction, one) for one in right)
+def best(prediction: str, answers: Sequence[str], *, unanswerable: bool) -> tuple[float, float]:
+    """Return exact match and F1, each against the answer that fits best.
+
+    SQuAD 2.0 leaves out answers of nothing but articles if there are others. SQuAD 1.1 counts every answer.
+    """
+    right = [answer for answer in answers if normalise(answer)] if unanswerable else answers
+    right = right or [""]
+    return (
+        max(exact_match(prediction, one) for one in right),
+        max(f1(prediction, one, unanswerable=unanswerable) for one in right),
+    )
 
 
 def mean(scores: Iterable[float]) -> float:

@@ -19,7 +19,7 @@ from experiments import commands
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import pictures
+from fairseq_lowrank.tools import parameters, pictures
 
 FOLDER_COMMANDS = {
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
@@ -199,6 +199,7 @@ def test_command_writes_its_files_before_it_prints(command, tmp_path, monkeypatc
     assert (tmp_path / "out" / f"{command[0]}.json").is_file()
 
 
-def test_progress_is_silent_in_a_pipe(capsys):
+def test_progress_is_silent_in_a_pipe(monkeypatch, capsys):
+    monkeypatch.setattr(parameters, "SWEEPS", {"layers": (2,)})
     assert cli.main(["params", *FOLDER_COMMANDS["params"], "--sweep", "layers"]) == 0
     assert not capsys.readouterr().err

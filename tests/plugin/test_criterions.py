@@ -356,6 +356,14 @@ def test_a_model_without_anything_to_penalise_is_refused_before_training(task):
     assert len(overlap.check_model(unmixed)) == 4
 
 
+def test_penalties_of_pairs_are_refused_with_one_head(task):
+    overlap = build_criterion(task, *ALL[2:])
+    heads = ["--encoder-attention-heads", "1", "--decoder-attention-heads", "1"]
+    with pytest.raises(ValueError, match="--row-space-penalty, --column-space-penalty"):
+        overlap.check_model(build_model(task, "--attention", "mha", *heads))
+    assert overlap.check_model(build_model(task, "--attention", "mha", *heads[:2]))  # the decoder has pairs
+
+
 def test_criterions_registered_later_have_the_flags_too(task, sample):
     name = "cross_entropy_of_a_user"
 

@@ -1,6 +1,8 @@
 """Ways of mixing turned into others: layers and whole checkpoints give the same outputs, or are refused."""
 
 import argparse
+import dataclasses
+import math
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from omegaconf import OmegaConf
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.tools import checkpoints
-from fairseq_lowrank.tools.conversion import remix
+from fairseq_lowrank.tools.architecture import axes_of
+from fairseq_lowrank.tools.conversion import output_error, remix, resize
 
 HEADS, WIDTH = 4, 16
 
@@ -250,10 +253,16 @@ def test_trained_models_translate_as_before(source, preset, tmp_path):
     "source, flags, message",
     [
         ("mhe", ["--attention", "mixhead-a"], "its projection is independent, the checkpoint's head-embedding-mul"),
-        ("mhe", ["--attention", "mhe-mul"], "are mixed so already (none)"),
+        ("mhe", ["--attention", "mhe-mul"], "--attention mhe-mul"),
         ("mhe", ["--attention", "nope"], "attention preset 'nope': expected one of mha"),
         ("mhe", ["--head-mixing", "random"], "random mixing is fixed"),
-        ("mhe", [], "Give --attention or --head-mixing"),
+        ("mhe", [], "Add --attention NAME"),
+        ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),
+        ("stock", ["--attention", "fixedhead", "--head-dim", "2"], "--head-dim 2"),
+        ("stock", ["--attention", "gqa"], "--key-value-heads"),
+        ("stock", ["--attention", "gqa", "--key-value-heads", "3"], "key_value_heads=3"),
+        ("stock", ["--attention", "fixedhead", "--head-dim", "0"], "--head-dim 0"),
+        ("stock", ["--attention", "mixhead-a", "--sequences", "3"], "--sequences 3"),
     ],
 )
 def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, source, flags, message):
@@ -262,3 +271,100 @@ def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, sour
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def resized(made, **sizes):
+    """A layer of other sizes with the weights of another one, and whether that is exact."""
+    spec = dataclasses.replace(made.spec, **sizes)
+    other = layer(spec, seed=9)
+    tensors, exact = resize(dict(made.state_dict()), made.spec, axes_of(made), axes_of(made, spec))
+    other.load_state_dict(tensors)
+    return other, exact
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize("mixing", ["none", "static", "positionwise"])
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ({}, {"head_dim": 7}),
+        ({}, {"head_dim": 4, "value_dim": 6}),
+        ({"key_value_heads": 2}, {"key_value_heads": None}),
+        ({"key_value_heads": 1}, {"key_value_heads": 2}),
+        ({"key_value_heads": 2}, {"key_value_heads": 4, "head_dim": 9, "value_dim": 5}),
+    ],
+)
+def test_larger_sizes_give_the_same_outputs(before, after, mixing, activation):
+    made = layer(AttentionSpec(mixing=mixing, activation=activation, **before))
+    other, exact = resized(made, **after)
+    assert exact and other.spec != made.spec
+    torch.testing.assert_close(outputs(other), outputs(made), rtol=0, atol=1e-12)
+
+
+def test_larger_heads_can_learn():
+    other, _ = resized(layer(AttentionSpec()), head_dim=7)
+    outputs(other).square().sum().backward()
+    new = other.q_proj.weight.grad.unflatten(0, (HEADS, 7))[:, 4:]
+    assert (
+        new.abs().amin(-1).min() > 0 and other.out_proj.weight.grad.unflatten(1, (HEADS, 7))[:, :, 4:].abs().min() > 0
+    )
+
+
+def test_fewer_key_and_value_heads_are_means_of_neighbours():
+    made = layer(AttentionSpec())
+    other, exact = resized(made, key_value_heads=2)
+    assert not exact
+    for name in ("k_proj", "v_proj"):
+        heads = getattr(made, name).weight.unflatten(0, (2, 2, 4))
+        torch.testing.assert_close(getattr(other, name).weight.unflatten(0, (2, 4)), heads.mean(1))
+    torch.testing.assert_close(other.q_proj.weight, made.q_proj.weight)
+
+
+def test_heads_that_are_alike_are_joined_without_a_difference():
+    made, _ = resized(layer(AttentionSpec(key_value_heads=2)), key_value_heads=4)
+    other, _ = resized(made, key_value_heads=2)
+    torch.testing.assert_close(outputs(other), outputs(made), rtol=0, atol=1e-12)
+
+
+def test_convert_takes_the_sizes_that_it_asks_for(trained, tmp_path, capsys):
+    files = {name: tmp_path / f"{name}.pt" for name in ("fixed", "grouped", "mha", "mixed")}
+    larger = ["--attention", "fixedhead", "--head-dim", "7", "--output", str(files["fixed"])]
+    assert cli.main(["convert", str(trained("stock")), *larger]) == 0
+    assert "exact up to rounding" in capsys.readouterr().out
+    assert same_outputs(trained("stock"), files["fixed"]).encoder.layers[0].self_attn.head_dim == 7
+    grouped = ["--attention", "gqa", "--key-value-heads", "2", "--output", str(files["grouped"])]
+    assert cli.main(["convert", str(trained("stock")), *grouped]) == 0
+    assert "not exact" in capsys.readouterr().out
+    # the number of groups goes with the preset that needed it
+    assert cli.main(["convert", str(files["grouped"]), "--attention", "mha", "--output", str(files["mha"])]) == 0
+    assert "exact up to rounding" in capsys.readouterr().out
+    layer = same_outputs(files["grouped"], files["mha"]).decoder.layers[0].encoder_attn
+    assert layer.spec == AttentionSpec() and len(layer.k_proj.weight) == 16
+    both = ["--attention", "mixhead-b", "--head-dim", "6", "--output", str(files["mixed"])]
+    assert cli.main(["convert", str(trained("mixhead-a")), *both]) == 0
+    same_outputs(trained("mixhead-a"), files["mixed"])
+
+
+def test_convert_measures_the_difference_on_data(trained, translation_data, tmp_path, capsys):
+    target = tmp_path / "grouped.pt"
+    data = ["--data", str(translation_data), "--sequences", "3", "--output", str(target)]
+    flags = ["--attention", "gqa", "--key-value-heads", "1"]
+    assert cli.main(["convert", str(trained("stock")), *flags, *data]) == 0
+    printed = capsys.readouterr().out.splitlines()[-1]
+    models = [checkpoints.load_model(path) for path in (trained("stock"), target)]
+    samples = checkpoints.sequences(models[0][1], "valid", count=3, seed=1, min_length=2, max_length=None)
+    logs, targets = [[], []], []
+    for sample in samples:
+        targets += sample["target"][0].tolist()
+        for log, (model, _) in zip(logs, models, strict=True):
+            with torch.no_grad():
+                log.append(model(**sample["net_input"])[0][0].double().log_softmax(-1) / math.log(2))
+    before, after = (torch.cat(log) for log in logs)
+    bits = [-each[range(len(targets)), targets].mean().item() for each in (before, after)]
+    assert f"{bits[0]:.4f} bits" in printed and f"{bits[1]:.4f} after" in printed
+    found = output_error(*(model for model, _ in models), samples, 1)
+    assert found["largest"] == pytest.approx((after - before).abs().max().item(), rel=1e-4) and found["largest"] > 0
+    difference = (after - before)[range(len(targets)), targets].abs().mean().item()
+    assert found["mean"] == pytest.approx(difference, rel=1e-4)
+    same = output_error(models[0][0], models[0][0], samples, 1)
+    assert same["mean"] == same["largest"] == 0

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy
 import pytest
 
 pytest.importorskip("fairseq")
@@ -10,7 +12,8 @@ pytest.importorskip("fairseq")
 from experiments.corpora.glue import TASKS
 from experiments.reporting.comparison import AVERAGES, build
 from experiments.reporting.papers import load_papers
-from fairseq_lowrank.tools.predictions import check_task, server_file
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.predictions import batches, check_task, server_file
 
 
 def test_glues_server_takes_columns_and_numbers_in_their_range():
@@ -109,3 +112,25 @@ def test_a_model_of_another_task_is_refused(trained, asks, labels, message):
         check_task({"cfg": trained}, Path("model.pt"), asks, {"labels": labels}, Path("bin"))
     check_task({"cfg": SENTENCES}, Path("model.pt"), "sentence_prediction", {"labels": ["a", "b"]}, Path("bin"))
     check_task({"cfg": NUMBERS}, Path("model.pt"), "sentence_prediction", {"labels": []}, Path("bin"))
+
+
+@pytest.mark.parametrize(("max_tokens", "limit", "flag"), [(100, 6, "--subset valid"), (6, 20, "--max-tokens 6")])
+def test_texts_that_are_too_long_are_named_with_flags_of_predict(max_tokens, limit, flag):
+    from fairseq.data import FairseqDataset
+
+    class Texts(FairseqDataset):
+        sizes = numpy.array([3, 7, 5])
+
+        def __len__(self):
+            return len(self.sizes)
+
+        def size(self, index):
+            return int(self.sizes[index])
+
+        num_tokens = size
+
+    task = SimpleNamespace(dataset=lambda split: Texts(), max_positions=lambda: limit)
+    with pytest.raises(UserError) as caught:
+        next(batches(None, task, "valid", max_tokens))
+    message = str(caught.value)
+    assert message.startswith(flag) and "text 2 " in message and "7" in message and "--skip" not in message

@@ -22,35 +22,54 @@ def test_answers_are_normalised(answer, normalised):
     assert normalise(answer) == normalised
 
 
-def test_exact_match_and_f1_of_pairs():
+def of_v1(predictions, answers):
+    return evaluate(predictions, answers, unanswerable=False)
+
+
+def of_v2(predictions, answers):
+    return evaluate(predictions, answers, unanswerable=True)
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_exact_match_and_f1_of_pairs(unanswerable):
+    def of(prediction, answer):
+        return f1(prediction, answer, unanswerable=unanswerable)
+
     assert exact_match("the Denver Broncos.", "Denver broncos") == 1
     assert exact_match("Denver", "Denver Broncos") == 0
-    assert f1("Denver", "Denver Broncos") == pytest.approx(2 * 1 * 0.5 / 1.5)
-    assert f1("very very good", "very good indeed") == pytest.approx(2 / 3)  # a word counts as often as both have it
-    assert f1("New York", "Denver") == 0
-    assert f1("", "Denver") == f1("the", "Denver") == f1("Denver", "") == 0
-    assert f1("", "") == f1("the", "a") == 1
+    assert of("Denver", "Denver Broncos") == pytest.approx(2 * 1 * 0.5 / 1.5)
+    assert of("very very good", "very good indeed") == pytest.approx(2 / 3)  # a word counts as often as both have it
+    assert of("New York", "Denver") == 0
+    assert of("", "Denver") == of("the", "Denver") == of("Denver", "") == 0
+    assert of("", "") == of("the", "a") == unanswerable
 
 
-def test_the_best_of_several_answers_counts_for_each_score():
+@pytest.mark.parametrize("evaluate", [of_v1, of_v2])
+def test_the_best_of_several_answers_counts_for_each_score(evaluate):
     scores = evaluate({"q": "the red car"}, {"q": ["a big red car", "car"]})
     assert scores == {"em": 0, "f1": pytest.approx(100 * 2 * 2 / 5)}
 
 
 def test_questions_without_an_answer():
     answers = {"a": ["blue"], "b": [], "c": []}
-    scores = evaluate({"a": "blue", "b": "", "c": "something"}, answers)
+    scores = of_v2({"a": "blue", "b": "", "c": "something"}, answers)
     assert scores["em"] == scores["f1"] == pytest.approx(200 / 3)
     assert (scores["em_answered"], scores["f1_answered"], scores["unanswered"]) == (100, 100, 50)
-    assert evaluate({"a": "", "b": "x", "c": "y"}, answers)["f1"] == 0
-    assert evaluate({"b": "", "c": ""}, {"b": [], "c": []}) == {"em": 100, "f1": 100}
+    assert of_v2({"a": "", "b": "x", "c": "y"}, answers)["f1"] == 0
+    assert of_v2({"b": "", "c": ""}, {"b": [], "c": []}) == {"em": 100, "f1": 100}
 
 
-def test_an_answer_of_articles_alone_counts_only_where_there_is_no_other():
-    assert evaluate({"q": ""}, {"q": ["the", "blue"]})["em"] == 0
-    assert evaluate({"q": ""}, {"q": ["the"]})["em"] == 100
+def test_squad_2_leaves_out_answers_of_articles_if_there_are_others():
+    assert of_v2({"q": ""}, {"q": ["the", "blue"]}) == {"em": 0, "f1": 0}
+    assert of_v2({"q": "a"}, {"q": ["the"]}) == {"em": 100, "f1": 100}
+
+
+def test_squad_1_counts_every_answer_and_has_no_f1_without_words():
+    # the script compares normalised texts, and words in common: "a" and "the" are equal, and share no word
+    assert of_v1({"q": "a"}, {"q": ["the", "blue"]}) == {"em": 100, "f1": 0}
+    assert of_v1({"q": "blue"}, {"q": ["the", "blue"]}) == {"em": 100, "f1": 100}
 
 
 def test_every_question_needs_a_prediction():
     with pytest.raises(ValueError, match="1 questions have no prediction, such as b"):
-        evaluate({"a": "x"}, {"a": ["x"], "b": ["y"]})
+        of_v1({"a": "x"}, {"a": ["x"], "b": ["y"]})
