@@ -145,6 +145,9 @@ fine_tuning_rows() {
 # report OPTIONS…: the results of this paper beside the published values.
 report() { engine report "$@"; }
 
+# compare OPTIONS…: differences of rows of this table, with their intervals.
+compare() { engine compare "$@"; }
+
 # spectra NAME [OPTIONS…] ROWS…: spectra of the attention of rows on the test set, in a folder beside the lines of results. A row that has
 # its line but no checkpoint here, as in a clone of the repository, is trained for it and gets no second line.
 spectra() { engine spectra "$@"; }

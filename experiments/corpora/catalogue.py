@@ -7,6 +7,7 @@ from importlib import import_module
 
 from experiments import corpora
 from experiments.corpora.corpus import Corpus
+from experiments.corpora.own import binarised
 
 _MODULES = (name for _, name, _ in pkgutil.iter_modules(corpora.__path__) if name not in ("__main__", "catalogue"))
 _FOUND = (getattr(import_module(f"{corpora.__name__}.{name}"), "CORPUS", None) for name in _MODULES)
@@ -14,11 +15,13 @@ CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _FOUND if corpus
 
 
 def parse(name: str) -> tuple[Corpus, dict[str, object]]:
-    """The corpus that a form's name is of, and the values of the arguments that show in it.
+    """The corpus that a form's name is of, and the values of the arguments that show in it; that of binarised data for a path.
 
     Raises:
         ValueError: it is none's; the message says what names there are.
     """
+    if name.startswith("/"):
+        return binarised(name), {}
     for corpus in CORPORA.values():
         if (values := corpus.values(name)) is not None:
             return corpus, values

@@ -120,6 +120,10 @@ class Corpus:
     stand_in: Callable[[Mapping[str, object]], str] | None = None
     training: Callable[[Mapping[str, object]], Sequence[str]] | None = None
 
+    def undo(self, values: Mapping[str, object]) -> str | None:
+        """Return what fairseq-generate is to undo in a form of the corpus, in its words."""
+        return self.remove_bpe
+
     @property
     def parts(self) -> list[Argument]:
         """The arguments that show in names."""

@@ -1,4 +1,4 @@
-"""`python -m experiments.recipes --kind KIND --root FOLDER rows|sizes|report|spectra|folder|data|results …`, called by
+"""`python -m experiments.recipes --kind KIND --root FOLDER rows|sizes|report|compare|spectra|folder|data|results …`, called by
 `examples/common.sh`.
 
 Rows are declared on standard input (see :func:`experiments.recipes.recipe.records`), settings in the environment.
@@ -22,9 +22,13 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     parser = argparse.ArgumentParser(prog="runs", description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=SMOKE, required=True)
     parser.add_argument("--root", type=Path, required=True, help="the repository")
-    parser.add_argument("command", choices=("rows", "sizes", "report", "spectra", "folder", "data", "results"))
     parser.add_argument(
-        "words", nargs=argparse.REMAINDER, help="options of report; NAME ROW… of spectra; ROW of folder and data"
+        "command", choices=("rows", "sizes", "report", "compare", "spectra", "folder", "data", "results")
+    )
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        help="options of report and compare; NAME ROW… of spectra; ROW of folder and data",
     )
     args = parser.parse_args(argv)
     try:
@@ -37,6 +41,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
             engine.sizes()
         elif args.command == "report":
             return engine.report(args.words)
+        elif args.command == "compare":
+            return engine.compare(args.words)
         elif args.command == "spectra":
             return engine.spectra(args.words[0], args.words[1:])
         elif args.command == "results":

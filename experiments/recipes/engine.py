@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from experiments.corpora import __main__ as corpora
+from experiments.corpora.own import check_binarised
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
 from experiments.recipes.logs import read_training_log
@@ -62,8 +63,8 @@ class Engine:
         others = []
         if other := differences(run.flags, flags):
             others.append(f" with other flags: {other}")
-        if (corpus := line.get("corpus", run.corpus)) != run.corpus:
-            others.append(f" on {corpus}, not on {run.corpus}")
+        if (corpus := line.get("corpus", run.corpus_name)) != run.corpus_name:
+            others.append(f" on {corpus}, not on {run.corpus_name}")
         wanted = list(scoring_flags(self.recipe.kind, self.settings))
         if "scoring" in line and (found := shlex.split(line["scoring"])) != wanted:
             others.append(f" scored with {shlex.join(found) or 'no flags'}, not with {shlex.join(wanted) or 'none'}")
@@ -153,7 +154,10 @@ class Engine:
             ValueError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, but for a trial, make
                 other data under the same name.
         """
-        if self.settings.dry_run or run.corpus not in self.prepared:
+        if run.corpus.startswith("/"):
+            if not self.settings.dry_run:
+                check_binarised(run.bin)
+        elif self.settings.dry_run or run.corpus not in self.prepared:
             words = [run.corpus, *self.settings.prepare]
             if (made := corpora.folder(words)) != corpora.folder(words[:1]):
                 raise ValueError(
@@ -184,11 +188,11 @@ class Engine:
             **({"task": run.row.partition("@")[2], "pretraining": pretraining(run.base)} if run.base else {}),
             "position": list(self.recipe.rows).index(run.row),  # among the recipe's rows, for reports
             "architecture": last_value(run.flags, "--arch", ""),
-            "corpus": run.corpus,
+            "corpus": run.corpus_name,
             "flags": shlex.join(run.flags),
             "seed": run.seed,
             **trained,
-            **parameters(run.best, run.data / "bin"),
+            **parameters(run.best, run.bin),
             **self.losses_of(run),
             "split": self.recipe.split,
             "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
@@ -245,6 +249,11 @@ class Engine:
         """The results of this paper beside the published values."""
         self.refuse_busy(self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings))
         return self.tool("python -m experiments", "report", str(self.results), "--paper", self.recipe.paper, *options)
+
+    def compare(self, options: Sequence[str]) -> int:
+        """Compare rows of this table."""
+        table = ["--paper", self.recipe.paper, "--table", self.recipe.table]
+        return self.tool("python -m experiments", "compare", str(self.results), *table, *options)
 
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""

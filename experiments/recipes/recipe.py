@@ -241,6 +241,16 @@ class Run:
         return self.where / f"{self.row}-seed{self.seed}-{self.fingerprint}"
 
     @property
+    def bin(self) -> Path:
+        """The binarised data: of a path, the folder itself."""
+        return self.data if self.corpus.startswith("/") else self.data / "bin"
+
+    @property
+    def corpus_name(self) -> str:
+        """The corpus as a line of results calls it."""
+        return Path(self.corpus).name
+
+    @property
     def others(self) -> list[Path]:
         """Folders of the same row and seed under other flags, or of a version that had no fingerprints."""
         names = re.compile(rf"{re.escape(self.row)}-seed{self.seed}(-[0-9a-f]{{8}})?")

@@ -29,9 +29,10 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     """BLEU on the test set, and with VALID on the validation set too."""
     target = last_value(run.flags, "--target-lang", "en")
     splits = ("valid", "test") if settings.valid else ("test",)
-    pieces = parse(run.corpus)[0].remove_bpe
+    corpus, values = parse(run.corpus)
+    pieces = corpus.undo(values)
     for split in splits:
-        words = ["fairseq-generate", str(run.data / "bin"), "--user-dir", str(run.plugin)]
+        words = ["fairseq-generate", str(run.bin), "--user-dir", str(run.plugin)]
         words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that has hardly begun does not know when to stop
@@ -42,9 +43,11 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     found = {}
     for split in splits:
         output = run.folder / f"generate-{split}.out"
-        hypotheses = read_hypotheses(output)
+        hypotheses = read_sentences(output, "H")
         write_lines(output.with_suffix(".txt"), hypotheses)
-        references = list(read_lines(run.data / "tok" / f"{split}.{target}"))
+        text = run.data / "tok" / f"{split}.{target}"
+        # of data that somebody else binarised there is no text
+        references = list(read_lines(text)) if text.exists() else read_sentences(output, "T")
         # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
         raw = run.data / "raw" / f"test.{target}"
         raw = list(read_lines(raw)) if split == "test" and raw.exists() else None
@@ -61,7 +64,7 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
     """
     length = int(last_value(run.flags, "--tokens-per-sample", "512"))
     output = run.folder / "evaluate-test.out"
-    words = ["fairseq-eval-lm", str(run.data / "bin"), "--user-dir", str(run.plugin)]
+    words = ["fairseq-eval-lm", str(run.bin), "--user-dir", str(run.plugin)]
     words += ["--gen-subset", "test", "--tokens-per-sample", str(length)]
     task = last_value(run.flags, "--task", "language_modeling")
     words += ["--task", task] if task == "segment_lm" else ["--context-window", str(length * 25 // 32)]
@@ -73,7 +76,7 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
 def score_masked_language_model(run: Run, settings: Settings, execute: Execute) -> dict:
     """Perplexity of masked words on the test set, and where they are predicted the share of next sentences told right."""
     output = run.folder / "validate-test.out"
-    words = ["fairseq-validate", str(run.data / "bin"), "--user-dir", str(run.plugin)]
+    words = ["fairseq-validate", str(run.bin), "--user-dir", str(run.plugin)]
     words += ["--task", last_value(run.flags, "--task", ""), "--path", str(run.best), "--valid-subset", "test"]
     words += ["--max-tokens", last_value(run.flags, "--max-tokens", "4096")]
     words += ["--no-progress-bar", "--log-format", "json"]
@@ -83,7 +86,7 @@ def score_masked_language_model(run: Run, settings: Settings, execute: Execute) 
 
 def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
     """The task's measures on all splits but training's, and predictions of those without labels, for a benchmark's server."""
-    data, output = run.data / "bin", run.folder / "predictions"
+    data, output = run.bin, run.folder / "predictions"
     splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
     words = ["fairseq-lowrank", "predict", str(run.best), "--data", str(data), "--subset", *splits]
     execute_anew(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
@@ -105,14 +108,17 @@ def execute_anew(execute: Execute, words: list[str], output: Path, settings: Set
     execute(words, output)
 
 
-def read_hypotheses(path: Path) -> list[str]:
-    """The best hypotheses in a fairseq-generate output (pieces already joined), in the corpus's order."""
+def read_sentences(path: Path, kind: str) -> list[str]:
+    """Return the best hypotheses (`H`) or the references (`T`) in a fairseq-generate output, in the corpus's order.
+
+    Subwords are joined in the output already.
+    """
     found = {}
     for text in read_lines(path):
-        if match := re.match(r"H-(\d+)\t[^\t]*\t(.*)", text):
+        if match := re.match(rf"{kind}-(\d+)\t(?:[^\t]*\t)?(.*)", text):
             found.setdefault(int(match[1]), match[2])  # of several (--nbest) the best comes first
     if sorted(found) != list(range(len(found))):
-        raise ValueError(f"{path} holds {len(found)} hypotheses but not those numbered 0 to {len(found) - 1}")
+        raise ValueError(f"{path} holds {len(found)} sentences '{kind}' but not those numbered 0 to {len(found) - 1}")
     return [found[index] for index in range(len(found))]
 
 
@@ -175,7 +181,7 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
     from experiments.recipes.losses import sentence_losses
     from fairseq_lowrank.tools.checkpoints import load_model
 
-    model, task = load_model(run.best, data=run.data / "bin")
+    model, task = load_model(run.best, data=run.bin)
     found = {}
     for name, subset, count in (("fit", "train", fit), ("valid", "valid", None), ("test", "test", None)):
         bits, tokens = sentence_losses(model, task, subset, count=count, seed=FIT_SEED)

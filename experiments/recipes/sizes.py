@@ -40,7 +40,7 @@ def vocab_size(run: Run) -> int:
         ValueError: there is no dictionary yet, and the corpus is cut into words.
     """
     special = 4
-    dictionary = run.data / "bin" / "dict.txt"
+    dictionary = run.bin / "dict.txt"
     if dictionary.exists():
         return sum(1 for _ in read_lines(dictionary)) + special
     pieces = parse(run.corpus)[1].get("pieces")

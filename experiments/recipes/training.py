@@ -48,7 +48,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
             checkpoint.
     """
     checkpoints = run.folder / "checkpoints"
-    words = ["fairseq-train", str(run.data / "bin"), "--user-dir", str(run.plugin)]
+    words = ["fairseq-train", str(run.bin), "--user-dir", str(run.plugin)]
     words += ["--save-dir", str(checkpoints), *run.flags]
     if run.base and not run.continues:
         words += ["--finetune-from-model", str(run.base.last)]
@@ -121,7 +121,7 @@ def put_aside(folder: Path) -> None:
 def dictionaries(run: Run) -> str:
     """The SHA-256 of the dictionaries of what a run is trained on: their counts tell one text from another."""
     digest = hashlib.sha256()
-    for file in sorted((run.data / "bin").rglob("dict*.txt")):
+    for file in sorted((run.bin).rglob("dict*.txt")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -27,7 +27,9 @@ def forms(corpus):
     ).map(lambda values: values | ({"bert": None} if values.get("pieces_of") else {}))
 
 
-any_form = st.sampled_from(list(CORPORA.values())).flatmap(lambda corpus: st.tuples(st.just(corpus), forms(corpus)))
+# Names of own text are chosen, and known where it is prepared.
+PUBLISHED = [corpus for corpus in CORPORA.values() if corpus.name != "own"]
+any_form = st.sampled_from(PUBLISHED).flatmap(lambda corpus: st.tuples(st.just(corpus), forms(corpus)))
 
 
 @given(any_form)
@@ -38,7 +40,11 @@ def test_a_name_is_read_as_what_it_was_spelt_from(form):
     assert [one.name for one in CORPORA.values() if one.values(name) is not None] == [corpus.name]
 
 
-@given(st.text("-0123456789abdehjoprxw", max_size=20).flatmap(lambda end: st.sampled_from([c + end for c in CORPORA])))
+@given(
+    st.text("-0123456789abdehjoprxw", max_size=20).flatmap(
+        lambda end: st.sampled_from([c.name + end for c in PUBLISHED])
+    )
+)
 def test_what_can_be_read_is_spelt_the_same(name):
     try:
         corpus, values = parse(name)

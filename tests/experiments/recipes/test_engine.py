@@ -57,6 +57,15 @@ def test_a_dry_run_prints_commands_and_touches_nothing(recipe, settings, tmp_pat
     assert said == ["scripts/prepare.sh", "fairseq-train", *scored, "fairseq-lowrank"]
 
 
+def test_data_binarised_elsewhere_is_scored_on_its_own_targets(recipe, settings, engine, commands, translation_data):
+    own = recipe(mha="--attention mha")
+    own.rows = {name: replace(row, corpus=str(translation_data)) for name, row in own.rows.items()}
+    engine(own, settings(**SHORT)).run_rows()
+    assert commands.calls == ["fairseq-train", "fairseq-generate"]
+    [line] = read_results(settings().results)
+    assert line["corpus"] == translation_data.name and line["text"] == "tokenised" and line["value"] >= 0
+
+
 def test_fixed_mixing_is_no_parameter(recipe, settings, engine, translation_data):
     rows = {name: f"--attention {name}" for name in ("mha", "mixhead-a", "avghead", "mixhead-random")}
     own, settings = recipe(**rows), settings(**SHORT)

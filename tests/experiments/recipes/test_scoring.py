@@ -19,12 +19,12 @@ def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
         "W-0\t1\ts",
     ]
     write_lines(tmp_path / "out", lines)
-    assert scoring.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    assert scoring.read_sentences(tmp_path / "out", "H") == ["", "two words"]
     write_lines(tmp_path / "out", [*lines[:3], "H-1\t-0.9\tthe second best", *lines[3:], "H-0\t-0.2\tthe other"])
-    assert scoring.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    assert scoring.read_sentences(tmp_path / "out", "H") == ["", "two words"]
     write_lines(tmp_path / "out", lines[:5])
     with pytest.raises(ValueError, match="not those numbered 0 to 0"):
-        scoring.read_hypotheses(tmp_path / "out")
+        scoring.read_sentences(tmp_path / "out", "H")
 
 
 REFERENCES = ["a man isn &apos;t riding a brown horse , slowly .", "two dogs run through the deep snow ."]

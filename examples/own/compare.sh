@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Your own corpus: does head mixing help on it? Plain attention (mha), its control gain, whose factors learn as fast as mixing
+# does, and Mixhead A and B, all with the same settings, under three seeds; then a report, and each row against mha.
+#
+#   scripts/prepare.sh own --name mine --source-lang de --target-lang en --train PREFIX --valid PREFIX --test PREFIX --bpe 10000
+#   CORPUS=mine examples/own/compare.sh
+#
+#   CORPUS=NAME        what prepare.sh own --name called it, or /path/to/data-bin, a folder that fairseq-preprocess made. Tell
+#                      how its words were cut with GENERATE="--beam 5 --remove-bpe sentencepiece", or subword_nmt
+#   SEEDS="1 2 3"      HEADS=8      EPOCHS=12
+#   EXTRA="…"          other sizes: the defaults are 3+3 layers of width 256, for a corpus of 10,000 to 100,000 pairs, and
+#                      4 layers for a language model
+#
+# Lines go to $LOWRANK_WORK/own/NAME.jsonl. Settings from outside: see ../common.sh.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+if [ -z "${CORPUS:-}" ]; then
+    echo "CORPUS is not set: expected a name that scripts/prepare.sh own --name gave, or a folder of binarised data" >&2
+    exit 2
+fi
+HEADS="${HEADS:-8}" EPOCHS="${EPOCHS:-12}"
+for setting in HEADS EPOCHS; do
+    if [[ ! "${!setting}" =~ ^[1-9][0-9]{0,3}$ ]]; then
+        echo "$setting=${!setting}: expected a whole number from 1" >&2
+        exit 2
+    fi
+done
+if [[ "$CORPUS" = */* ]]; then
+    bin="$(cd "$CORPUS" && pwd)" || exit 2
+    CORPUS="$bin"
+else
+    bin="$LOWRANK_WORK/data/$CORPUS/bin"
+fi
+PAPER=own TABLE="$(basename "$CORPUS")"
+RESULTS="${RESULTS:-$LOWRANK_WORK${SMOKE:+/smoke}/own/$TABLE.jsonl}"
+OPTIMIZER=(--optimizer adam --adam-betas 0.9,0.98 --lr-scheduler inverse_sqrt --warmup-updates 400 --max-epoch "$EPOCHS" --no-epoch-checkpoints)
+if [ -e "$bin/dict.txt" ]; then
+    COMMON=(
+        --arch lowrank_transformer_lm --task language_modeling --tokens-per-sample 256 --share-decoder-input-output-embed
+        --decoder-layers 4 $(lm_width 256) --decoder-ffn-embed-dim 1024 --decoder-attention-heads "$HEADS" --dropout 0.3
+        --lr 1e-3 $(batch 2048 2048 256) "${OPTIMIZER[@]}"
+    )
+    score=language_model_rows
+else
+    COMMON=(
+        --arch lowrank_transformer_iwslt_de_en --share-decoder-input-output-embed
+        $(layers 3) $(width 256) $(ffn 512) $(heads "$HEADS") --dropout 0.2
+        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --lr 3e-3 $(batch 4096 4096) "${OPTIMIZER[@]}"
+    )
+    score=translation_rows
+fi
+row mha --attention mha
+# A column of M has as many weights as there are heads, so under Adam its sum moves that much faster than one factor.
+row gain --attention gain --mixing-lr-scale "$HEADS"
+row mixhead-a --attention mixhead-a
+row mixhead-b --attention mixhead-b
+for SEED in ${SEEDS:-1 2 3}; do $score; done
+report --table "$TABLE"
+pairs=()
+for name in gain mixhead-a mixhead-b; do
+    if [ -z "${ROWS:-}" ] || [[ " $ROWS " = *" mha "* && " $ROWS " = *" $name "* ]]; then pairs+=(--pair "$name" mha); fi
+done
+# trials are not compared
+if [ -z "$SMOKE" ] && ((${#pairs[@]})); then compare "${pairs[@]}"; fi

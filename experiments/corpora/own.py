@@ -1,0 +1,151 @@
+"""Text of your own, under a name that you choose, and data that somebody else binarised."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.corpora.corpus import Argument, Corpus, positive, work_folder
+from experiments.corpora.fetch import SETTINGS, make
+from experiments.corpora.steps import SPLITS, binarise, check_settings, segment, tokenise
+from experiments.corpora.text import SentencePiece, SubwordNMT
+from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
+
+SUBWORDS = {"sentencepiece": SentencePiece, "subword-nmt": SubwordNMT}
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
+
+
+class Own(Corpus):
+    """Corpora of your own text: the name of each is chosen, and its settings are noted in its folder."""
+
+    @property
+    def usage(self) -> str:
+        return "the NAME of `prepare.sh own --name NAME`"
+
+    def form(self, values: Mapping[str, object]) -> str:
+        return str(values["name"])
+
+    def values(self, name: str) -> dict[str, object] | None:
+        note = work_folder() / "data" / name / SETTINGS
+        if not (re.fullmatch(NAME, name) and note.is_file()):
+            return None
+        found = json.loads(note.read_text(encoding="utf-8"))
+        return found if found.get("name") == name else None
+
+    def undo(self, values: Mapping[str, object]) -> str | None:
+        return str(values["subwords"]).replace("-", "_") if values["bpe"] else None
+
+
+def sources(args: argparse.Namespace) -> dict[str, Path]:
+    """Return the files of text by their names in a prepared folder, after all of them were read once.
+
+    Raises:
+        UserError: a file is missing, empty or not UTF-8, or the two sides of a split have different numbers of lines.
+    """
+    if bool(args.source_lang) != bool(args.target_lang):
+        raise UserError(
+            "--source-lang and --target-lang: one is missing. Give both for translation, or none for a language model."
+        )
+    languages = [args.source_lang, args.target_lang] if args.source_lang else [""]
+    found = {}
+    for split in SPLITS:
+        prefix, counts = getattr(args, split), []
+        for language in languages:
+            file = Path(f"{prefix}.{language}") if language else Path(prefix)
+            if not file.is_file():
+                raise UserError(
+                    f"--{split} {prefix}: {file} is not a file. Give the path without the language, or the file of a language model."
+                )
+            try:
+                counts.append(sum(1 for _ in read_lines(file)))
+            except ValueError as error:
+                raise UserError(f"--{split} {prefix}: {error}. Convert the file to UTF-8.") from error
+            found[f"{split}.{language or 'txt'}"] = file
+        if len(set(counts)) > 1 or not counts[0]:
+            lines = " and ".join(
+                f"{count:,} lines of {language or 'text'}" for count, language in zip(counts, languages, strict=True)
+            )
+            raise UserError(f"--{split} {prefix}: {lines}. Give files with equally many lines, and at least one.")
+    return found
+
+
+def own(args: argparse.Namespace) -> Path:
+    """Your own text: parallel text of two languages for translation, or one file a split for a language model.
+
+    PREFIX.LANG are the files of a split, or PREFIX itself if no languages are given; plain or gzip (.gz with a language model). Text
+    is taken as it is, in words parted by blanks, unless --moses tokenises it or --bpe cuts it into subwords. Recipes take
+    the corpus by its name: CORPUS=NAME examples/own/compare.sh.
+    """
+    from experiments.corpora.catalogue import CORPORA
+
+    if not re.fullmatch(NAME, args.name) or any(
+        name == args.name or (name != "own" and corpus.values(args.name) is not None)
+        for name, corpus in CORPORA.items()
+    ):
+        raise UserError(f"--name {args.name}: is a corpus here, or not a name. Use letters, digits, '.', '_' and '-'.")
+    if args.joined_dictionary and not args.source_lang:
+        raise UserError("--joined-dictionary: a language model has one dictionary. Leave it out.")
+    files = sources(args)
+    check_settings(args, keep=True)
+    for name, file in files.items():
+        language = name.partition(".")[2]
+        if args.moses:
+            raw = args.output / "raw" / name
+            make(raw, write_lines, raw, read_lines(file))
+            tokenise(args, raw, name, language if args.source_lang else "en")
+        else:
+            make(args.output / "tok" / name, write_lines, args.output / "tok" / name, read_lines(file))
+    text = segment(args, SUBWORDS[args.subwords], args.bpe, files) if args.bpe else args.output / "tok"
+    languages = (args.source_lang, args.target_lang) if args.source_lang else None
+    return binarise(args, text, languages, *(["--joined-dictionary"] if args.joined_dictionary else []))
+
+
+def training(values: Mapping[str, object]) -> list[str]:
+    """Return the flags of fairseq-train that say what the corpus is."""
+    if not values["source_lang"]:
+        return ["--task", "language_modeling"]
+    return ["--source-lang", str(values["source_lang"]), "--target-lang", str(values["target_lang"])]
+
+
+CORPUS = Own(
+    name="own",
+    prepare=own,
+    arguments=(
+        Argument("--name", required=True, metavar="NAME", help="what recipes and folders call the corpus"),
+        *(
+            Argument(f"--{split}", kept=True, required=True, metavar="PREFIX", help=f"the {split} split")
+            for split in SPLITS
+        ),
+        Argument("--source-lang", metavar="LANG", help="language to translate from (default: a language model's text)"),
+        Argument("--target-lang", metavar="LANG", help="language to translate to"),
+        Argument("--moses", action="store_true", help="tokenise raw text as Moses does"),
+        Argument("--bpe", type=positive, metavar="N", help="cut words into subwords: pieces, or merges of subword-nmt"),
+        Argument(
+            "--subwords", choices=tuple(SUBWORDS), default="sentencepiece", help="what cuts them (default: %(default)s)"
+        ),
+        Argument("--joined-dictionary", action="store_true", help="one dictionary for both languages"),
+    ),
+    trial={},
+    training=training,
+)
+
+
+def binarised(folder: str) -> Corpus:
+    """Return the corpus of a folder that fairseq-preprocess made."""
+    return Corpus(name=folder, prepare=check_binarised, trial={})
+
+
+def check_binarised(folder: Path) -> None:
+    """Refuse a folder that holds no binarised data.
+
+    Raises:
+        UserError: the folder has no dictionary.
+    """
+    if not any(folder.glob("dict*.txt")):
+        raise UserError(
+            f"CORPUS {folder}: holds no dict.txt or dict.LANG.txt. Give a folder that fairseq-preprocess made."
+        )
