@@ -35,7 +35,7 @@ COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
 DECLARED=() # rows and pre-trainings, each as the number of its words and these words
 
 # Optional patches of fairseq that recipes need; what is named from outside is added. Each line of results records them.
-export LOWRANK_ENABLE="${LOWRANK_ENABLE:-}"
+export LOWRANK_ENABLE="${LOWRANK_ENABLE:-bf16-evaluation,whole-validation}"
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
 

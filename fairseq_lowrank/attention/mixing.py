@@ -101,7 +101,7 @@ class DynamicMixing(NoDecayModule):
     ``pytorch/dcformer`` of ``Caiyun-AI/DCFormer``, whose hidden layer and norm of w1 are left out.
     """
 
-    reads_inputs = True
+    reads_inputs: ClassVar[bool] = True
 
     def __init__(self, num_heads: int, embed_dim: int, rank: int) -> None:
         super().__init__()

@@ -134,7 +134,9 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
 def static_mixing(module: nn.Module) -> Tensor | None:
     """Return M `[H, H]` of an attention layer that mixes probabilities by one matrix for all queries, else None."""
     mixing = getattr(module, "mixing", None)
-    return None if mixing is None or mixing.query_weight is not None else mixing.operation(None).mixing_matrix()
+    if mixing is None or mixing.query_weight is not None or mixing.reads_inputs:
+        return None
+    return mixing.operation(None).mixing_matrix()
 
 
 @contextlib.contextmanager
