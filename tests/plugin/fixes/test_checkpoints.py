@@ -43,7 +43,7 @@ def train(fairseq_command, translation_data, tmp_path, arch):
         (["--save-interval", 2], {"checkpoint_1_3.pt", "checkpoint2.pt", "checkpoint_3_9.pt"}),
         ([], {"checkpoint1.pt", "checkpoint2.pt", "checkpoint3.pt"}),
     ],
-    ids=str,
+    ids=["plain", "two-kept", "every-second-epoch", "epochs"],
 )
 def test_interval_checkpoint_is_written_at_end_of_epoch(train, flags, names):
     flags = ["--disable-validation", "--no-last-checkpoints", "--max-epoch", 3, *flags]
@@ -53,11 +53,11 @@ def test_interval_checkpoint_is_written_at_end_of_epoch(train, flags, names):
 def test_interval_checkpoint_at_end_of_epoch_resumes(train, tmp_path):
     flags = ["--disable-validation", "--no-epoch-checkpoints", "--save-interval-updates", 3]
     train(*flags, "--max-epoch", 2, "--keep-interval-updates", -1)
-    whole = torch.load(tmp_path / "checkpoint_2_6.pt", weights_only=False)["model"]
+    whole = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_2_6.pt"))["model"]
     for name in ("checkpoint_2_6.pt", "checkpoint_last.pt"):
         (tmp_path / name).unlink()
     train(*flags, "--max-epoch", 2, "--restore-file", tmp_path / "checkpoint_1_3.pt")
-    resumed = torch.load(tmp_path / "checkpoint_2_6.pt", weights_only=False)["model"]
+    resumed = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_2_6.pt"))["model"]
     assert all(resumed[name].equal(value) for name, value in whole.items())
 
 
