@@ -7,7 +7,7 @@ of head sizes:
   gradient      Adam, for one head, for h heads mixed into one matrix, and for h heads mixed into h matrices
 
 Mixing lifts h small heads far above their size when they work on one matrix. Where each of the h heads has an
-unrelated matrix of its own to produce, a mixture has nothing to share and gains little. Below about 1e-3 the
+unrelated matrix to produce, a mixture has nothing to share and gains little. Below about 1e-3 the
 gradient's error is a matter of its number of steps. The theorem needs X of full row rank, which text does not have: with
 --input-rank R below the length no head size suffices.
 

@@ -1,6 +1,6 @@
 """Known attention matrices: what can one attention layer learn to average with, at each number and size of heads?
 
-n positions, fixed, are the layer's queries and keys; a content x [n, d], drawn anew each time, is its value. The answer is
+n positions, fixed, are the layer's queries and keys; a content x [n, d], drawn for each problem, is its value. The answer is
 y[:, s] = A_s · x[:, s] for each slice s of the d columns: one random row-stochastic A for all columns (``shared``), or
 eight unrelated ones for eight slices of d/8 columns (``own``). Rows of A are drawn uniformly from the simplex.
 
@@ -155,7 +155,7 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
     Args:
         seeds: by default 1 to 5, with ``quick`` 1.
         quick: n 16 at full rank alone.
-        steps: updates other than the task's make rows of their own: trials where they are fewer.
+        steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     seeds = seeds or (SEEDS[:1] if quick else SEEDS)
     settings = [(16, 16)] if quick else [(16, 16), (32, 32), (16, 8), (32, 16)]

@@ -134,7 +134,7 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
         quick: one head, eight heads, and eight mixed after the softmax.
-        steps: updates other than the task's make rows of their own: trials where they are fewer.
+        steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
         for method, heads in rows():
@@ -163,7 +163,7 @@ def _by_row(lines: list[dict]) -> dict[tuple[str, int], list[float]]:
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """Mean and spread over seeds, methods down and heads across; then ``mha`` beside the published curve."""
+    """Return mean and spread over seeds, methods down and heads across; then ``mha`` next to the published curve."""
     values = _by_row(lines)
     counts = sorted({heads for _, heads in values})
     seeds = sorted({line["seed"] for line in lines})
@@ -180,7 +180,7 @@ def tables(lines: list[dict]) -> list[Table]:
     return [
         Table(f"{METRIC}, {over}; d {EMBED_DIM}, N {POINTS}", ["heads", *map(str, counts)], body),
         Table(
-            "mha beside the published curve (d 64, 100,000 updates, read off the figure)",
+            "mha next to the published curve (d 64, 100,000 updates, read off the figure)",
             ["rank / d", f"d {EMBED_DIM}", "published"],
             ours,
         ),

@@ -12,7 +12,7 @@ task is; so no dropout; embeddings times √d, as fairseq has them; d 64, which 
 is asked every 100 updates.
 
 Each query must find one key among n, so patterns are sparse, and heads of size O(log n) have them (Likhosherstov et al., arXiv
-2106.03764). The value is the error rate at the end; the updates it took stand beside it.
+2106.03764). The value is the error rate at the end; the number of updates is given with it.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def train(
 ) -> dict:
     """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``.
 
-    Each test is kept in the journal with what training needs, and the last is where it goes on, to the same numbers.
+    The journal saves each test with the state of the training, which resumes from the last one with the same numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     test = sequences(TEST, generator)
@@ -164,7 +164,7 @@ def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
         quick: ``mha`` with heads of 64 and of 8.
-        steps: updates other than the task's make rows of their own: trials where they are fewer.
+        steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
         for method, heads, rate in rows():

@@ -1,4 +1,4 @@
-"""The engine of controlled tasks: train what has no line yet, append its line and its log, go on after an interruption."""
+"""The engine of controlled tasks: train what has no line yet, append its line and its log, resume after an interruption."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Log = Callable[[str], None]
 
 
 class Journal:
-    """A run's log, and the state from which it goes on after an interruption.
+    """A run's log, and the state from which it resumes after an interruption.
 
     Args:
         head: the first line of the log. A state that other code kept counts as none.
@@ -57,7 +57,7 @@ class Journal:
         return time.process_time() - self._start
 
     def keep(self, state: dict) -> None:
-        """Write down what the run would need to go on from here: tensors, numbers and texts, in lists and dictionaries."""
+        """Save the state from which the run can resume: tensors, numbers and texts, in lists and dictionaries."""
         if self._file is None:
             return
         kept = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
@@ -65,7 +65,7 @@ class Journal:
             torch.save(kept, file)
 
     def kept(self) -> dict | None:
-        """The state kept last, if there is one; the log and the seconds go on from there.
+        """Return the state saved last, if there is one; the log and the seconds continue from there.
 
         Raises:
             ValueError: the file holds no such state.
@@ -101,7 +101,7 @@ class Method:
     Args:
         name: how rows call it.
         preset: a value of ``--attention``.
-        axes: axis values beside the preset, see :class:`~fairseq_lowrank.attention.spec.AttentionSpec`.
+        axes: axis values that override the preset's, see :class:`~fairseq_lowrank.attention.spec.AttentionSpec`.
     """
 
     name: str
@@ -122,9 +122,9 @@ class Run:
         seed: of the problem and of the start.
         method: what attends.
         steps: updates.
-        usual_steps: the task's updates. Other than these make a row of its own, and a trial where they are fewer.
+        usual_steps: the task's number of updates. Another number makes a separate row, a trial if it is smaller.
         setting: what else a line says of the run.
-        train: trains; takes ``seed``, ``steps`` and the journal; returns what the line gets beside, ``parameters`` and
+        train: trains; takes ``seed``, ``steps`` and the journal; returns further fields of the line, ``parameters`` and
             ``value`` among it.
     """
 
@@ -186,7 +186,7 @@ def complete(
 ) -> None:
     """Train every run that has no line in ``results``, appending each line as its run ends.
 
-    A long run keeps its state beside ``results`` and goes on from it when it was interrupted.
+    A long run saves its state next to ``results`` and resumes from it after an interruption.
 
     Args:
         task: a module of :data:`~experiments.controlled.TASKS`.

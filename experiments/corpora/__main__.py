@@ -44,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser, corpus: Corpus) -> None:
     parser.add_argument("--output", type=Path, help=f"where to write (default: $LOWRANK_WORK/data/{corpus.usage})")
     parser.add_argument("--download", action="store_true", help="fetch what --data lacks from the publisher")
     parser.add_argument(
-        "--sha256", action="append", default=[], metavar="HASH", help="a downloaded file to accept, beside known ones"
+        "--sha256",
+        action="append",
+        default=[],
+        metavar="HASH",
+        help="SHA-256 of a downloaded file to accept, in addition to the known ones",
     )
     parser.add_argument("--workers", type=positive, default=1, help="processes (default: %(default)s)")
     for argument in corpus.arguments:

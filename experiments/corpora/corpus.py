@@ -38,7 +38,7 @@ class Argument:
     Args:
         flag, options: as argparse takes them; a switch (`action="store_true"`), one of `choices`, or a number.
         part: how it shows in a form's name, such as `-head{}`; empty where it does not.
-        kept: whether it shapes the files of a folder, and so is noted beside them.
+        kept: True if it shapes the files of a folder, and so is saved with them.
         value: the regular expression of what shows in a name where that is neither a switch nor a choice.
         shown: what of a value shows in a name.
     """
@@ -99,7 +99,7 @@ class Corpus:
         name: also of its folders.
         prepare: given the parsed arguments, makes the folder `args.output` and returns what is printed; its docstring is
             the corpus's description.
-        arguments: beside those that all corpora have; the parts of names are in this order.
+        arguments: in addition to those that all corpora have; the parts of names are in this order.
         languages: source and target of parallel text.
         remove_bpe: what fairseq-generate is to undo, in its words.
         published: the folder of published files under $LOWRANK_DATA, for the parsed arguments and that path; and how

@@ -54,7 +54,7 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
 
 
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
-MOST_UNPACKED = 200  # bytes of what an archive holds by one of its own: text comes to ten
+MOST_UNPACKED = 200  # unpacked bytes for each byte of an archive: text comes to ten
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -158,13 +158,13 @@ def source_of(output: Path) -> str | None:
 
 
 def has_begun(output: Path) -> bool:
-    """Whether anything is made in a folder, beside notes and what is downloaded."""
+    """Return True if a folder holds more than notes and downloads."""
     made = (path for path in output.rglob("*") if path.is_file() and path.name not in NOTES)
     return any(output / DOWNLOADS not in path.parents for path in made)
 
 
 def check_source(args: argparse.Namespace, source: str | None) -> None:
-    """Refuse to go on with --output from another folder than it was begun from; note the folder where nothing is made yet."""
+    """Refuse to continue in --output from another source folder; note the source folder if nothing is made yet."""
     begun, note = source_of(args.output), args.output / SOURCE
     if source is None or begun == source:
         return

@@ -106,7 +106,7 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
 
 
 def whole_rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
-    """The rows of a csv reader; where it can't go on, as at a line's end within a field, the error names the place."""
+    """Return the rows of a csv reader; if it fails, as at a line's end within a field, the error names the place."""
     try:
         yield from reader
     except csv.Error as error:

@@ -101,7 +101,7 @@ def cutter_and_dictionary(args: argparse.Namespace) -> tuple[Cutter, Path]:
 
 
 def check_pieces(args: argparse.Namespace) -> None:
-    """Refuse to go on with --output where other pieces have taken the place of those that it was begun with.
+    """Refuse to continue in --output if its subwords have been replaced by others.
 
     The arguments name a folder, and another published BERT may stand there since. Where none does, what is made still serves.
     """

@@ -38,7 +38,7 @@ def rte(args: argparse.Namespace) -> Path:
     """Textual entailment, RTE 1 to 3, in pairs of sentences: is the second true where the first is?
 
     Tests on RTE 3's test part. Of the other pairs those of every tenth text validate, the rest train: no text is in both. (Three
-    texts of RTE 3's test part stand in earlier parts too, beside other second sentences.)
+    texts of RTE 3's test part occur in earlier parts too, with other second sentences.)
     """
     parts = [(number, part) for number in (1, 2, 3) for part in ("dev", "test")]
     *others, test = gather(args, [f"rte{number}_{part}.xml" for number, part in parts], URLS)

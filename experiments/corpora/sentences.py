@@ -22,7 +22,7 @@ from fairseq_lowrank.files import map_lines, whole_folder, write_lines
 
 @dataclass(frozen=True)
 class SentenceTask:
-    """What is asked of sentences.
+    """A task on sentences.
 
     Args:
         name: as tables call it.
@@ -123,7 +123,7 @@ def binarise_fields(
 
 
 def write_task(folder: Path, task: object) -> None:
-    """Write a dataclass that says what is asked to folder/task.json."""
+    """Write the dataclass of a task to folder/task.json."""
     (folder / "task.json").write_text(json.dumps(asdict(task), ensure_ascii=False, indent=1), encoding="utf-8")
 
 

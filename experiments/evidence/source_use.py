@@ -1,4 +1,4 @@
-"""How translation models use the source: bits a token that each sentence costs more beside the source of the next one.
+"""Measure how translation models use the source: how many bits more a token costs with the source of the next sentence.
 
 Near 0 the decoder is a language model. A model that uses its source is also misled by a wrong one, so this is not what the
 source is worth to it. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.

@@ -26,7 +26,7 @@ def sentence_losses(
         subset: train, valid, test.
         count: that many sentences, drawn with ``seed`` and then in the corpus's order; all where there are not more.
         max_tokens: of a batch.
-        own_source: of a translation model. If not, each sentence stands beside the source of the next one chosen: what that costs
+        own_source: of a translation model. If not, each sentence gets the source of the next one chosen: what that costs
             shows whether the model uses its source (it counts how far a wrong one misleads it too).
 
     Raises:

@@ -56,7 +56,7 @@ def results_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def origins(line: dict) -> list[dict]:
-    """Where a line comes from: its own `commit`, `machine` and `versions`, and those of earlier starts that it went on from."""
+    """Where a line comes from: its own `commit`, `machine` and `versions`, and those of earlier starts that it continued."""
     return [line, *line.get("earlier_starts", [])]
 
 

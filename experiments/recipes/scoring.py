@@ -196,7 +196,7 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
 def read_scores(path: Path) -> dict:
     """The scores that `fairseq-lowrank predict` wrote: `value` on the test part, or on validation where that has no labels.
 
-    `scores` has those of its other parts, exact match beside the F1 of answers, and what a score is the mean of (`mrpc-f1`, as papers
+    `scores` has those of its other parts, exact match next to the F1 of answers, and the parts of a mean (`mrpc-f1`, as papers
     print it); `measures` all that was measured.
     """
     found = {split: one for split, one in json.loads(path.read_text(encoding="utf-8")).items() if one["measures"]}

@@ -30,7 +30,7 @@ def canonical_row(name: str) -> tuple[str, ...]:
 
 
 def split_row(name: str) -> tuple[str, str | None]:
-    """What a row has beside its preset, and the preset (None if it names none): ("h4", "mixhead-a")."""
+    """Split a row's name into the rest and the preset (None if it names none): ("h4", "mixhead-a")."""
     for preset in sorted(PRESETS, key=len, reverse=True):
         rest, count = re.subn(rf"(?:^|(?<=-)){re.escape(preset)}(?:-|$)", "", name.lower(), count=1)
         if count:

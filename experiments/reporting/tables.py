@@ -33,9 +33,7 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     )
     order = list(dict.fromkeys([*((split, family(metric)) for split, metric in measured), *printed]))
     metrics = list(dict.fromkeys(metric for _, metric in order))
-    order.sort(
-        key=lambda where: metrics.index(where[1])
-    )  # what is measured on other splits than the paper's stands beside it
+    order.sort(key=lambda where: metrics.index(where[1]))  # values on other splits than the paper's follow
     made = [("", lambda row: row["label"])]
     made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
     if any("attention_parameters" in (row["published"] or {}) for row in rows):
@@ -145,7 +143,7 @@ def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that stays text in a Markdown table: no HTML, link, image, formatting or control character of its own."""
+    """Return text that stays text in a Markdown table: no HTML, link, image, formatting or control character."""
     text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text)
     text = re.sub(r"[\\`*\[\]|~$]", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     # addresses become links by themselves

@@ -127,7 +127,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "knocking-linear": {"head_map": "features"},
     "mea": {"head_map": "heads"},
 }
-"""What each value of ``--attention`` sets; an axis given beside a preset wins over it."""
+"""The axes that each value of ``--attention`` sets; an axis that is given overrides its preset."""
 
 NEEDED = {
     "fixedhead": ("head_dim", "a head size", "the paper sets it to the sequence length"),
@@ -204,7 +204,7 @@ class AttentionSpec:
             )
         if self.synthesizer_heads is not None and self.score != "synthesizer-dense":
             raise ValueError(
-                f"synthesizer_heads={self.synthesizer_heads} with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
+                f"synthesizer_heads={self.synthesizer_heads} works only with score 'synthesizer-dense', not with {self.score!r}. Remove it."
             )
 
         self._check_combinations()
@@ -327,7 +327,7 @@ class AttentionSpec:
         """
         if context.unused_key_projection and self.score != "synthesizer-dense":
             raise ValueError(
-                f"unused_key_projection with score {self.score!r}: expected it beside 'synthesizer-dense' alone"
+                f"unused_key_projection works only with score 'synthesizer-dense', not with {self.score!r}. Remove it."
             )
         score = SCORE_FUNCTIONS[self.score](projection, context._replace(synthesizer_heads=self.synthesizer_heads))
         if score.num_parameters > LARGEST_PROJECTION:

@@ -45,10 +45,10 @@ def check(args) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse what is no folder and cannot become one."""
+    """Refuse a path that is not a directory and cannot become one."""
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir():
-        raise ValueError(f"--output {path}: {nearest} is no folder; expected one, there or to be made")
+        raise ValueError(f"--output {path}: {nearest} is not a directory. Give a directory.")
     if nearest != path and path.suffix.lower() in FILE_ENDINGS:
         raise ValueError(f"--output {path}: looks like a file; expected a folder, there or to be made")
     _check_writable(path, nearest)
@@ -66,7 +66,7 @@ def check_file(path: Path, example: str = "output.txt") -> None:
     if path.is_dir():
         raise ValueError(f"--output {path}: is a folder; expected the name of a file, {path / example} for one")
     if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: there is no folder {path.parent}")
+        raise ValueError(f"--output {path}: the directory {path.parent} does not exist. Create it first.")
     _check_writable(path, path.parent)
 
 
@@ -85,7 +85,7 @@ def show(args, data, text: str) -> None:
     """Print JSON or the text, as `--json` says."""
     if args.json:
         text = json.dumps(data, indent=2, ensure_ascii=False)
-        if not _encodable(text):  # JSON has escapes of its own
+        if not _encodable(text):  # JSON has its escapes
             text = json.dumps(data, indent=2)
     say(text)
 
@@ -136,7 +136,7 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
 
 
 def write_together(folder: Path, fill: Callable[[Path], None]) -> list[Path]:
-    """Give the folder what `fill` writes into a temporary one beside its files, once all of it is there."""
+    """Move the files that `fill` writes into a temporary directory to the output, once all of them are there."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
         fill(Path(unfinished))

@@ -1,4 +1,4 @@
-"""Show what a checkpoint's attention is made of, and what it learned beside its projections.
+"""Show the parts of a checkpoint's attention, and what it learned besides its projections.
 
 The choice on every axis, at each site. Then, where there is such:
 
@@ -36,7 +36,7 @@ def run(args) -> None:
 
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
-        raise ValueError(f"{' '.join(given)}: of sequences, which --data brings: expected --data DIR beside it")
+        raise ValueError(f"{' '.join(given)}works on sequences of --data. Add --data DIR.")
     state = checkpoints.load_state(args.checkpoint)
     means = mean_mixing(args) if args.data else None
     layers = inspection.inspect(state["model"], means)

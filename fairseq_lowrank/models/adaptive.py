@@ -40,7 +40,7 @@ class WithBias(nn.Module):
 
 
 class BandedSoftmax(AdaptiveSoftmax):
-    """fairseq's adaptive softmax; the first band too has a projection of its own where projections are not tied, no band has one
+    """fairseq's adaptive softmax; the first band too has a projection if projections are not tied, no band has one
     where its embeddings have none, and words and bands can have biases.
 
     Args:

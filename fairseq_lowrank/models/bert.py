@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2019): fairseq's RoBERTa with the parts of BERT that it lacks.
 
-fairseq has a BERT of its own (``masked_lm``), with token types and next-sentence prediction, but without classification heads,
+fairseq has a BERT (``masked_lm``), with token types and next-sentence prediction, but without classification heads,
 with one LayerNorm before its first layer where ``--encoder-normalize-before`` is given, and fed by one task alone. RoBERTa has
 heads, fairseq's usual layers and tasks, but no token types, no pooler and no next-sentence head. Here these three are added to
 RoBERTa, so that ``masked_lm``, ``sentence_prediction`` and what else is made for RoBERTa take the model as it is.

@@ -16,7 +16,7 @@ from fairseq_lowrank.plugin.attention import LowrankModel
 
 @dataclass
 class LowrankTransformerLanguageModelConfig(TransformerLanguageModelConfig):
-    """fairseq's language model flags, under a name of their own."""
+    """The flags of fairseq's language model, under another name."""
 
 
 @register_model("lowrank_transformer_lm", dataclass=LowrankTransformerLanguageModelConfig)
@@ -39,7 +39,7 @@ def wiki103(args) -> None:
 def synthesizer_wiki103(args) -> None:
     """For the Mixhead paper's Synthesizer on WikiText-103 (table 1), the model above with the dense synthesizer's scores.
 
-    The paper names neither form nor make-up. Its 248M are met by one second layer for all heads beside the four projections of standard attention, so by a projection
+    The paper names neither form nor make-up. Its 248M are met by one second layer for all heads and the four projections of standard attention, so by a projection
     of keys that feeds nothing; without ``--unused-key-projection``, which is set here alone, they are 231.2M.
     """
     set_defaults(args, attention_score="synthesizer-dense")

@@ -251,7 +251,7 @@ def prepare_language_model(build_model: Callable) -> Callable:
 
 
 def other_differences(model: type, args: object, options: AttentionOptions | None) -> Iterator[str]:
-    """Where a flag of fairseq's does another thing beside an attention flag than without one, so that a stock model is no
+    """Warn if a flag of fairseq does another thing with an attention flag than without one, so that a stock model is no
     baseline for it."""
     names = [f"scale_{part}" for part in ("attn", "fc", "heads", "resids") if getattr(args, f"scale_{part}", False)]
     if names and issubclass(model, TransformerLanguageModel):

@@ -80,13 +80,13 @@ EMBED_KERNEL: tuple[type, dict, str] = (
     int,
     {"metavar": "K"},
     "language models: embed each position by a convolution over the last K tokens, for a rank of K times that of one token's "
-    "embedding (vocabulary bottleneck paper, equations 2 and 4); beside --embed-rank, or alone (default: one token)",
+    "embedding (vocabulary bottleneck paper, equations 2 and 4); with --embed-rank, or alone (default: one token)",
 )
 MODEL_FLAGS = {**FLAGS, "embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL}
 
 
 def add_attention_args(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags in a group of their own: one that is not given leaves nothing in the arguments."""
+    """Declare the flags in a separate group: one that is not given leaves nothing in the arguments."""
     group = parser.add_argument_group("Attention", argument_default=argparse.SUPPRESS)
     for name, (kind, details, text) in MODEL_FLAGS.items():
         how = {"action": "store_true"} if kind is bool else {"type": kind, **details}
@@ -243,7 +243,7 @@ class AttentionOptions:
         if scale != 1 and not (learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)):
             raise UserError(
                 f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
-                "beside --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
+                "with --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
             )
         if spec.score == "synthesizer-dense" and getattr(args, "quant_noise_scalar", 0) > 0:
             raise UserError(
@@ -251,7 +251,9 @@ class AttentionOptions:
                 "layer is read as a table, which fairseq's noise of calls passes over; expected 0, or --quant-noise-pq"
             )
         if "unused_key_projection" in flags and spec.score != "synthesizer-dense":
-            raise UserError("--unused-key-projection: expected it beside --attention-score synthesizer-dense alone")
+            raise UserError(
+                "--unused-key-projection works only with --attention-score synthesizer-dense. Add that flag, or remove this one."
+            )
         return cls(spec, sites, "no_attention_bias" not in flags, backend, scale, "unused_key_projection" in flags)
 
     def check_sites(self, *present: str) -> None:

@@ -72,7 +72,7 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     """Return the content of a checkpoint file as it was saved, on the CPU, without fairseq's upgrades.
 
     Raises:
-        InvalidCheckpoint: the file is damaged, is no checkpoint, or contains what no checkpoint needs.
+        InvalidCheckpoint: the file is damaged, not a checkpoint, or contains what no checkpoint needs.
         OSError: the file does not exist.
     """
     with PathManager.open(os.fspath(path), "rb") as file:

@@ -18,18 +18,18 @@ from fairseq_lowrank.messages import UserError
 
 
 def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
-    """The settings that a parameter of this package's has of its own under any optimizer: none without a parameter."""
+    """Return the settings that a parameter of this package has under any optimizer; empty without a parameter."""
     own = getattr(parameter, "optim_overrides", {})
     return own.get("optimizer", {}) if APPLIES_TO_ALL_OPTIMIZERS in own else {}
 
 
 def has_overrides(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether any parameter has settings of its own."""
+    """Return True if any parameter has separate settings."""
     return any(overrides(parameter) for parameter in parameters)
 
 
 def split_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Move parameters with settings of their own into groups that have those settings, one group a setting."""
+    """Move parameters with separate settings into groups, one group for each setting."""
     for group in list(optimizer.param_groups):
         own: dict[tuple, list[nn.Parameter]] = {}
         for parameter in group["params"]:
@@ -97,7 +97,7 @@ def set_scaled_lr(set_lr: Callable) -> Callable:
 
 
 def load_with_overrides(load: Callable) -> Callable:
-    """Wrap ``FairseqOptimizer.load_state_dict``: ``--optimizer-overrides`` leaves what parameters have of their own."""
+    """Wrap ``FairseqOptimizer.load_state_dict``: ``--optimizer-overrides`` keeps the separate settings of parameters."""
 
     @functools.wraps(load)
     def load_state_dict(self, state_dict, optimizer_overrides=None):

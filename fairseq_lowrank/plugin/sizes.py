@@ -27,7 +27,7 @@ def _check_embed_rank(args: argparse.Namespace) -> None:
     if not 1 <= rank <= args.decoder_embed_dim:
         raise UserError(f"--embed-rank {rank}: expected 1 to {args.decoder_embed_dim} (--decoder-embed-dim)")
     conflicts = {
-        "--adaptive-input": (args.adaptive_input, "it gives every band of words a rank of its own"),
+        "--adaptive-input": (args.adaptive_input, "it gives every band of words another rank"),
         "--adaptive-softmax-cutoff": (
             args.adaptive_softmax_cutoff,
             "it factors the output matrix, which stays full here",

@@ -156,7 +156,7 @@ class BertPretrainingTask(FairseqTask):
         )
 
     def get_batch_iterator(self, *args, **kwargs):
-        """As fairseq's, but with workers for one epoch: those that fairseq keeps for all go on with the masks of the first."""
+        """Return fairseq's iterator with workers for one epoch: workers for all epochs would keep the masks of the first."""
         batches = super().get_batch_iterator(*args, **kwargs)
         batches.persistent_workers = False
         return batches

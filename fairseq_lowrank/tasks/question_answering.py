@@ -249,7 +249,7 @@ def span_scores(model, sample: dict, padding: int) -> Tensor:
 
 @dataclass
 class SpanCriterionConfig(FairseqDataclass):
-    """The criterion has no flags of its own."""
+    """Add no flags: the criterion has none."""
 
 
 @register_criterion("question_answering", dataclass=SpanCriterionConfig)

@@ -83,7 +83,7 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
 
     A batch holds ``--batch-size`` streams (or as many as ``--max-tokens`` allows); at evaluation one stream unless
     ``--batch-size`` is given, so that every block but the first has the one before it. A checkpoint in the middle of an epoch
-    holds the model's memory, so that a training of one worker goes on as if it had never stopped.
+    holds the model's memory, so that a training of one worker resumes as if it had never stopped.
     """
 
     def __init__(self, args, *rest, **options) -> None:
@@ -162,9 +162,11 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Go on with the memory of a checkpoint, which is that of the first worker."""
+        """Continue with the memory of a checkpoint, which is that of the first worker."""
         if distributed.get_data_parallel_world_size() > 1:
-            logger.warning("the memory of several workers is not saved: each goes on with none until its next segment")
+            logger.warning(
+                "the memory of several workers is not saved: each continues without one until its next segment"
+            )
             return
         for memories in self._memories():
             memories[True] = SegmentMemory(state["segment"], list(state["hidden"]))

@@ -1,4 +1,4 @@
-"""What a trained layer is made of, and what it learned beside its projections: mixing, head embeddings, what else there is."""
+"""The parts of a trained layer, and what it learned besides its projections: mixing, head embeddings and others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_ANY_LAYER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
 
 
 def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = None) -> list[dict]:
-    """A dict for each attention layer that says what it is made of or learned something of its own, in the model's order.
+    """Return a dict for each attention layer that learned more than projections or saved its configuration, in order.
 
     Args:
         parameters: a model's state dict.
@@ -67,7 +67,7 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
 
 def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
-    """What is said of a layer's tensors beside its projections; `output` numbers enter its output projection."""
+    """Return facts about a layer's tensors besides its projections; `output` numbers enter its output projection."""
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()

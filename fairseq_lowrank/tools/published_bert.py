@@ -345,7 +345,7 @@ def take(tensors: dict[str, Tensor], layers: int, *, tied: bool) -> tuple[dict[s
 
 
 def placed(name: str, tensor: Tensor, like: Tensor, rows: Tensor) -> Tensor:
-    """Return a published tensor as fairseq has it: words in its order, positions after two rows that it never reads.
+    """Return a published tensor in fairseq's layout: words in its order, positions after two rows that it never reads.
 
     Raises:
         UserError: its shape is not that of the configuration, or its numbers are no weights.

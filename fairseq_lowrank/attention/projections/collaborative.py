@@ -15,7 +15,7 @@ class CollaborativeProjection(Projection):
 
     Source: Cordonnier et al. 2020 (arXiv 2006.16362, equation 7); details from ``jbcdnr/fairseq-collaborative-heads``. A token
     caches D + h·d_v numbers. m_i starts with ones in the i-th of h blocks of features and zeros elsewhere, so that each head
-    starts with features of its own block. With D = h·d_k every plain attention is one of these.
+    starts with the features of one block. With D = h·d_k every plain attention is one of these.
     """
 
     name = "collaborative"

@@ -1,4 +1,4 @@
-"""What is asked of attention, in parts that every backend understands."""
+"""The request to the attention operation, in parts that every backend understands."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import triton.language as tl
 NONE, STATIC, POSITIONWISE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 """Kinds of mixing."""
 EVERY, ALIGNED, COUNTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""Causality: hides nothing; hides s > t + offset; counts queries anew, or leaves the last keys alone."""
+"""Causality: hides nothing; hides s > t + offset; counts queries from 0 again, or leaves the last keys alone."""
 
 
 class View(NamedTuple):

@@ -25,7 +25,7 @@ class AttentionMask(TensorTree):
             the logarithm of a sum, are wrong by up to the number of keys (PyTorch's in gradients, Triton's in values too):
             hide with −inf what is to be hidden.
         num_appended_keys: so many of the last keys are hidden from nobody by causality, which counts the others alone.
-        query_repeats: causality counts queries anew so many times, each time over T / repeats of them.
+        query_repeats: causality counts the queries from 0 again this many times, each time over T / repeats of them.
     """
 
     causal: bool = False

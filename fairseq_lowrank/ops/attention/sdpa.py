@@ -141,7 +141,7 @@ def hides_later_keys(call: AttentionCall) -> bool:
 
 
 def needs_causal_tensor(call: AttentionCall) -> bool:
-    """Whether causality has to become a T×S tensor: SDPA takes no mask beside ``is_causal`` and aligns it top left.
+    """Return True if causality must become a T×S tensor: SDPA takes no mask with ``is_causal`` and aligns it top left.
 
     Ours is aligned bottom right: the same where T = S, and no mask at all where T = 1.
     """

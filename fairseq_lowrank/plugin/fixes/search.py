@@ -76,7 +76,7 @@ def index_groups_by_place(base):
             if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips this block)
                 if step == 0 and original_batch_idxs is not None and not original_batch_idxs.equal(places):
                     log_once(
-                        "--diverse-beam-groups: each sentence gets the penalties of its own groups. "
+                        "--diverse-beam-groups: each sentence gets the penalties of its groups. "
                         "fairseq takes those of another sentence, or none."
                     )
             return self.step_by_index(step, lprobs, scores, prev_output_tokens, places)
@@ -88,7 +88,7 @@ def index_groups_by_place(base):
 
 
 class OwnLengthLimit(Search):
-    """A search that ends each hypothesis at ``max_len_a * n + max_len_b`` tokens, with n the length of its own source.
+    """A search that ends each hypothesis at ``max_len_a * n + max_len_b`` tokens, with n the length of its source.
 
     Args:
         search: the search that selects the candidates.
