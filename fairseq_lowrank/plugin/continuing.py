@@ -83,15 +83,15 @@ def refuse_other_batches(load: Callable) -> Callable:
 
 # fairseq looks at --max-update only after an update. It reads --max-epoch after this function, and no epoch is below 0.
 def end_if_finished(load: Callable) -> Callable:
-    """Wrap ``checkpoint_utils.load_checkpoint``: a training that has all of ``--max-update`` ends at once."""
+    """Wrap ``Trainer.load_checkpoint``: a training that has all of ``--max-update`` ends at once."""
 
     @functools.wraps(load)
-    def load_checkpoint(cfg, trainer, **kwargs):
-        loaded = load(cfg, trainer, **kwargs)
-        limit, updates = trainer.cfg.optimization.max_update, trainer.get_num_updates()
+    def load_checkpoint(self, *args, **kwargs):
+        extra_state = load(self, *args, **kwargs)
+        limit, updates = self.cfg.optimization.max_update, self.get_num_updates()
         if 0 < limit <= updates:
             logger.info(f"nothing to train: the checkpoint has {updates} updates, and --max-update is {limit}")
-            trainer.cfg.optimization.max_epoch = -1
-        return loaded
+            self.cfg.optimization.max_epoch = -1
+        return extra_state
 
     return load_checkpoint

@@ -318,7 +318,7 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "fix",
         "finished-training",
-        {"fairseq.checkpoint_utils.load_checkpoint": continuing.end_if_finished},
+        {"fairseq.trainer.Trainer.load_checkpoint": continuing.end_if_finished},
         "A training that is finished trains one more update when it is called again, and saves it.",
         "fairseq looks at --max-update before an update",
     ),
