@@ -88,9 +88,7 @@ def fairseq_command(monkeypatch, capsys, caplog):
     import fairseq_cli.validate
     from fairseq import checkpoint_utils
 
-    from fairseq_lowrank.plugin.commands import end_commands_in_one_line
-
-    end_commands_in_one_line()  # as --user-dir does while the command runs
+    from fairseq_lowrank.plugin.commands import as_command
 
     def run(name: str, *args) -> str:
         # fairseq keeps the best score on this function: it must not travel from one training to the next
@@ -98,7 +96,7 @@ def fairseq_command(monkeypatch, capsys, caplog):
         monkeypatch.setattr("sys.argv", [f"fairseq-{name}", *map(str, args)])
         caplog.clear()
         capsys.readouterr()
-        with caplog.at_level("INFO"):
+        with caplog.at_level("INFO"), as_command():
             getattr(fairseq_cli, name.replace("-", "_")).cli_main()
         return "\n".join([capsys.readouterr().out, *caplog.messages])
 

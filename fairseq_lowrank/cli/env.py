@@ -1,4 +1,6 @@
-"""Show what this machine offers: versions, devices, and which fused parts fairseq would use here.
+"""Show what this machine offers: versions, devices, fused parts of fairseq, and the functions of fairseq that we replace.
+
+LOWRANK_ENABLE=NAME,… switches patches of the group optional on, LOWRANK_DISABLE=NAME,… switches patches of the group fix off.
 
 apex is optional. Without it fairseq trains with torch's own Adam and layer norm, and so does everything here.
 """
@@ -10,7 +12,7 @@ import platform
 from fairseq_lowrank.cli import _output
 
 NAME = "env"
-HELP = "show versions, devices and active fused parts"
+HELP = "show versions, devices, fused parts and the table of patches"
 
 PACKAGES = ("torch", "triton", "numpy", "fairseq", "apex", "sacrebleu", "sentencepiece", "sacremoses", "matplotlib")
 
@@ -26,7 +28,24 @@ def run(args) -> None:
     rows += [(package, installed_version(package)) for package in PACKAGES]
     rows += devices() + kernels() + fused_parts()
     width = max(len(name) for name, _ in rows)
-    _output.show(args, dict(rows), "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+    text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    table = patch_rows()
+    lines = [f"{'patch':<24}  {'group':<9}  {'on':<3}  target, and reason"] if table else []
+    for row in table:
+        switch = "on" if row["on"] else "off"
+        lines.append(f"{row['name']:<24}  {row['group']:<9}  {switch:<3}  {row['target']}: {row['reason']}")
+    _output.show(args, dict(rows) | {"patches": table}, "\n".join([text, *lines]))
+
+
+def patch_rows() -> list[dict]:
+    """Return the table of patches; without fairseq it is empty."""
+    if importlib.util.find_spec("fairseq") is None:
+        return []
+    from fairseq_lowrank.plugin import patches
+
+    on = patches.selected(patches.PATCHES)
+    fields = ("name", "group", "target", "reason", "remove_when")
+    return [{name: getattr(patch, name) for name in fields} | {"on": patch in on} for patch in patches.PATCHES]
 
 
 def installed_version(package: str) -> str:

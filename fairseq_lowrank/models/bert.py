@@ -21,18 +21,19 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.models.defaults import set_defaults
+from fairseq_lowrank.plugin.attention import LowrankModel
 
 SEGMENTS = ("pair", "one")
 
 
 @register_model("lowrank_bert")
-class LowrankBertModel(RobertaModel):
+class LowrankBertModel(LowrankModel, RobertaModel):
     """BERT; its attention is ``mha`` of this package unless ``--attention`` says otherwise.
 
     ``forward`` takes what RoBERTa's takes, and ``segment_labels`` (see :class:`BertEncoder`).
     """
 
-    always_chosen = True
+    predicts_next_sentences = True
 
     @classmethod
     def hub_models(cls) -> dict:
@@ -60,10 +61,9 @@ class LowrankBertModel(RobertaModel):
             ValueError: a size or probability that is refused.
         """
         check_bert_sizes(args)
-        super().check_args(args)
 
     @classmethod
-    def build_model(cls, args, task) -> LowrankBertModel:
+    def build_with_attention(cls, args, task) -> LowrankBertModel:
         base(args)
         check_bert_sizes(args)
         if args.segments is None:

@@ -11,6 +11,7 @@ from fairseq.models.transformer_lm import (
 )
 
 from fairseq_lowrank.models.defaults import set_defaults
+from fairseq_lowrank.plugin.attention import LowrankModel
 
 
 @dataclass
@@ -19,10 +20,8 @@ class LowrankTransformerLanguageModelConfig(TransformerLanguageModelConfig):
 
 
 @register_model("lowrank_transformer_lm", dataclass=LowrankTransformerLanguageModelConfig)
-class LowrankTransformerLanguageModel(TransformerLanguageModel):
+class LowrankTransformerLanguageModel(LowrankModel, TransformerLanguageModel):
     """fairseq's ``transformer_lm``; its attention is ``mha`` of this package unless ``--attention`` says otherwise."""
-
-    always_chosen = True
 
     @classmethod
     def hub_models(cls) -> dict:

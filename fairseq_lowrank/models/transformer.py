@@ -9,12 +9,12 @@ from fairseq.models.transformer import (
 )
 from fairseq.models.transformer.transformer_legacy import base_architecture
 
+from fairseq_lowrank.plugin.attention import LowrankModel
+
 
 @register_model("lowrank_transformer")
-class LowrankTransformerModel(TransformerModel):
+class LowrankTransformerModel(LowrankModel, TransformerModel):
     """fairseq's ``transformer``; its attention is ``mha`` of this package unless ``--attention`` says otherwise."""
-
-    always_chosen = True
 
     @classmethod
     def hub_models(cls) -> dict:

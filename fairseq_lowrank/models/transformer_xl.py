@@ -23,6 +23,7 @@ from fairseq_lowrank.attention import CAUSAL
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.models.adaptive import BandedInput, BandedSoftmax
 from fairseq_lowrank.models.defaults import set_defaults
+from fairseq_lowrank.plugin.attention import LowrankModel, prepare_language_model
 from fairseq_lowrank.tasks.segment_lm import SegmentLanguageModelingTask, SegmentMemory
 
 
@@ -238,20 +239,21 @@ _NOT_HERE = {
 
 
 @register_model("lowrank_transformer_xl", dataclass=TransformerXLConfig)
-class TransformerXL(TransformerLanguageModel):
+class TransformerXL(LowrankModel, TransformerLanguageModel):
     """Transformer-XL with any attention of this package that has relative scores.
 
     As the authors' code has it but for what fairseq brings: each layer has its own u and v, and draws its own dropout of positions.
     """
 
-    always_chosen = True
+    takes_segments = True
 
     @classmethod
     def hub_models(cls) -> dict:
         return {}
 
     @classmethod
-    def build_model(cls, args, task) -> "TransformerXL":
+    @prepare_language_model
+    def build_with_attention(cls, args, task) -> "TransformerXL":
         _check(args, task)
         args.no_token_positional_embeddings = True
         if args.decoder_layers_to_keep:

@@ -1,63 +1,16 @@
-"""What ``--user-dir`` has to bring about in fairseq: repairs first, then our models, tasks and criterions.
+"""What ``--user-dir`` brings about in fairseq: the patches of :mod:`.patches`, our models, tasks and criterions.
 
-fairseq itself imports only the ``models`` and ``tasks`` folders of a user directory, and not even those when
-the package was imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
+fairseq itself imports only the ``models`` and ``tasks`` folders of a user directory, and not even those when the package was
+imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-from fairseq_lowrank.plugin import (
-    arguments,
-    attention,
-    commands,
-    datasets,
-    evaluation,
-    flags,
-    inputs,
-    loading,
-    optimizers,
-    patches,
-    repairs,
-    resuming,
-)
+from fairseq_lowrank.plugin import criterions, flags, patches, repairs
 
-repairs.restore_numpy_names()
-loading.load_checkpoints_safely()
-loading.evaluate_literals_only()
-loading.broadcast_whole_states()
-loading.unpack_within_the_folder()
-loading.keep_metadata()
-loading.refuse_states_of_other_attention()
-loading.explain_unfit_checkpoints()
-loading.drop_heads_for_questions()
-datasets.check_binarised_data()
-datasets.close_what_was_opened()
-resuming.resume_with_the_first_batches()
-resuming.replace_checkpoints_whole()
-resuming.name_whole_checkpoints()
-resuming.explain_what_cannot_resume()
-arguments.extend_parser(
-    arguments.bf16_without_tpu,
-    arguments.layers_to_keep_as_text,
-    arguments.literal_overrides,
-    evaluation.evaluate_every_sentence(),
-    evaluation.blocks_of_model,
-)
-arguments.refuse_unworkable_training()
-evaluation.evaluate_in_bfloat16()
-evaluation.evaluate_every_block()
-repairs.align_unknown_words()
-repairs.search_with_its_own_beam()
-repairs.join_torchrun()
-repairs.end_reading_with_the_process()
-repairs.quieten_hydra()
-repairs.quieten_pinning()
-optimizers.honour_parameter_overrides()
-flags.offer_flags()
-attention.choose_attention()
-inputs.name_empty_subsets()
-commands.end_commands_in_one_line()
+patches.warn_of_untested_versions()
+patches.apply(patches.PATCHES)
+repairs.quieten_warnings()
+flags.extend_registered_models()
 
 from fairseq_lowrank import models, tasks  # noqa: E402, F401
-from fairseq_lowrank.plugin import criterions  # noqa: E402
 
-criterions.extend_criterions(criterions.RegularisedCriterion, criterions.RegulariserConfig)
-patches.apply(patches.PATCHES)
+criterions.extend_registered_criterions()

@@ -26,12 +26,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import attention
-from fairseq_lowrank.plugin.flags import SITES, AttentionOptions
-from fairseq_lowrank.plugin.sizes import check_sizes
+from fairseq_lowrank.plugin import attention, foreign
+from fairseq_lowrank.plugin.flags import SITES
 
 # What models take from data or from the flags of a task or of the training, where they have no default of their own.
-OF_DATA = {
+MODEL_ARG_DEFAULTS = {
     "tokens_per_sample": 512,
     "max_source_positions": 512,
     "max_target_positions": 512,
@@ -53,11 +52,20 @@ OF_DATA = {
 }
 
 
-class LargeDictionary(Dictionary):
-    """No words, yet large enough for every choice of an adaptive softmax."""
+class SizedDictionary(Dictionary):
+    """A dictionary that has a size and fairseq's special symbols, but no words."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        if size < len(self.symbols):
+            raise UserError(f"--vocab-size {size}: expected at least {len(self.symbols)}, fairseq's special symbols")
+        self.size = size
 
     def __len__(self) -> int:
-        return 10**6
+        return self.size
+
+
+LARGE = 10**6  # words: enough for every choice of an adaptive softmax
 
 
 class Coverage(NamedTuple):
@@ -82,53 +90,66 @@ def table(names: Sequence[str] = ()) -> list[Coverage]:
 
 
 def coverage(architecture: str) -> Coverage:
-    """Where an architecture makes attention that can be chosen, found by building it with one layer and no memory."""
+    """Find where an architecture makes attention that can be chosen, by a build with one layer on the meta device."""
     model_name, cls = ARCH_MODEL_NAME_REGISTRY[architecture], ARCH_MODEL_REGISTRY[architecture]
-    build = attention.Build(cls, AttentionOptions())
     try:
         args = default_arguments(architecture)
-        args.attention = "mha"  # for the models that a model is made of
-        with attention.building(build):
-            model = likeness(cls, args)
+        if not issubclass(cls, attention.LowrankModel):
+            args.attention = "mha"
+            args.attention_sites = None
+        model = build_small(cls, args, check=False)
     except Exception as error:
         words = " ".join(str(error).split()) or "an assertion"
         return Coverage(architecture, model_name, (), f"not built: {words.rstrip('.')[:100]}")
-    elsewhere = attention.other_attention(model)
-    sites = tuple(site for site in SITES if site in build.sites and site not in elsewhere)
-    reasons = [f"{site}: {kind}" for site, kind in elsewhere.items()]
+    elsewhere = foreign.attention_by_site(model)
+    sites = tuple(site for site in SITES if site in attention.our_sites(model) and site not in elsewhere)
+    reasons = [f"{site}: {kind.__name__}" for site, kind in elsewhere.items()]
     return Coverage(architecture, model_name, sites, "; ".join(reasons) or ("" if sites else "no attention"))
 
 
-def try_to_build(cls: type, args: object) -> None:
-    """Build a likeness of a model, for what is refused of the attention flags. What only data can tell is not told here.
+def validate(cls: type, args: object) -> None:
+    """Build a small model on the meta device, for what is refused of the attention flags.
 
     Raises:
-        ValueError: a flag is refused.
+        UserError: a flag is refused. What only data can tell is not found here.
     """
-    args = _complete(cls, args)
-    check_sizes(args)
     try:
-        likeness(cls, args)
+        build_small(cls, args)
     except UserError:
         raise
     except Exception as error:
         logging.getLogger(__name__).debug("%s was not built without data: %s", cls.__name__, error)
 
 
-def likeness(cls: type, args: object) -> nn.Module:
-    """A model of a class with one layer a stack and parameters that have shapes but no memory."""
+def build_small(cls: type, args: object, *, check: bool = True) -> nn.Module:
+    """Build a model of a class with one layer a stack on the meta device, in silence.
+
+    Args:
+        cls: the class of the model.
+        args: arguments, completed with the values that a model takes from elsewhere.
+        check: refuse attention that is chosen where the model makes its own.
+    """
     args = _with_one_layer(_complete(cls, args))
-    task = _stand_in_task(cls, args)
+    task = stand_in_task(cls, args, SizedDictionary(LARGE))
     if MODEL_DATACLASS_REGISTRY.get(getattr(args, "_name", None)) or getattr(cls, "__dataclass", None) is not None:
         args = OmegaConf.create({name: value for name, value in vars(args).items() if name != "arch"})
     with torch.random.fork_rng(devices=[]), _silence():
-        try:
-            with torch.device("meta"):
-                return cls.build_model(copy.deepcopy(args), task)
-        except NotImplementedError:
-            # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
-            with FakeTensorMode():
-                return cls.build_model(copy.deepcopy(args), task)
+        return build_on_meta(cls, args, task, check=check)
+
+
+def build_on_meta(cls: type, args: object, task: object, *, check: bool = True) -> nn.Module:
+    """Build a model of a class with parameters that have shapes but no memory."""
+
+    def build_model() -> nn.Module:
+        return attention.build(cls, copy.deepcopy(args), task, lambda args: cls.build_model(args, task), check=check)
+
+    try:
+        with torch.device("meta"):
+            return build_model()
+    except NotImplementedError:
+        # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
+        with FakeTensorMode():
+            return build_model()
 
 
 def default_arguments(architecture: str) -> argparse.Namespace:
@@ -138,7 +159,7 @@ def default_arguments(architecture: str) -> argparse.Namespace:
     cls.add_args(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
     args = parser.parse_known_args([])[0]
     if getattr(cls, "__dataclass", None) is None:
-        _set_missing(args, OF_DATA)
+        _set_missing(args, MODEL_ARG_DEFAULTS)
     args.arch = architecture
     ARCH_CONFIG_REGISTRY[architecture](args)
     return args
@@ -151,8 +172,8 @@ def _complete(cls: type, args: object) -> argparse.Namespace:
         _set_missing(args, vars(config()))
     for name, value in vars(args).items():
         if isinstance(value, str) and value.startswith("${"):
-            setattr(args, name, OF_DATA.get(name))
-    _set_missing(args, OF_DATA)
+            setattr(args, name, MODEL_ARG_DEFAULTS.get(name))
+    _set_missing(args, MODEL_ARG_DEFAULTS)
     return args
 
 
@@ -173,8 +194,8 @@ def _with_one_layer(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _stand_in_task(cls: type, args: argparse.Namespace) -> object:
-    dictionary = LargeDictionary()
+def stand_in_task(cls: type, args: argparse.Namespace, dictionary: Dictionary) -> object:
+    """Return what a model asks of its task while it is built."""
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary", "src_dict", "tgt_dict")
     facts = dict.fromkeys(names, dictionary)
     facts |= {"args": args, "cfg": args, "multitask_tasks": {}, "target_is_code": True}

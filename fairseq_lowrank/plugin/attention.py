@@ -1,9 +1,10 @@
 """Our attention in fairseq's models: ``--arch ANYTHING --attention …``.
 
 Nearly every text model of fairseq, and half of its speech models, make their attention in three methods of
-``modules/transformer_layer.py``, and BERT in a fourth. These ask what was chosen for the model that is being built. Without
-an attention flag the answer is nothing, and fairseq's own code runs. Attention is chosen when it is made, not replaced
-afterwards, because what wraps a layer (FSDP, activation checkpointing) may take its parameters apart at once.
+``modules/transformer_layer.py``, and BERT in a fourth. The patched methods look up the options of the model that is being
+built, and without an attention flag they call fairseq's own. The options are resolved once, in ``models.build_model``.
+Attention is chosen when it is made, because what wraps a layer (FSDP, activation checkpointing) may take its parameters
+apart at once.
 """
 
 from __future__ import annotations
@@ -14,98 +15,88 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MethodType
 
 from fairseq import models
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
-from fairseq.modules.transformer_sentence_encoder_layer import TransformerSentenceEncoderLayer
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin import foreign
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
-from fairseq_lowrank.plugin.sizes import check_language_model, check_sizes, embedding_flags
+from fairseq_lowrank.plugin.sizes import check_language_model, embedding_flags
 
 logger = logging.getLogger(__name__)
-_current: ContextVar[Build | None] = ContextVar("model being built", default=None)
 
 
-@dataclass
-class Build:
-    """A model that is being built: its class, the attention chosen for it, and the sites where that was asked for."""
+@dataclass(frozen=True)
+class ModelBuild:
+    """A model that is being built: its class, and its attention options (``None``: fairseq's own attention)."""
 
     model: type
     options: AttentionOptions | None
-    sites: set[str] = field(default_factory=set)
 
-    def attention(self, site: str, *args, **kwargs) -> MultiheadAttention:
-        self.sites.add(site)
-        layer = self.options.build(site, *args, **kwargs)
-        layer.site = site
-        return layer
+
+_current: ContextVar[ModelBuild | None] = ContextVar("model being built", default=None)
 
 
 @contextlib.contextmanager
-def building(build: Build) -> Iterator[None]:
-    """Let the attention made meanwhile be that of a build, and the sites where it is made be those of the build around it too."""
-    outer = _current.get()
+def _building(build: ModelBuild) -> Iterator[None]:
     token = _current.set(build)
     try:
         yield
     finally:
         _current.reset(token)
-        if outer is not None:  # transformer_align is a transformer with another forward
-            outer.sites |= build.sites
 
 
 def chosen_options(args: object, model: type | None) -> AttentionOptions | None:
-    """The attention that a configuration asks for, or ``None`` where it is to be fairseq's own.
+    """Return the attention options of a configuration, or ``None`` for fairseq's own attention.
 
     Args:
-        model: the class of the model; ours, ``lowrank_*``, have plain ``mha`` of this package without any flag.
+        args: a configuration with the defaults of its architecture.
+        model: the class of the model. A :class:`LowrankModel` has plain ``mha`` of this package without any flag.
 
     Raises:
-        ValueError: a flag whose value is refused.
+        UserError: a flag whose value is refused.
     """
-    if not given_flags(args) and not getattr(model, "always_chosen", False):
-        return None
-    return AttentionOptions.from_args(args)
+    ours = model is not None and issubclass(model, LowrankModel)
+    return AttentionOptions.from_args(args) if ours or given_flags(args) else None
 
 
 # --- the four methods that make attention
 
 
-def choose_attention() -> None:
-    """Let the attention of a model with an attention flag be ours, and every build of a model say whether it has one."""
-    for layer, method, ours in (
-        (TransformerEncoderLayerBase, "build_self_attention", _encoder_attention),
-        (TransformerDecoderLayerBase, "build_self_attention", _decoder_attention),
-        (TransformerDecoderLayerBase, "build_encoder_attention", _cross_attention),
-        (TransformerSentenceEncoderLayer, "build_self_attention", _bert_attention),
-    ):
-        setattr(layer, method, _ours_if_chosen(getattr(layer, method), ours))
-    _announce_builds()
-    models.BaseFairseqModel.check_args = classmethod(check_args)
-    models.BaseFairseqModel.prepare_for_inference_ = _asking_for_alignments(
-        models.BaseFairseqModel.prepare_for_inference_
-    )
+def build_if_chosen(ours: Callable) -> Callable[[Callable], Callable]:
+    """Return a wrapper of a method that makes attention: ``ours`` makes it if the build has attention options.
+
+    Args:
+        ours: a function of :meth:`AttentionOptions.build`, the layer and the arguments of the method.
+    """
+
+    def wrap(stock: Callable) -> Callable:
+        @functools.wraps(stock)
+        def build(layer, *args, **kwargs):
+            current = _current.get()
+            if current is None and any(given_flags(each) for each in (*args, *kwargs.values())):
+                raise UserError(
+                    "--attention: this model is built past fairseq.models.build_model. Call that function, or the "
+                    "build_model of a task."
+                )
+            if current is None or current.options is None:
+                return stock(layer, *args, **kwargs)
+            return ours(current.options.build, layer, *args, **kwargs)
+
+        return build
+
+    return wrap
 
 
-def _ours_if_chosen(stock: Callable, ours: Callable) -> Callable:
-    @functools.wraps(stock)
-    def build(layer, *args, **kwargs):
-        current = _current.get()
-        if current is None or current.options is None:
-            return stock(layer, *args, **kwargs)
-        return ours(current.attention, layer, *args, **kwargs)
-
-    return build
-
-
-def _encoder_attention(build: Callable, layer: nn.Module, embed_dim: int, cfg) -> MultiheadAttention:
+def encoder_attention(build: Callable, layer: nn.Module, embed_dim: int, cfg) -> MultiheadAttention:
     return build(
         "encoder",
         embed_dim,
@@ -116,7 +107,7 @@ def _encoder_attention(build: Callable, layer: nn.Module, embed_dim: int, cfg) -
     )
 
 
-def _decoder_attention(
+def decoder_attention(
     build: Callable, layer: nn.Module, embed_dim: int, cfg, add_bias_kv: bool = False, add_zero_attn: bool = False
 ) -> MultiheadAttention:
     return build(
@@ -132,7 +123,7 @@ def _decoder_attention(
     )
 
 
-def _cross_attention(build: Callable, layer: nn.Module, embed_dim: int, cfg) -> MultiheadAttention:
+def cross_attention(build: Callable, layer: nn.Module, embed_dim: int, cfg) -> MultiheadAttention:
     return build(
         "cross",
         embed_dim,
@@ -152,7 +143,7 @@ def _noise(layer: nn.Module, cfg) -> dict[str, float]:
     }
 
 
-def _bert_attention(
+def bert_attention(
     build: Callable, layer: nn.Module, embed_dim, num_attention_heads, dropout, self_attention, q_noise, qn_block_size
 ) -> MultiheadAttention:
     return build(
@@ -166,82 +157,97 @@ def _bert_attention(
     )
 
 
-# --- what is being built
+# --- the model that is being built
 
 
-# Tasks build through models.build_model, programs also through the class. Both end in the class's own method. A model that
-# builds another inside (a pre-trained encoder, with flags of its own) is left for that time.
-def _announce_builds() -> None:
-    """Let ``build_model`` of every model, also of those defined later, say what attention is chosen."""
+def build(
+    cls: type, args: object, task: object, stock: Callable[[object], nn.Module], *, check: bool = True
+) -> nn.Module:
+    """Build a model with the attention that its configuration chooses.
 
-    def announce(model: type) -> None:
-        method = vars(model).get("build_model")
-        if isinstance(method, classmethod):
-            model.build_model = classmethod(_announced(method.__func__))
+    A model that builds another with a configuration of the other's own, such as a pre-trained encoder, calls this in turn.
 
-    def announce_all(model: type) -> None:
-        announce(model)
-        for further in model.__subclasses__():
-            announce_all(further)
+    Args:
+        cls: the class of the model.
+        args: its configuration, with the defaults of the architecture.
+        task: its task.
+        stock: builds fairseq's model from a configuration.
+        check: refuse attention that is chosen where the model makes its own.
 
-    def __init_subclass__(cls, **kwargs):
-        super(models.BaseFairseqModel, cls).__init_subclass__(**kwargs)
-        announce(cls)
+    Raises:
+        UserError: a flag is refused, or attention is chosen where the model makes its own.
+    """
+    outer = _current.get()
+    if outer is not None and outer.model is cls:
+        return stock(args)
+    refuse_misspelt_flags(args)
+    options = chosen_options(args, cls)
+    for message in other_differences(cls, args, options):
+        _say_once(message)
+    if (flags := embedding_flags(args)) and not issubclass(cls, TransformerLanguageModel):
+        flag, value = next(iter(flags.items()))
+        raise UserError(f"{flag} {value}: works only for transformer_lm, not {_name(cls, args)}. Remove it.")
+    if options is not None and getattr(cls, "__dataclass", None) is None:
+        args = as_namespace(args)  # these models set what is missing, which a DictConfig refuses
+    with _building(ModelBuild(cls, options)):
+        model = stock(args)
+    if options is not None:
+        if check and (outer is None or outer.options is None):
+            check_coverage(model, options, _name(cls, args))
+        _adapt_decoders(model, task)
+    return model
 
-    announce_all(models.BaseFairseqModel)
-    models.BaseFairseqModel.__init_subclass__ = classmethod(__init_subclass__)
 
-
-def _announced(build_model: Callable) -> Callable:
-    if getattr(build_model, "announced", False):
-        return build_model
+def resolve_attention(build_model: Callable) -> Callable:
+    """Wrap ``models.build_model``, which every task calls: resolve the attention options of the model once."""
 
     @functools.wraps(build_model)
-    def build(cls, args, *rest, **kwargs):
-        outer = _current.get()
-        if outer is not None and outer.model is cls:  # a class that calls the one above it
-            return build_model(cls, args, *rest, **kwargs)
-        refuse_misspelt_flags(args)
-        options = chosen_options(args, cls)
-        for message in other_differences(cls, args, options):
-            _say_once(message)
-        args = _prepared(cls, args, options)
-        current = Build(cls, options)
-        with building(current):
-            model = build_model(cls, args, *rest, **kwargs)
-        if options is not None:
-            if outer is None or outer.options is None:
-                check_coverage(model, current, _name(cls, args))
-            task = rest[0] if rest else kwargs.get("task")
-            _adapt_decoders(model, task)
+    def build_with_options(cfg, task, from_checkpoint=False):
+        name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
+        cls = models.ARCH_MODEL_REGISTRY.get(name) or models.MODEL_REGISTRY.get(name)
+        if cls is None:
+            return build_model(cfg, task, from_checkpoint)
+        if name in models.ARCH_CONFIG_REGISTRY and name not in models.MODEL_DATACLASS_REGISTRY:
+            with open_dict(cfg) if OmegaConf.is_config(cfg) else contextlib.nullcontext():
+                models.ARCH_CONFIG_REGISTRY[name](cfg)  # as fairseq does: an architecture may choose attention
+        return build(cls, cfg, task, lambda args: build_model(args, task, from_checkpoint))
+
+    return build_with_options
+
+
+class LowrankModel:
+    """A parent of the models of this package: their attention is ``mha`` of this package unless a flag says otherwise."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        """Build the model with the attention that its configuration chooses, also past ``models.build_model``."""
+        return build(cls, args, task, lambda args: cls.build_with_attention(args, task))
+
+    @classmethod
+    def build_with_attention(cls, args, task):
+        """Build the model, after its attention options are resolved."""
+        return super().build_model(args, task)
+
+
+# fairseq drops the fields that it does not know from a DictConfig, --scale-heads among them, so that a language model with
+# an attention flag needs a namespace. Other models take what they get.
+def prepare_language_model(build_model: Callable) -> Callable:
+    """Wrap ``TransformerLanguageModel.build_model``: build the embedding that --embed-rank and --embed-kernel choose."""
+
+    @functools.wraps(build_model)
+    def build_language_model(cls, args, task):
+        current = _current.get()
+        if embedding_flags(args) or (current is not None and current.options is not None):
+            args = as_namespace(args)
+            check_language_model(args)
+            if getattr(args, "embed_rank", None) is not None:
+                args.decoder_input_dim = args.embed_rank
+        model = build_model(cls, args, task)
         if (kernel := getattr(args, "embed_kernel", None)) is not None:
             convolve_embedding(model.decoder, kernel)
         return model
 
-    build.announced = True
-    return build
-
-
-def _prepared(model: type, args: object, options: AttentionOptions | None) -> object:
-    """The arguments to build from: those of a language model's low-rank embedding among them."""
-    rank = getattr(args, "embed_rank", None)
-    embedding = embedding_flags(args)
-    if options is None and not embedding:
-        return args
-    language_model = issubclass(model, TransformerLanguageModel)
-    # Models without a dataclass set what is missing, which a DictConfig refuses; language models pass theirs on to where
-    # unknown fields are dropped, fairseq's own --scale-heads among them. Others want the DictConfig.
-    if language_model or getattr(model, "__dataclass", None) is None:
-        args = as_namespace(args)
-    check_sizes(args)
-    if language_model:
-        check_language_model(args)
-    elif embedding:
-        flag, value = next(iter(embedding.items()))
-        raise UserError(f"{flag} {value}: {_name(model, args)} is no transformer_lm, whose embedding it changes")
-    if rank is not None:
-        args.decoder_input_dim = rank
-    return args
+    return build_language_model
 
 
 def other_differences(model: type, args: object, options: AttentionOptions | None) -> Iterator[str]:
@@ -277,66 +283,42 @@ def _name(model: type, args: object) -> str:
 
 
 def check_args(cls: type, args: object) -> None:
-    """Refuse attention flags before data is read: what building a small likeness of the model refuses.
+    """Refuse attention flags before data is read, by a build on the meta device.
 
     Raises:
-        ValueError: a flag is refused, sizes do not fit together, or attention is chosen where the model makes its own.
+        UserError: a flag is refused, sizes do not fit together, or attention is chosen where the model makes its own.
     """
     from fairseq_lowrank.plugin import architectures  # which builds models by what is above
 
     if chosen_options(args, cls) is not None or embedding_flags(args):
-        architectures.try_to_build(cls, args)
+        architectures.validate(cls, args)
 
 
-def check_coverage(model: nn.Module, build: Build, name: str) -> None:
-    """Refuse a chosen site whose attention the model makes by itself, or does not have.
+def check_coverage(model: nn.Module, options: AttentionOptions, name: str) -> None:
+    """Refuse a chosen site whose attention the model makes on its own, or does not have.
 
     Raises:
-        ValueError: see the messages.
+        UserError: see the messages.
     """
-    elsewhere = other_attention(model)
-    covered = [site for site in SITES if site in build.sites and site not in elsewhere]
-    explicit = build.options.sites != set(SITES)
+    elsewhere = foreign.attention_by_site(model)
+    covered = [site for site in SITES if site in our_sites(model) and site not in elsewhere]
     for site, kind in elsewhere.items():
-        if site in build.options.sites:
-            instead = f"--attention-sites {','.join(covered)}" if covered else "fairseq-lowrank architectures"
+        if site in options.sites:
+            remedy = f"Add --attention-sites {','.join(covered)}." if covered else SEE_ARCHITECTURES
             raise UserError(
-                f"--attention: {name} makes its {site} attention ({kind}) by itself, so none can be chosen there; "
-                f"{'try' if covered else 'other architectures are listed by'} {instead}"
+                f"--attention: {name} builds its own {site} attention ({kind.__name__}), which cannot be replaced. {remedy}"
             )
-    if not covered and not explicit:
-        raise UserError(
-            f"--attention: {name} has no attention that can be chosen; architectures that have are listed by "
-            "fairseq-lowrank architectures"
-        )
-    build.options.check_sites(*covered)
+    if not covered and options.sites == set(SITES):
+        raise UserError(f"--attention: {name} has no attention that can be chosen. {SEE_ARCHITECTURES}")
+    options.check_sites(*covered)
 
 
-def other_attention(model: nn.Module) -> dict[str, str]:
-    """The classes of attention in a model that are not ours, by site."""
-    found: dict[str, str] = {}
-
-    def search(module: nn.Module, name: str) -> None:
-        if isinstance(module, MultiheadAttention):
-            return
-        kind = type(module).__name__
-        if "attention" in kind.lower() and not isinstance(module, nn.ModuleList):
-            found.setdefault(site_of(name), kind)
-            return
-        for child_name, child in module.named_children():
-            search(child, f"{name}.{child_name}")
-
-    search(model, "")
-    return {site: found[site] for site in SITES if site in found}
+SEE_ARCHITECTURES = "Choose from the list of fairseq-lowrank architectures."
 
 
-def site_of(name: str) -> str:
-    """The site of an attention layer, by its module's name in fairseq's models."""
-    parts = name.split(".")
-    if parts[-1].startswith("encoder_attn"):
-        return "cross"
-    stacks = [part for part in parts if "encoder" in part or "decoder" in part]
-    return "decoder" if any("decoder" in part for part in stacks) or not stacks else "encoder"
+def our_sites(model: nn.Module) -> set[str]:
+    """Return the sites where a model has attention of this package."""
+    return {module.site for module in model.modules() if isinstance(module, MultiheadAttention)}
 
 
 # --- decoders with our attention
@@ -408,7 +390,9 @@ def _read_weights_where_asked(decoder: nn.Module) -> None:
         layer.need_attn = False
 
 
-def _asking_for_alignments(prepare: Callable) -> Callable:
+def compute_weights_where_read(prepare: Callable) -> Callable:
+    """Wrap ``prepare_for_inference_``: compute attention weights for --print-alignment, --replace-unk and programs."""
+
     @functools.wraps(prepare)
     def prepare_for_inference_(model, cfg):
         prepare(model, cfg)

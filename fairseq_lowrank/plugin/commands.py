@@ -1,105 +1,112 @@
-"""fairseq's commands end in one line and code 2, whatever was wrong; programs that call fairseq get its exceptions.
+"""How fairseq's commands end: one line and code 2 for a :class:`UserError`, a full traceback and one last line for the rest.
 
-``LOWRANK_TRACEBACK=1`` in the environment shows the traceback before the line.
+Only the console entry points (``cli_main`` of ``fairseq_cli``) end like this. Programs that call fairseq get its exceptions.
+``LOWRANK_TRACEBACK=1`` shows the traceback of a :class:`UserError` too.
 """
 
-import argparse
 import contextlib
 import functools
+import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import IO
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
 
-from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn, JobStatus
+from torch.multiprocessing import ProcessExitedException
 
-from fairseq_lowrank.messages import UserError, explanation, show_traceback
-from fairseq_lowrank.plugin import inputs
+from fairseq_lowrank.messages import UserError, explanation
 
-# A command runs already while its parser imports us by --user-dir, so what it calls later is replaced too, by its name in
-# the command's module: the first function that is given all arguments, with the check of what they name.
-COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], str | None]] | None] = {
-    "fairseq_cli.train": ("convert_namespace_to_omegaconf", inputs.unusable_for_training),
-    "fairseq_cli.generate": ("main", inputs.unusable_for_evaluation),
-    "fairseq_cli.interactive": ("convert_namespace_to_omegaconf", inputs.unusable_for_evaluation),
-    "fairseq_cli.eval_lm": ("convert_namespace_to_omegaconf", inputs.unusable_for_evaluation),
-    "fairseq_cli.validate": ("convert_namespace_to_omegaconf", inputs.unusable_for_evaluation),
-    "fairseq_cli.preprocess": ("main", inputs.unusable_for_preprocessing),
-    "fairseq_cli.score": None,
-    "fairseq_cli.hydra_train": None,
-}
+USER_ERROR, UNEXPECTED = 2, 1
+"""Exit codes."""
 
 
-def end_commands_in_one_line() -> None:
-    """Let those of fairseq's commands that are imported, and the one that runs, end in one line.
+def end(error: BaseException) -> NoReturn:
+    """Print an exception as a command does, and exit.
 
-    It can be called again when more of them are imported; none is imported here, since each sets logging up its own way.
+    Raises:
+        SystemExit: always, with the code of the command.
     """
-    running = sys.modules["__main__"]
-    running_name = getattr(getattr(running, "__spec__", None), "name", None)  # python -m fairseq_cli.train
-    for name, first in COMMANDS.items():
-        for module in (sys.modules.get(name), running if running_name == name else None):
-            if module is not None:
-                module.cli_main = in_one_line(module.cli_main)
-                if first is not None:
-                    called, check = first
-                    setattr(module, called, in_one_line(getattr(module, called), check))
-                if name == "fairseq_cli.generate":
-                    module.open = written_whole
-    distributed_utils.call_main = in_one_line(distributed_utils.call_main)
-    JobReturn.return_value = property(result_of_job, HYDRAS_RESULT.fset)
-
-
-HYDRAS_RESULT = JobReturn.return_value
-
-
-# Hydra keeps what fairseq-hydra-train raises, and prints a traceback when it asks for the result.
-def result_of_job(job: JobReturn) -> object:
-    """What a job of hydra's returned; what it raised ends in one line."""
-    with one_line():
-        if job.status == JobStatus.FAILED:
-            raise job._return_value
-    return HYDRAS_RESULT.fget(job)
-
-
-# fairseq-generate --results-path empties the file of an earlier call before it has loaded a model.
-@contextlib.contextmanager
-def written_whole(path: str, *args, **kwargs) -> Iterator[IO[str]]:
-    """``open`` of a file that takes its name when it is whole; until then, and after an interrupt, it is ``path``.tmp."""
-    unfinished = f"{path}.tmp"
-    try:
-        with open(unfinished, *args, **kwargs) as file:
-            yield file
-        os.replace(unfinished, path)
-    except Exception:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
-
-
-def in_one_line(function: Callable, check: Callable | None = None) -> Callable:
-    """``function``, ended by :func:`one_line`, also where ``check`` gives a reason to refuse its argument."""
-    if getattr(function, "ends_in_one_line", False):
-        return function
-
-    @functools.wraps(function)
-    def ending(*args, **kwargs):
-        with one_line():
-            if check is not None and isinstance(args[0], argparse.Namespace) and (reason := check(args[0])):
-                raise UserError(reason)
-            return function(*args, **kwargs)
-
-    ending.ends_in_one_line = True
-    return ending
+    if isinstance(error, ProcessExitedException) and error.exit_code == USER_ERROR:
+        raise SystemExit(USER_ERROR)  # the worker has printed its line
+    expected = isinstance(error, UserError)
+    if not expected or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
+        traceback.print_exception(error)
+    print(f"{os.path.basename(sys.argv[0])}: error: {explanation(error)}", file=sys.stderr)
+    raise SystemExit(USER_ERROR if expected else UNEXPECTED)
 
 
 @contextlib.contextmanager
-def one_line() -> Iterator[None]:
-    """Turn an exception into a line on stderr and exit code 2."""
+def as_command() -> Iterator[None]:
+    """End an exception as the console entry point does."""
     try:
         yield
     except Exception as error:
-        show_traceback()
-        print(f"{os.path.basename(sys.argv[0])}: error: {explanation(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
+        end(error)
+
+
+# cli_main is running when --user-dir imports this package, so it is too late to replace it. Python calls this hook with what
+# leaves it, and exits with the code of a SystemExit that the hook raises.
+def end_commands(hook: Callable) -> Callable:
+    """Wrap ``sys.excepthook``: what leaves a ``cli_main`` of ``fairseq_cli`` ends as :func:`end` says."""
+
+    @functools.wraps(hook)
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception) and leaves_command(trace):
+            end(error)
+        hook(kind, error, trace)
+
+    return excepthook
+
+
+def leaves_command(trace: TracebackType | None) -> bool:
+    """Return True if a traceback passes through the console entry point of one of fairseq's commands."""
+    for frame, _ in traceback.walk_tb(trace):
+        spec = frame.f_globals.get("__spec__")  # __name__ is __main__ under python -m
+        module = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name == "cli_main" and module.partition(".")[0] == "fairseq_cli":
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The main function of a command, also in a process that fairseq spawns.
+
+    Unpickling it imports the plugin. A spawned process prints the line of a :class:`UserError` itself.
+    """
+
+    main: Callable
+
+    def __call__(self, *args, **kwargs) -> object:
+        try:
+            return self.main(*args, **kwargs)
+        except UserError as error:
+            if multiprocessing.parent_process() is None:
+                raise
+            end(error)
+
+
+def end_workers(call_main: Callable) -> Callable:
+    """Let a worker that fairseq spawns end like a command."""
+
+    @functools.wraps(call_main)
+    def call_worker(cfg, main, **kwargs):
+        return call_main(cfg, Worker(main), **kwargs)
+
+    return call_worker
+
+
+# hydra keeps what fairseq-hydra-train raises until it reads the result, and then prints a shortened traceback.
+def end_hydra_jobs(result: property) -> property:
+    """Wrap ``JobReturn.return_value``: what a job of fairseq-hydra-train raised ends as :func:`end` says."""
+
+    def return_value(job: JobReturn) -> object:
+        if job.status == JobStatus.FAILED and isinstance(job._return_value, Exception):
+            end(job._return_value)
+        return result.fget(job)
+
+    return property(return_value, result.fset)

@@ -12,9 +12,10 @@ is kept of the first.
 
 import dataclasses
 import functools
+import inspect
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NoReturn
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.layer import Attended
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
 from fairseq_lowrank.plugin.attention import chosen_options
@@ -78,19 +80,19 @@ def _weights(config: object) -> dict[str, float]:
     weights = {name: float(getattr(config, name, 0.0)) for name in REGULARISERS}
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
-            raise ValueError(f"{_flag(name)} {weight:g}: expected a number >= 0")
+            raise UserError(f"{_flag(name)} {weight:g}: expected a number >= 0")
     return {name: weight for name, weight in weights.items() if weight}
 
 
 def _refuse_without_layers(weights: dict[str, float], model: str) -> NoReturn:
     flags = ", ".join(map(_flag, weights))
-    raise ValueError(f"{flags}: {model} has no attention of this package; add --attention mha, or another kind of it")
+    raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another variant.")
 
 
 def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
-    raise ValueError(
-        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no head mixing that learns; "
-        "take --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
+    raise UserError(
+        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no trainable head mixing. "
+        "Add --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise."
     )
 
 
@@ -98,9 +100,9 @@ def _refuse_weights_that_are_no_probabilities(mixing: str) -> None:
     """The rows of mixed heads sum to 1 where M is an average, else to anything, and may be negative: a loss of −log of them would
     be met by a larger M."""
     if mixing not in ("none", "average"):
-        raise ValueError(
-            f"--load-alignments: the loss takes the weights of cross attention for probabilities, which those of head mixing "
-            f"{mixing} are not; take --attention-sites encoder,decoder, or mix scores (--score-mixing) in place of heads"
+        raise UserError(
+            f"--load-alignments: the alignment loss needs probabilities, and with head mixing {mixing!r} the weights of cross "
+            "attention do not sum to 1. Add --attention-sites encoder,decoder, or use --score-mixing instead."
         )
 
 
@@ -224,9 +226,11 @@ class RegularisedCriterion:
         """Refuse flags before anything is built, as far as they alone can tell.
 
         Raises:
-            ValueError: a negative weight, attention of fairseq's own, mixing that does not learn, or that a loss of alignments
+            UserError: a negative weight, attention of fairseq's own, mixing that does not learn, or that a loss of alignments
                 takes for probabilities.
         """
+        if hasattr(super(), "check_args"):
+            super().check_args(args)
         weights = _weights(args)
         model = ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))
         aligns = issubclass(cls, LabelSmoothedCrossEntropyCriterionWithAlignment) and getattr(
@@ -250,7 +254,7 @@ class RegularisedCriterion:
         """The layers of a model that are penalised.
 
         Raises:
-            ValueError: there are none, or none has what a penalty is about.
+            UserError: there are none, or none has what a penalty is about.
         """
         layers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
         if self.penalty_weights and not layers:
@@ -289,35 +293,48 @@ class RegularisedCriterion:
 
 # fairseq has no flags that all its criterions share. A criterion is chosen by name, so its place under that name is taken by a
 # subclass. Those without a dataclass are left alone: they are obsolete, and one of them (composite_loss) calls others.
-def extend_criterions(mixin: type, config: type[FairseqDataclass]) -> None:
-    """Give every criterion, also those registered later, a parent class and further flags.
-
-    Args:
-        mixin: comes before the criterion's own class.
-        config: a dataclass with the flags.
-    """
-    register = criterions.register_criterion
-
-    def extend(name: str) -> None:
-        cls, own = criterions.CRITERION_REGISTRY[name], criterions.CRITERION_DATACLASS_REGISTRY.get(name)
-        if own is None or issubclass(cls, mixin):
-            return
-        joined = dataclasses.make_dataclass(
-            own.__name__, (), bases=(own, config), namespace={"__module__": own.__module__}
-        )
-        extended = type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-        del criterions.CRITERION_REGISTRY[name]
-        register(name, dataclass=joined)(extended)
+def register_with_regularisers(register: Callable) -> Callable:
+    """Wrap ``criterions.register_criterion``: every criterion has the flags of the regularisers, and obeys them."""
 
     @functools.wraps(register)
     def register_criterion(name, dataclass=None):
         def register_and_extend(cls):
             register(name, dataclass)(cls)
-            extend(name)
+            extend_criterion(name, register)
             return cls
 
         return register_and_extend
 
+    return register_criterion
+
+
+def extend_registered_criterions() -> None:
+    """Give the regularisers to the criterions that are registered already."""
     for name in list(criterions.CRITERION_REGISTRY):
-        extend(name)
-    criterions.register_criterion = register_criterion
+        extend_criterion(name, inspect.unwrap(criterions.register_criterion))
+
+
+def extend_criterion(name: str, register: Callable) -> None:
+    """Replace a registered criterion by a subclass with the regularisers."""
+    cls, own = criterions.CRITERION_REGISTRY[name], criterions.CRITERION_DATACLASS_REGISTRY.get(name)
+    if own is None or issubclass(cls, RegularisedCriterion):
+        return
+    joined = dataclasses.make_dataclass(
+        own.__name__, (), bases=(own, RegulariserConfig), namespace={"__module__": own.__module__}
+    )
+    extended = type(cls.__name__, (RegularisedCriterion, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    del criterions.CRITERION_REGISTRY[name]
+    register(name, dataclass=joined)(extended)
+
+
+# A configuration of hydra's, or a program's, was checked by no command line.
+def check_criterion(init: Callable) -> Callable:
+    """Wrap ``Trainer.__init__``: refuse a model that lacks what a regulariser is about."""
+
+    @functools.wraps(init)
+    def __init__(self, cfg, task, model, criterion, *args, **kwargs):
+        if isinstance(criterion, RegularisedCriterion):
+            criterion.check_model(model)
+        init(self, cfg, task, model, criterion, *args, **kwargs)
+
+    return __init__

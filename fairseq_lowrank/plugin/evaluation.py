@@ -1,18 +1,10 @@
-"""What fairseq's commands evaluate: all of it, in the precision that was asked for, and with a word where that changes numbers.
-
-``LOWRANK_STOCK_EVALUATION=1`` in the environment leaves evaluation as fairseq has it.
-"""
+"""What fairseq's commands evaluate: every sentence and block, with a log line where that changes a number."""
 
 import argparse
 import functools
 import logging
-import os
 import sys
 from collections.abc import Callable
-
-from fairseq import checkpoint_utils, models, trainer
-from fairseq.data import data_utils
-from fairseq.tasks import language_modeling
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.arguments import is_training
@@ -20,168 +12,184 @@ from fairseq_lowrank.plugin.arguments import is_training
 logger = logging.getLogger(__name__)
 
 
-def as_stock() -> bool:
-    """Whether evaluation is left as fairseq has it."""
-    return os.environ.get("LOWRANK_STOCK_EVALUATION", "0") not in ("", "0")
+# --- bfloat16
 
 
-# fairseq's commands take --bf16 when they generate, score or serve, and then compute in float32. They alone are told a
-# path: a model that comes by from_pretrained has the configuration of its training.
-# fairseq-validate prepares no model; it overrides the arguments of the model's training with its own.
-def evaluate_in_bfloat16() -> None:
-    """Let ``--bf16`` mean bfloat16 in fairseq-generate, -interactive, -eval-lm and -validate, as ``--fp16`` means float16."""
-    prepare, load_models = models.BaseFairseqModel.prepare_for_inference_, checkpoint_utils.load_model_ensemble_and_task
+def _convert_to_bfloat16(model) -> None:
+    logger.info("--bf16: the model computes in bfloat16; fairseq by itself would compute in float32")
+    model.bfloat16()
 
-    def convert(model: models.BaseFairseqModel) -> None:
-        logger.info("--bf16: the model computes in bfloat16; fairseq by itself would compute in float32")
-        model.bfloat16()
+
+# fairseq's commands accept --bf16 when they generate or score, and then compute in float32. They alone have a path: a model
+# from from_pretrained has the configuration of its training.
+def prepare_in_bfloat16(prepare: Callable) -> Callable:
+    """Wrap ``prepare_for_inference_``: ``--bf16`` means bfloat16 in fairseq-generate, -interactive and -eval-lm."""
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self, cfg):
-        if cfg.common.bf16 and cfg.common_eval.path is not None and not as_stock():
-            convert(self)
+        if cfg.common.bf16 and cfg.common_eval.path is not None:
+            _convert_to_bfloat16(self)
         prepare(self, cfg)
 
-    @functools.wraps(load_models)
+    return prepare_for_inference_
+
+
+def load_in_bfloat16(load: Callable) -> Callable:
+    """Wrap ``load_model_ensemble_and_task``: ``--bf16`` means bfloat16 in fairseq-validate, which overrides arguments."""
+
+    @functools.wraps(load)
     def load_model_ensemble_and_task(filenames, arg_overrides=None, *args, **kwargs):
-        loaded = load_models(filenames, arg_overrides, *args, **kwargs)
+        loaded = load(filenames, arg_overrides, *args, **kwargs)
         overrides = arg_overrides or {}
-        if overrides.get("bf16") and "path" in overrides and not as_stock():
+        if overrides.get("bf16") and "path" in overrides:
             for model in loaded[0]:
-                convert(model)
+                _convert_to_bfloat16(model)
         return loaded
 
-    models.BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+    return load_model_ensemble_and_task
+
+
+# --- every sentence
+
+_stock_multiple = 1
+"""``--required-batch-size-multiple`` of the evaluation that runs, if it was set aside."""
 
 
 # --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12
-# sentences fairseq-generate translates 8. Training is left as it is, so that it stays comparable with stock fairseq's.
-def evaluate_every_sentence() -> Callable[[argparse.Namespace, Callable[[str], bool]], None]:
-    """Let validation during training see every sentence, and say of every evaluation how many fairseq would leave out.
+# sentences fairseq-generate translates 8.
+def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+    """Amend parsed arguments: an evaluating command has batches of any size."""
+    global _stock_multiple
+    if is_training(args):
+        _stock_multiple = 1
+    elif hasattr(args, "required_batch_size_multiple"):  # fairseq-validate parses twice, and has it once
+        # fairseq-interactive, which alone buffers lines, and -eval-lm, which alone has windows, use all sentences
+        whole = hasattr(args, "buffer_size") or hasattr(args, "context_window")
+        _stock_multiple = 1 if whole else args.required_batch_size_multiple
+        args.required_batch_size_multiple = 1
 
-    Returns:
-        an amendment of parsed arguments, with which fairseq's evaluating commands see every sentence.
-    """
-    get_valid_iterator, batch = trainer.Trainer.get_valid_iterator, data_utils.batch_by_size
-    stock_multiple = 1
 
-    @functools.wraps(get_valid_iterator)
-    def get_whole_valid_iterator(self, *args, **kwargs):
-        nonlocal stock_multiple
-        if as_stock():
-            return get_valid_iterator(self, *args, **kwargs)
-        dataset = self.cfg.dataset
-        multiple, dataset.required_batch_size_multiple = dataset.required_batch_size_multiple, 1
-        stock_multiple = multiple
-        try:
-            return get_valid_iterator(self, *args, **kwargs)
-        finally:
-            stock_multiple, dataset.required_batch_size_multiple = 1, multiple
+def announce_sentences(batch: Callable) -> Callable:
+    """Wrap ``batch_by_size``: log how many sentences of an evaluation fairseq would leave out."""
 
     @functools.wraps(batch)
     def batch_by_size(indices, *args, **kwargs):
         batches = batch(indices, *args, **kwargs)
-        if stock_multiple > 1:
-            stock = batch(indices, *args, **kwargs | {"required_batch_size_multiple": stock_multiple})
+        if _stock_multiple > 1:
+            stock = batch(indices, *args, **kwargs | {"required_batch_size_multiple": _stock_multiple})
             if left_out := sum(map(len, batches)) - sum(map(len, stock)):
                 logger.info(
                     f"All {sum(map(len, batches))} sentences are evaluated; fairseq by itself would leave out {left_out} "
-                    f"(--required-batch-size-multiple {stock_multiple})"
+                    f"(--required-batch-size-multiple {_stock_multiple})"
                 )
         return batches
 
-    def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-        nonlocal stock_multiple
-        if is_training(args) or as_stock():
-            stock_multiple = 1
-        elif hasattr(args, "required_batch_size_multiple"):  # which fairseq-validate, parsing twice, has once
-            # fairseq-interactive, which alone buffers lines, and -eval-lm, which alone has windows, batch all by themselves
-            whole = hasattr(args, "buffer_size") or hasattr(args, "context_window")
-            stock_multiple = 1 if whole else args.required_batch_size_multiple
-            args.required_batch_size_multiple = 1
-
-    trainer.Trainer.get_valid_iterator = get_whole_valid_iterator
-    data_utils.batch_by_size = batch_by_size
-    return batches_of_any_size
+    return batch_by_size
 
 
-# fairseq-eval-lm asks for blocks of 1,024 tokens where no length is given. It leaves out the blocks that are too long for
+def validate_every_sentence(get_valid_iterator: Callable) -> Callable:
+    """Wrap ``Trainer.get_valid_iterator``: validation during training uses every sentence."""
+
+    @functools.wraps(get_valid_iterator)
+    def get_whole_valid_iterator(self, *args, **kwargs):
+        global _stock_multiple
+        dataset = self.cfg.dataset
+        _stock_multiple, dataset.required_batch_size_multiple = dataset.required_batch_size_multiple, 1
+        try:
+            return get_valid_iterator(self, *args, **kwargs)
+        finally:
+            dataset.required_batch_size_multiple, _stock_multiple = _stock_multiple, 1
+
+    return get_whole_valid_iterator
+
+
+# --- every block
+
+# fairseq-eval-lm asks for blocks of 1,024 tokens if no length is given. It leaves out the blocks that are too long for
 # the model, with a warning, and reports the perplexity of the rest: 1.00 when nothing is left.
 BLOCK = 1024
-MODELS_BLOCK = sys.maxsize
-"""``tokens_per_sample`` that means :data:`BLOCK`, or the length of the model's training where it is shorter."""
+USE_MODEL_BLOCK_SIZE = sys.maxsize
+"""``tokens_per_sample`` that means :data:`BLOCK`, or the length of the model's training if that is shorter."""
 
 
 def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """An amendment of parsed arguments: without ``--tokens-per-sample``, fairseq-eval-lm asks for what the model can take."""
-    if as_stock():
-        return
+    """Amend parsed arguments: without ``--tokens-per-sample``, fairseq-eval-lm asks for blocks that the model accepts."""
     if getattr(args, "context_window", None) is not None and hasattr(args, "tokens_per_sample"):
         if args.context_window < 0:
             raise UserError(f"--context-window {args.context_window}: expected a number of tokens >= 0")
         if not given("--tokens-per-sample"):
-            args.tokens_per_sample = MODELS_BLOCK
+            args.tokens_per_sample = USE_MODEL_BLOCK_SIZE
 
 
-def evaluate_every_block() -> None:
-    """Let ``fairseq-eval-lm`` refuse blocks longer than the model accepts instead of leaving them out, and read the context of
-    each block from the one before it, however many workers or shards there are."""
-    task = language_modeling.LanguageModelingTask
-    load, dataloader = task.load_dataset, task.eval_lm_dataloader
-    load_models = checkpoint_utils.load_model_ensemble_and_task
+def load_with_blocks_of_model(load: Callable) -> Callable:
+    """Wrap ``load_model_ensemble_and_task``: resolve :data:`USE_MODEL_BLOCK_SIZE` when the model is known."""
 
-    @functools.wraps(load_models)
+    @functools.wraps(load)
     def load_model_ensemble_and_task(*args, **kwargs):
-        models, cfg, task = load_models(*args, **kwargs)
-        if (block := getattr(getattr(task, "args", None), "tokens_per_sample", None)) and block > MODELS_BLOCK // 2:
-            window = MODELS_BLOCK - block
+        models, cfg, task = load(*args, **kwargs)
+        block = getattr(getattr(task, "args", None), "tokens_per_sample", None)
+        if block and block > USE_MODEL_BLOCK_SIZE // 2:
+            window = USE_MODEL_BLOCK_SIZE - block
             length = min(BLOCK, cfg.task.tokens_per_sample, *(model.max_positions() for model in models))
             logger.info(f"--tokens-per-sample is not given: blocks of {length} tokens, the context window among them")
             task.args.tokens_per_sample = length - window
         return models, cfg, task
 
+    return load_model_ensemble_and_task
+
+
+def refuse_empty_blocks(load: Callable) -> Callable:
+    """Wrap ``LanguageModelingTask.load_dataset``: a context window leaves room for a block."""
+
     @functools.wraps(load)
     def load_dataset(self, split, *args, **kwargs):
         if (block := self.args.tokens_per_sample) is not None and block < 1:
             raise UserError(
-                f"blocks of {block} tokens: --tokens-per-sample must be above --context-window, and above 0"
+                f"--context-window: leaves blocks of {block} tokens. Raise --tokens-per-sample above --context-window."
             )
         return load(self, split, *args, **kwargs)
 
+    return load_dataset
+
+
+def evaluate_every_block(dataloader: Callable) -> Callable:
+    """Wrap ``LanguageModelingTask.eval_lm_dataloader``: refuse blocks that the model does not accept.
+
+    Each block has the context of the one before it, for any number of workers.
+    """
+
     @functools.wraps(dataloader)
     def eval_lm_dataloader(self, dataset, *args, max_positions=None, context_window=0, **kwargs):
-        # the window stands before every block but the first
+        # the window precedes every block but the first
         window = context_window if len(dataset) > 1 else 0
         longest = max(dataset.sizes, default=0) + window
-        if max_positions is not None and longest > max_positions and not as_stock():
+        if max_positions is not None and longest > max_positions:
             count = sum(size + window > max_positions for size in dataset.sizes)
             raise UserError(
-                f"{count} of {len(dataset)} blocks are longer than the {max_positions} tokens the model accepts (the "
-                f"longest has {longest}, the context window among them) and would be left out of the perplexity or cut "
-                "short. Lower --tokens-per-sample or raise max_target_positions in --model-overrides"
+                f"--tokens-per-sample: {count} of {len(dataset)} blocks are longer than the {max_positions} tokens that the "
+                f"model accepts (the longest has {longest}, the context window among them), and would be left out or cut. "
+                "Lower it, or raise max_target_positions in --model-overrides."
             )
-        if context_window and not as_stock():
+        if context_window:
             kwargs |= one_after_another(context_window, **kwargs)
         return dataloader(self, dataset, *args, max_positions=max_positions, context_window=context_window, **kwargs)
 
-    task.load_dataset, task.eval_lm_dataloader = load_dataset, eval_lm_dataloader
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
+    return eval_lm_dataloader
 
 
 # A process keeps the tokens of the last block that it read: one of several would give a block the context of another.
 def one_after_another(
     context_window: int, num_shards: int = 1, num_workers: int = 1, **others: object
 ) -> dict[str, int]:
-    """How many processes read blocks that have a context: one.
+    """Return the number of processes that read blocks with a context: one.
 
     Raises:
-        UserError: shards, which do not have the blocks before theirs.
+        UserError: there are shards, which lack the blocks before theirs.
     """
     if num_shards > 1:
         raise UserError(
-            f"{num_shards} shards (--num-shards, or as many workers): with --context-window {context_window} each block needs the "
-            "one before it, and a shard lacks it; expected 1"
+            f"--context-window {context_window}: does not work with {num_shards} shards, because a block needs the one before "
+            "it, which may be in another shard. Use --num-shards 1 and one worker."
         )
     if num_workers > 1:
         logger.info(

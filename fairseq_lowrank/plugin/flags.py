@@ -8,12 +8,12 @@ import difflib
 import functools
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, make_dataclass
 from typing import Optional
 
 import torch
-from fairseq import models, options
+from fairseq import models
 from fairseq.dataclass import FairseqDataclass
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
@@ -106,9 +106,8 @@ def dataclass_fields() -> list[tuple[str, type, object]]:
 # Flags of a model are those of its class, and a class may override what it inherits: the parser of fairseq-train, which
 # alone has --arch, is the one place that all architectures share. (Other models' dataclasses bring the flags a second time,
 # which fairseq passes over.)
-def offer_flags() -> None:
-    """Let ``fairseq-train`` take the attention flags with every architecture, and the dataclasses of models hold them."""
-    add_model_args, register = options.add_model_args, models.register_model
+def offer_flags(add_model_args: Callable) -> Callable:
+    """Wrap ``options.add_model_args``: ``fairseq-train`` takes the attention flags with every architecture."""
 
     @functools.wraps(add_model_args)
     def add_model_and_attention_args(parser):
@@ -116,12 +115,21 @@ def offer_flags() -> None:
         add_attention_args(parser)
         return group
 
+    return add_model_and_attention_args
+
+
+def register_with_flags(register: Callable) -> Callable:
+    """Wrap ``models.register_model``: the dataclass of a model has the attention flags."""
+
     @functools.wraps(register)
     def register_model(name, dataclass=None):
         return register(name, dataclass if dataclass is None else with_flags(dataclass))
 
-    options.add_model_args = add_model_and_attention_args
-    models.register_model = register_model
+    return register_model
+
+
+def extend_registered_models() -> None:
+    """Add the attention flags to the dataclasses of the models that are registered already."""
     for name, config in models.MODEL_DATACLASS_REGISTRY.items():
         extended = with_flags(config)
         models.MODEL_DATACLASS_REGISTRY[name] = extended
@@ -314,6 +322,7 @@ class AttentionOptions:
             raise UserError(
                 f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}"
             )
+        layer.site = site
         for mixing in filter(None, (layer.score_mixing, layer.mixing)):
             for parameter in mixing.parameters():
                 parameter.optim_overrides["optimizer"]["lr_scale"] = self.mixing_lr_scale

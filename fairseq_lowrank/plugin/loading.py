@@ -1,36 +1,29 @@
 """Checkpoints: loaded safely, whole on every worker, and refused in one line where they do not fit."""
 
 import argparse
-import ast
 import collections
 import contextlib
 import functools
 import gzip
-import importlib.abc
 import logging
 import lzma
-import operator
 import os
 import pickle
 import re
-import sys
 import tarfile
 import types
 import typing
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
-import fairseq.modules
 import numpy
 import omegaconf
 import torch
-from fairseq import checkpoint_utils, file_utils, models
+from fairseq import checkpoint_utils, models
 from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
-from fairseq.models.multilingual_transformer import MultilingualTransformerModel as Multilingual
 
 from fairseq_lowrank.archives import Archive
 from fairseq_lowrank.attention import states
@@ -96,18 +89,15 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
     return safely(load)(path)
 
 
-def load_checkpoints_safely() -> None:
-    """Let fairseq load its own checkpoints, holding :data:`CHECKPOINT_CLASSES` and nothing else, and checked before."""
-    broadcast = distributed_utils._broadcast_object_slow
+def broadcast_safely(broadcast: Callable) -> Callable:
+    """Let workers that resume send one another :data:`CHECKPOINT_CLASSES`."""
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
         with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
             return broadcast(*args, **kwargs)
 
-    checkpoint_utils.load_checkpoint_to_cpu = safely(checkpoint_utils.load_checkpoint_to_cpu)
-    checkpoint_utils.load_ema_from_checkpoint = safely(checkpoint_utils.load_ema_from_checkpoint)
-    distributed_utils._broadcast_object_slow = _broadcast_object_slow
+    return _broadcast_object_slow
 
 
 def safely(load: Callable[..., dict]) -> Callable[..., dict]:
@@ -145,145 +135,30 @@ def refusal(path: str | os.PathLike, unsafe: str | None) -> str:
     return f"{path} cannot be read as a checkpoint: it is damaged, cut short or another kind of file"
 
 
-# fairseq gives strings of its configuration, adaptive_softmax_cutoff among them, and --model-overrides to Python's eval,
-# and a checkpoint brings a configuration along: one of plain strings could run any code.
-def evaluate_literals_only() -> None:
-    """Let no module of fairseq or its commands, loaded before or after this, evaluate more than :func:`literal` does."""
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, types.ModuleType) and is_fairseq(name if name != "__main__" else command_module(module)):
-            module.eval = evaluation(name)
-    if not any(isinstance(finder, LiteralsOnly) for finder in sys.meta_path):
-        sys.meta_path.insert(0, LiteralsOnly())
-
-
-def is_fairseq(name: str) -> bool:
-    return name.partition(".")[0] in ("fairseq", "fairseq_cli")
-
-
-def evaluation(name: str) -> Callable[[str], object]:
-    """What a module of fairseq has as ``eval``."""
-    return literal_line if name == "fairseq.data.codedataset" else literal
-
-
-def command_module(main: types.ModuleType) -> str:
-    """The name under which what runs as ``__main__`` would be imported, if it is a file of ``fairseq_cli``."""
-    if (spec := getattr(main, "__spec__", None)) is not None:
-        return spec.name
-    file = Path(getattr(main, "__file__", None) or "unknown").resolve()
-    return f"{file.parent.name}.{file.stem}"
-
-
-class LiteralsOnly(importlib.abc.MetaPathFinder):
-    """Finds fairseq's modules as they would be found without it, and gives them :func:`literal` as ``eval``."""
-
-    def find_spec(self, name, path, target=None):
-        if not is_fairseq(name):
-            return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, found), None)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                module.eval = evaluation(name)
-                execute(module)
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
-OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-}
-
-
-LONGEST = 10_000  # characters of a text to evaluate, and elements that a list in it may come to
-
-
-def literal_line(text: str) -> object:
-    """The value of a line of data, which may be as long as an hour of speech, see :func:`literal`."""
-    return literal(text, longest=10_000_000)
-
-
-def literal(text: str, *, longest: int = LONGEST) -> object:
-    """The value of literals and of arithmetic on them, such as ``[(512, 3)] * 4``.
-
-    Raises:
-        UserError: anything else.
-    """
-    if not isinstance(text, str):
-        raise TypeError(f"expected a string, not {text!r}")
-    shown = repr(text if len(text) <= 200 else f"{text[:200]}…")
-    if len(text) > longest:
-        raise UserError(f"{shown} is not evaluated: it has {len(text):,} characters, at most {longest:,} are")
-
-    def value(node: ast.AST) -> object:
-        match node:
-            case ast.Constant():
-                return node.value
-            case ast.Tuple() | ast.List() | ast.Set():
-                kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
-                return kind(value(element) for element in node.elts)
-            case ast.Dict() if None not in node.keys:
-                return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True)}
-            case ast.UnaryOp() if type(node.op) in OPERATORS:
-                return OPERATORS[type(node.op)](value(node.operand))
-            case ast.BinOp() if type(node.op) in OPERATORS:
-                left, right = value(node.left), value(node.right)
-                if isinstance(node.op, ast.Mult):
-                    refuse_long(left, right)
-                return OPERATORS[type(node.op)](left, right)
-        raise UserError(
-            f"{shown} is not evaluated: expected numbers, strings, and lists, tuples or dictionaries of them"
-        )
-
-    def refuse_long(*factors: object) -> None:
-        for repeated, times in (factors, factors[::-1]):
-            if isinstance(times, int) and not isinstance(repeated, (int, float, complex)):
-                text = isinstance(repeated, (str, bytes))
-                size = len(repeated) if text else checkpoint_file.spread(repeated, LONGEST)
-                if size * times > LONGEST:
-                    raise UserError(f"{shown} is not evaluated: it comes to more than {LONGEST:,} elements")
-
-    try:
-        return value(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError as error:
-        raise UserError(f"{shown} is not a value: {error.msg}") from error
-    except UserError:
-        raise
-    except (ArithmeticError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        raise UserError(f"{shown} is not a value: {error or type(error).__name__}") from error
-
-
 # fairseq sends what one worker has loaded to the others as plain dictionaries, in which a state of a model no longer
 # says what its layers computed.
-def broadcast_whole_states() -> None:
+def rebuild_with_metadata(rebuild: Callable) -> Callable:
     """Let the state of a model reach every worker with its metadata, without which no layer can refuse it."""
 
-    def whole(rebuild):
-        @functools.wraps(rebuild)
-        def rebuild_whole(obj, tensors):
-            rebuilt = rebuild(obj, tensors)
-            if isinstance(obj, collections.OrderedDict):
-                rebuilt = collections.OrderedDict(rebuilt)
-                vars(rebuilt).update(vars(obj))
-            return rebuilt
+    @functools.wraps(rebuild)
+    def rebuild_whole(obj, tensors):
+        rebuilt = rebuild(obj, tensors)
+        if isinstance(obj, collections.OrderedDict):
+            rebuilt = collections.OrderedDict(rebuilt)
+            vars(rebuilt).update(vars(obj))
+        return rebuilt
 
-        return rebuild_whole
-
-    distributed_utils._split_tensors_from_obj = whole(distributed_utils._split_tensors_from_obj)
-    distributed_utils._put_tensors_in_obj = whole(distributed_utils._put_tensors_in_obj)
+    return rebuild_whole
 
 
 # from_pretrained unpacks an archive of a model as it comes: over files elsewhere, if its members say so.
-def unpack_within_the_folder() -> None:
-    """Let ``from_pretrained`` unpack an archive below its own folder only, or refuse it in one line."""
-    load = file_utils.load_archive_file
+def unpack_within_the_folder(tarfile_module: types.ModuleType) -> types.SimpleNamespace:
+    """Let ``from_pretrained`` unpack an archive below its folder only."""
+    return types.SimpleNamespace(open=Archive.open)
+
+
+def name_damaged_archives(load: Callable) -> Callable:
+    """Let ``from_pretrained`` refuse an archive that does not unpack in one line."""
 
     @functools.wraps(load)
     def load_archive_file(archive_file):
@@ -292,8 +167,7 @@ def unpack_within_the_folder() -> None:
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
             raise UserError(f"{archive_file} is no archive of a model, or a damaged one: {error}") from error
 
-    file_utils.tarfile = types.SimpleNamespace(open=Archive.open)
-    file_utils.load_archive_file = load_archive_file
+    return load_archive_file
 
 
 class WholeState(collections.OrderedDict):
@@ -310,10 +184,8 @@ class WholeState(collections.OrderedDict):
 # Where only some layers are kept (--encoder-layers-to-keep) fairseq makes a new dictionary of their tensors, and others where it
 # takes the average of the weights (--store-ema) as the model, one component of a model (--load-pretrained-encoder-from), or the
 # languages of a multilingual one that are trained.
-def keep_metadata() -> None:
-    """Let the state of a model keep its metadata, renumbered with its layers, on every way from a file to the model."""
-    prune, load_average = checkpoint_utils.prune_state_dict, checkpoint_utils.load_ema_from_checkpoint
-    load_component, load_languages = checkpoint_utils.load_pretrained_component_from_model, Multilingual.load_state_dict
+def prune_with_metadata(prune: Callable) -> Callable:
+    """Let the metadata of a state be renumbered together with the layers that are kept."""
 
     @functools.wraps(prune)
     def prune_state_dict(state_dict, model_cfg):
@@ -325,12 +197,24 @@ def keep_metadata() -> None:
         tensors = {name: value for name, value in pruned.items() if not name.endswith(".")}
         return WholeState(tensors, {name[:-1]: value for name, value in pruned.items() if name.endswith(".")})
 
+    return prune_state_dict
+
+
+def load_average_with_metadata(load_average: Callable) -> Callable:
+    """Let an average of the weights (``--store-ema``) keep the metadata of the model's state."""
+
     @functools.wraps(load_average)
     def load_ema_from_checkpoint(path):
         state = load_average(path)
         if metadata := getattr(state["extra_state"]["ema"], "_metadata", None):
             state["model"]._metadata = metadata
         return state
+
+    return load_ema_from_checkpoint
+
+
+def load_component_with_metadata(load_component: Callable) -> Callable:
+    """Let the state of one component of a model keep its metadata."""
 
     @functools.wraps(load_component)
     def load_pretrained_component_from_model(component, checkpoint, strict=True):
@@ -346,23 +230,24 @@ def keep_metadata() -> None:
             component.load_state_dict(WholeState(part, metadata), strict=strict)
         return component
 
+    return load_pretrained_component_from_model
+
+
+def load_languages_with_metadata(load_languages: Callable) -> Callable:
+    """Let a multilingual model keep the metadata of a state of which it loads some languages."""
+
     @functools.wraps(load_languages)
     def load_state_dict(self, state_dict, strict=True, model_cfg=None):
         whole = WholeState(state_dict, getattr(state_dict, "_metadata", {}))
         return load_languages(self, whole, strict, model_cfg)
 
-    checkpoint_utils.load_pretrained_component_from_model = load_pretrained_component_from_model
-    Multilingual.load_state_dict = load_state_dict
-    checkpoint_utils.prune_state_dict = prune_state_dict
-    checkpoint_utils.load_ema_from_checkpoint = load_ema_from_checkpoint
+    return load_state_dict
 
 
 # fairseq's layers do not look at what a state says of the layer that it was saved by, and weights of another activation, or
 # of other heads, may fit.
-def refuse_states_of_other_attention() -> None:
+def refuse_states_of_other_attention(load: Callable) -> Callable:
     """Let fairseq's own attention refuse the states of this package's that compute something else."""
-    layer = fairseq.modules.MultiheadAttention
-    load = layer._load_from_state_dict
 
     @functools.wraps(load)
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
@@ -371,20 +256,19 @@ def refuse_states_of_other_attention() -> None:
             prefix, states.saved_meaning(local_metadata), states.plain_meaning(self.num_heads, self.head_dim)
         )
 
-    layer._load_from_state_dict = _load_from_state_dict
+    return _load_from_state_dict
 
 
 # torch lists every parameter that differs, in as many lines, and fairseq's trainer buries them under a second traceback.
-def explain_unfit_checkpoints() -> None:
+def explain_unfit_checkpoints(load: Callable) -> Callable:
     """Say in one line how a checkpoint differs from the model."""
-    load = models.BaseFairseqModel.load_state_dict
 
     @functools.wraps(load)
     def load_state_dict(self, *args, **kwargs):
         with explained():
             return load(self, *args, **kwargs)
 
-    models.BaseFairseqModel.load_state_dict = load_state_dict
+    return load_state_dict
 
 
 class Unfit(UserError, RuntimeError):
@@ -403,9 +287,8 @@ def explained() -> Iterator[None]:
 
 
 # fairseq's RoBERTa leaves out the heads for classes of a checkpoint that its model has not; it does not know that for questions.
-def drop_heads_for_questions() -> None:
+def drop_heads_for_questions(upgrade: Callable) -> Callable:
     """Let a model that was fine-tuned on questions be fine-tuned on another task."""
-    upgrade = models.roberta.RobertaModel.upgrade_state_dict_named
 
     @functools.wraps(upgrade)
     def upgrade_state_dict_named(self, state_dict, name):
@@ -418,7 +301,7 @@ def drop_heads_for_questions() -> None:
             for key in lost:
                 del state_dict[key]
 
-    models.roberta.RobertaModel.upgrade_state_dict_named = upgrade_state_dict_named
+    return upgrade_state_dict_named
 
 
 def differences(message: str) -> str | None:

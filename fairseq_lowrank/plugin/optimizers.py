@@ -6,11 +6,10 @@ carry over to their copies. Without the mark they are of a model of fairseq's, w
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import omegaconf
 import torch
-from fairseq import optim
 from fairseq.optim import composite
 from torch import nn
 
@@ -51,42 +50,54 @@ def scale_learning_rate(group: dict, lr: float) -> None:
     group["lr"] = lr * overrides(next(iter(group["params"]), None)).get("lr_scale", 1.0)
 
 
-# fairseq gives every parameter the same weight decay and learning rate (but for its composite optimizer, which reads the
-# settings of one parameter for a whole group), and flattens half-precision copies into one tensor in which none can differ.
-def honour_parameter_overrides() -> None:
-    """Let every optimizer follow the ``optim_overrides`` of this package's parameters."""
-    build, build_half, set_lr, load = (
-        optim.build_optimizer,
-        optim.FP16Optimizer.build_optimizer,
-        optim.FairseqOptimizer.set_lr,
-        optim.FairseqOptimizer.load_state_dict,
-    )
+# fairseq gives every parameter the same weight decay and learning rate. Its composite optimizer reads the settings of one
+# parameter for a whole group, and half-precision copies are flattened into one tensor in which none can differ.
+def build_with_overrides(build: Callable) -> Callable:
+    """Wrap ``optim.build_optimizer``: every optimizer follows the ``optim_overrides`` of this package's parameters."""
 
     @functools.wraps(build)
     def build_optimizer(cfg, params, *args, **kwargs):
         params = list(params)
         optimizer = build(cfg, params, *args, **kwargs)
-        tensors = [param for param in params if isinstance(param, torch.Tensor)]
-        if has_overrides(tensors):
+        if has_overrides([param for param in params if isinstance(param, torch.Tensor)]):
             if isinstance(optimizer, composite.FairseqCompositeOptimizer):
                 raise UserError(
-                    "--optimizer composite does not go with head mixing or head embeddings, which have a learning rate "
-                    "and a weight decay of their own: expected another optimizer"
+                    "--optimizer composite: does not work with head mixing or head embeddings, which have their own "
+                    "learning rate and weight decay. Use another optimizer."
                 )
             split_groups(optimizer.optimizer)
         return optimizer
 
-    @functools.wraps(build_half)
-    def build_half_precision_optimizer(cls, cfg, params, **kwargs):
+    return build_optimizer
+
+
+def build_half_with_overrides(build: Callable) -> Callable:
+    """Wrap ``FP16Optimizer.build_optimizer``: parameters with overrides are not flattened."""
+
+    @functools.wraps(build)
+    def build_optimizer(cls, cfg, params, **kwargs):
         params = list(params)
         if has_overrides(params):
             with omegaconf.open_dict(cfg):
                 cfg.common.fp16_no_flatten_grads = True
-        return build_half.__func__(cls, cfg, params, **kwargs)
+        return build(cls, cfg, params, **kwargs)
 
-    def set_scaled_lr(self, lr):
+    return build_optimizer
+
+
+def set_scaled_lr(set_lr: Callable) -> Callable:
+    """Wrap ``FairseqOptimizer.set_lr``: a group has the learning rate times its scale."""
+
+    @functools.wraps(set_lr)
+    def set_lr_of_groups(self, lr):
         for group in self.param_groups:
             scale_learning_rate(group, lr)
+
+    return set_lr_of_groups
+
+
+def load_with_overrides(load: Callable) -> Callable:
+    """Wrap ``FairseqOptimizer.load_state_dict``: ``--optimizer-overrides`` leaves what parameters have of their own."""
 
     @functools.wraps(load)
     def load_state_dict(self, state_dict, optimizer_overrides=None):
@@ -96,7 +107,4 @@ def honour_parameter_overrides() -> None:
             if "lr" in optimizer_overrides:
                 scale_learning_rate(group, optimizer_overrides["lr"])
 
-    optim.FairseqOptimizer.load_state_dict = load_state_dict
-    optim.build_optimizer = build_optimizer
-    optim.FP16Optimizer.build_optimizer = classmethod(build_half_precision_optimizer)
-    optim.FairseqOptimizer.set_lr = functools.wraps(set_lr)(set_scaled_lr)
+    return load_state_dict

@@ -11,42 +11,41 @@ import time
 import types
 import warnings
 import weakref
+from collections.abc import Callable
 
 import numpy
 import torch
-from fairseq import models, sequence_generator, utils
-from fairseq.data import data_utils, iterators, language_pair_dataset, token_block_dataset
-from fairseq.distributed import utils as distributed_utils
-from fairseq.modules import dynamic_crf_layer
+from fairseq import utils
 
 
-# numpy 2 dropped names that fairseq still uses. Can go when fairseq stops using them.
-def restore_numpy_names() -> None:
-    """Give the old names back to the fairseq modules that use them, and leave numpy itself alone."""
+def with_old_names(module: types.ModuleType) -> types.ModuleType:
+    """Return numpy with the names that numpy 2 dropped, for the modules of fairseq that use them."""
 
     def percentile(*args, interpolation, **kwargs):
         return numpy.percentile(*args, method=interpolation, **kwargs)
 
     proxy = types.ModuleType("numpy")
     vars(proxy).update(vars(numpy), int=int, float=float, compat=types.SimpleNamespace(long=int), percentile=percentile)
-    for module in (data_utils, language_pair_dataset, token_block_dataset, dynamic_crf_layer):
-        module.np = proxy
+    return proxy
 
 
 # For --replace-unk fairseq asks the hypothesis which source word each target word is aligned with. Only --print-alignment
 # makes such an alignment, and as pairs, which are not what is asked for. And without a file of translations the flag is
 # parsed as "@@ ", the default of --remove-bpe and the name of no file. An alignment takes a tenth of the time of a
 # translation, so it is made for those models only that were prepared for the flag.
-def align_unknown_words() -> None:
-    """Let ``--replace-unk`` put the source word with the most attention in place of an unknown one, instead of failing."""
-    generate = sequence_generator.SequenceGenerator.generate
-    prepare = models.BaseFairseqModel.prepare_for_inference_
-    load, replace = utils.load_align_dict, utils.replace_unk
+def note_unknown_words(prepare: Callable) -> Callable:
+    """Wrap ``prepare_for_inference_``: note which models replace unknown words."""
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self, cfg):
         self.replaces_unknown_words = getattr(cfg.generation, "replace_unk", None) is not None
         prepare(self, cfg)
+
+    return prepare_for_inference_
+
+
+def align_unknown_words(generate: Callable) -> Callable:
+    """Wrap ``SequenceGenerator.generate``: align each target word with the source word that has the most attention."""
 
     @functools.wraps(generate)
     def generate_aligned(self, models, sample, **kwargs):
@@ -63,45 +62,49 @@ def align_unknown_words() -> None:
                         )
         return sentences
 
+    return generate_aligned
+
+
+def load_no_align_dict(load: Callable) -> Callable:
+    """Wrap ``utils.load_align_dict``: without a file, ``--replace-unk`` is parsed as ``"@@ "``."""
+
     @functools.wraps(load)
     def load_align_dict(path):
         return load("" if path == "@@ " else path)
+
+    return load_align_dict
+
+
+def replace_by_target(replace: Callable) -> Callable:
+    """Wrap ``utils.replace_unk``: it gets the source word of each target word, not pairs."""
 
     @functools.wraps(replace)
     def replace_unk(hypo_str, src_str, alignment, align_dict, unk):
         return replace(hypo_str, src_str, {target: source for source, target in alignment}, align_dict, unk)
 
-    models.BaseFairseqModel.prepare_for_inference_ = prepare_for_inference_
-    sequence_generator.SequenceGenerator.generate = generate_aligned
-    utils.load_align_dict = load_align_dict
-    utils.replace_unk = replace_unk
+    return replace_unk
 
 
 # fairseq tells a model how many hypotheses a sentence has when a search is made, and only where there are several: a search with one
 # after another with five (BART's sample after translate) takes each fifth sentence of an encoder for five.
-def search_with_its_own_beam() -> None:
-    """Let each search tell the model its number of hypotheses before it begins."""
+def search_with_its_own_beam(generate: Callable) -> Callable:
+    """Wrap ``generate`` of a search: it tells the model its number of hypotheses before it begins."""
 
-    def told(generate):
-        @functools.wraps(generate)
-        def generate_told(self, models, sample, **kwargs):
-            for model in models or self.model.models:  # online back-translation gives none
-                repeated = self.beam_size > 1 or any(getattr(module, "beam_size", 1) > 1 for module in model.modules())
-                if repeated and hasattr(model, "set_beam_size"):
-                    model.set_beam_size(self.beam_size)
-            return generate(self, models, sample, **kwargs)
+    @functools.wraps(generate)
+    def generate_told(self, models, sample, **kwargs):
+        for model in models or self.model.models:  # online back-translation gives none
+            repeated = self.beam_size > 1 or any(getattr(module, "beam_size", 1) > 1 for module in model.modules())
+            if repeated and hasattr(model, "set_beam_size"):
+                model.set_beam_size(self.beam_size)
+        return generate(self, models, sample, **kwargs)
 
-        return generate_told
-
-    for search in (sequence_generator.SequenceGenerator, sequence_generator.SequenceGeneratorWithAlignment):
-        search.generate = told(search.generate)
+    return generate_told
 
 
 # Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the
 # same folder when --distributed-world-size is 1, its default with fewer than two GPUs.
-def join_torchrun() -> None:
-    """Let the processes that torchrun starts be the workers of one training, on GPUs or on the CPU."""
-    call_main = distributed_utils.call_main
+def join_torchrun(call_main: Callable) -> Callable:
+    """Wrap ``call_main``: let the processes that torchrun starts be the workers of one training, on GPUs or on the CPU."""
 
     @functools.wraps(call_main)
     def joined(cfg, main, **kwargs):
@@ -119,14 +122,14 @@ def join_torchrun() -> None:
                 distributed.ddp_backend = "legacy_ddp"  # pytorch_ddp is given device ids, which the CPU has not
         return call_main(cfg, main, **kwargs)
 
-    distributed_utils.call_main = joined
+    return joined
 
 
 # fairseq reads batches ahead in a daemon thread. Where a process ends before its data does, as under --max-update, Python kills
 # that thread at its next step, and within torch's code that ends the process as a failure, after all of its work was done.
-def end_reading_with_the_process(seconds: float = 10) -> None:
+def end_reading_with_the_process(create: Callable, seconds: float = 10) -> Callable:
     """Let a process wait for the batch that is being read, for ``seconds`` at most, before it ends."""
-    create, readers = iterators.BufferedIterator._create_consumer, weakref.WeakSet()
+    readers = weakref.WeakSet()
 
     @functools.wraps(create)
     def _create_consumer(self):
@@ -141,16 +144,12 @@ def end_reading_with_the_process(seconds: float = 10) -> None:
                 with contextlib.suppress(queue.Empty):
                     reader._queue.get(timeout=0.01)  # it may wait for room
 
-    iterators.BufferedIterator._create_consumer = _create_consumer
     atexit.register(end)
+    return _create_consumer
 
 
-def quieten_pinning() -> None:
-    """Silence what torch says of every loader where there is no GPU: fairseq asks each for pinned memory."""
+def quieten_warnings() -> None:
+    """Silence torch's warning about pinned memory without a GPU, and hydra's about fairseq's own configuration."""
     warnings.filterwarnings("ignore", category=UserWarning, message="'pin_memory' argument is set as true")
-
-
-def quieten_hydra() -> None:
-    """Silence hydra's five warnings, at every command, about the files and calls of fairseq's own configuration."""
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
     warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")

@@ -2,9 +2,10 @@
 
 import argparse
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
-from fairseq import checkpoint_utils, trainer
+from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
 from fairseq_lowrank.plugin.loading import UserError
@@ -15,9 +16,8 @@ from fairseq_lowrank.plugin.loading import UserError
 # checkpoint's place in the middle of an epoch points into another list. The loader made in epoch 1 keeps the shuffling of
 # that epoch (--curriculum), and its workers their copy of the data as that epoch had it. Goes when fairseq saves with a
 # checkpoint the epoch in which its batches were made.
-def resume_with_the_first_batches() -> None:
+def resume_with_the_first_batches(get: Callable) -> Callable:
     """Let every training that resumes after epoch 1, of stock models too, have the batches that were made in epoch 1."""
-    get = trainer.Trainer.get_train_iterator
 
     @functools.wraps(get)
     def get_train_iterator(
@@ -43,7 +43,7 @@ def resume_with_the_first_batches() -> None:
                 batches._frozen_batches = None  # made again in each epoch
         return batches
 
-    trainer.Trainer.get_train_iterator = get_train_iterator
+    return get_train_iterator
 
 
 def _start_loader(batches, cfg) -> None:
@@ -57,9 +57,8 @@ def _start_loader(batches, cfg) -> None:
 
 # fairseq copies each checkpoint in place onto checkpoint_last.pt and checkpoint_best.pt: a kill or a full disk in that
 # moment leaves half a file, and every later call is refused. Goes when fairseq renames copies as it does what it saves.
-def replace_checkpoints_whole() -> None:
+def replace_checkpoints_whole(copy: Callable) -> Callable:
     """Let a copy of a checkpoint be made beside the file that it replaces, and take its place when it is whole."""
-    copy = PathManager.copy
 
     @functools.wraps(copy)
     def copy_whole(src_path, dst_path, overwrite=False):
@@ -73,13 +72,12 @@ def replace_checkpoints_whole() -> None:
         finally:
             Path(unfinished).unlink(missing_ok=True)
 
-    PathManager.copy = staticmethod(copy_whole)
+    return copy_whole
 
 
 # Goes when fairseq falls back on another checkpoint by itself.
-def name_whole_checkpoints() -> None:
+def name_whole_checkpoints(load: Callable) -> Callable:
     """Where ``checkpoint_last.pt`` is damaged, name the newest whole checkpoint beside it and the flag that takes it."""
-    load = checkpoint_utils.load_checkpoint
 
     @functools.wraps(load)
     def load_checkpoint(cfg, trainer, **kwargs):
@@ -96,7 +94,7 @@ def name_whole_checkpoints() -> None:
                 f"{error}. To go on from the newest whole one, add --restore-file {whole}{instead}"
             ) from error
 
-    checkpoint_utils.load_checkpoint = load_checkpoint
+    return load_checkpoint
 
 
 def _newest_whole(last: Path, suffix: str) -> Path | None:
@@ -117,9 +115,8 @@ def _state(path: str | Path) -> dict | None:
 # fairseq's trainer says only that architectures should match, below what the model says of it and two tracebacks, and it
 # leaves it to torch and to bare assertions to say that the optimizer's state is of other parameters. Goes when fairseq
 # answers in a line.
-def explain_what_cannot_resume() -> None:
+def explain_what_cannot_resume(load: Callable) -> Callable:
     """Say in one line why a checkpoint does not go on with these flags, and which flag to add."""
-    load = trainer.Trainer.load_checkpoint
 
     @functools.wraps(load)
     def load_checkpoint(self, filename, *args, **kwargs):
@@ -133,7 +130,7 @@ def explain_what_cannot_resume() -> None:
                 raise UserError(reason) from error
             raise
 
-    trainer.Trainer.load_checkpoint = load_checkpoint
+    return load_checkpoint
 
 
 def _shortened_alone(model) -> str | None:

@@ -1,70 +1,8 @@
-"""Sizes that fairseq's models take without a word, or drown in a traceback: refused where a model has an attention flag."""
+"""Sizes of a language model's embedding that do not work with our flags for it."""
 
 import argparse
-import math
-
-from fairseq.utils import eval_str_list
 
 from fairseq_lowrank.messages import UserError
-
-
-def _of_both_sides(*templates: str) -> tuple[str, ...]:
-    return tuple(template.format(side) for template in templates for side in ("encoder", "decoder"))
-
-
-_SIZES = (
-    *_of_both_sides("{}_embed_dim", "{}_ffn_embed_dim", "{}_attention_heads", "{}_layers"),
-    *("decoder_input_dim", "decoder_output_dim", "max_source_positions", "max_target_positions"),
-)
-_DROPOUTS = (
-    *("dropout", "attention_dropout", "activation_dropout", "adaptive_softmax_dropout"),
-    *_of_both_sides("{}_layerdrop"),
-)
-
-
-def check_sizes(args: object) -> None:
-    """Refuse sizes and probabilities that fairseq's Transformer takes without a word, or drowns in a traceback.
-
-    Raises:
-        ValueError: a flag whose value is refused, named with what would be accepted.
-    """
-    for name in _SIZES:
-        if isinstance(size := getattr(args, name, None), (int, float)) and size < 1:
-            raise UserError(f"{_flag(name)} {size}: expected a number >= 1")
-    for name in _DROPOUTS:
-        if isinstance(rate := getattr(args, name, None), (int, float)) and not 0 <= rate < 1:
-            raise UserError(f"{_flag(name)} {rate:g}: expected a number from 0 to below 1")
-    for side in ("encoder", "decoder"):
-        check_layers_to_keep(args, side)
-    for part in ("softmax", "input"):
-        check_cutoff(f"adaptive_{part}_cutoff", getattr(args, f"adaptive_{part}_cutoff", None))
-        if (factor := getattr(args, f"adaptive_{part}_factor", None)) is not None and not 0 < factor < math.inf:
-            raise UserError(f"--adaptive-{part}-factor {factor:g}: expected a number above 0")
-
-
-def check_layers_to_keep(args: object, side: str) -> None:
-    """Refuse ``--encoder-layers-to-keep`` and ``--decoder-layers-to-keep`` that name no layer of the model, or one twice."""
-    if not (kept := getattr(args, f"{side}_layers_to_keep", None)):
-        return
-    layers = getattr(args, f"{side}_layers")
-    numbers = [number.strip() for number in str(kept).split(",")]
-    # a model that was loaded has been shortened to the layers that it kept
-    there = set(numbers) <= set(map(str, range(layers))) or len(numbers) == layers
-    if not there or len(set(numbers)) < len(numbers):
-        raise UserError(f"--{side}-layers-to-keep {kept}: expected different layers from 0 to {layers - 1}, such as 0")
-
-
-def check_cutoff(name: str, cutoff: object) -> None:
-    """Refuse bands of an adaptive input or softmax that are no numbers, or do not rise."""
-    if not cutoff:
-        return
-    try:
-        numbers = eval_str_list(cutoff, type=int)
-    except TypeError:
-        numbers = [0]
-    if any(low >= high for low, high in zip([0, *numbers], numbers, strict=False)):
-        given = cutoff if isinstance(cutoff, str) else ",".join(map(str, cutoff))
-        raise UserError(f"{_flag(name)} {given}: expected rising numbers of words, such as 20000,60000")
 
 
 def _flag(name: str) -> str:
@@ -81,7 +19,6 @@ def check_language_model(args: argparse.Namespace) -> None:
         _check_embed_rank(args)
     if getattr(args, "embed_kernel", None) is not None:
         _check_embed_kernel(args)
-    _check_adaptive(args)
     _check_quantisation_noise(args)
 
 
@@ -144,27 +81,3 @@ def embedding_flags(args: object) -> dict[str, int]:
     """The flags for the input embedding of a language model that are given, with their values."""
     values = {name: getattr(args, name, None) for name in ("embed_rank", "embed_kernel")}
     return {_flag(name): value for name, value in values.items() if value is not None}
-
-
-def _check_adaptive(args: argparse.Namespace) -> None:
-    """Adaptive input needs a cutoff, and its weights can be tied only to an adaptive softmax of the same bands."""
-    if args.adaptive_input and not args.adaptive_input_cutoff:
-        raise UserError("--adaptive-input needs --adaptive-input-cutoff, such as 20000,60000")
-    if not args.tie_adaptive_weights or not args.adaptive_softmax_cutoff:
-        return
-    if not args.adaptive_input:
-        raise UserError("--tie-adaptive-weights needs --adaptive-input, whose weights are tied")
-    for name, of_input, of_softmax in (
-        ("factor", args.adaptive_input_factor, args.adaptive_softmax_factor),
-        ("cutoff", args.adaptive_input_cutoff, args.adaptive_softmax_cutoff),
-    ):
-        if of_input != of_softmax:
-            raise UserError(
-                f"--tie-adaptive-weights needs the same --adaptive-input-{name} and --adaptive-softmax-{name}: "
-                f"{of_input} and {of_softmax}"
-            )
-    if args.decoder_input_dim != args.decoder_output_dim:
-        raise UserError(
-            "--tie-adaptive-weights needs the same --decoder-input-dim and --decoder-output-dim: "
-            f"{args.decoder_input_dim} and {args.decoder_output_dim}"
-        )

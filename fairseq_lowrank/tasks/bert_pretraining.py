@@ -27,6 +27,7 @@ from fairseq.data import (
 )
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from fairseq.models.masked_lm import MaskedLMModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
@@ -69,6 +70,19 @@ class BertPretrainingTask(FairseqTask):
     def setup_task(cls, cfg: BertPretrainingConfig, **kwargs) -> "BertPretrainingTask":
         check_settings(cfg)
         return cls(cfg, Dictionary.load(os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")))
+
+    @classmethod
+    def check_model(cls, model: type, args) -> None:
+        """Refuse a model without a next-sentence head.
+
+        Raises:
+            UserError: the model is another one than ours, and than fairseq's BERT with ``--sent-loss``.
+        """
+        fairseqs = issubclass(model, MaskedLMModel) and getattr(args, "sent_loss", False)
+        if not (fairseqs or getattr(model, "predicts_next_sentences", False)):
+            raise UserError(
+                f"--task bert_pretraining: {args.arch} has no next-sentence head. Use --arch lowrank_bert_base or bert_base."
+            )
 
     def build_model(self, cfg, from_checkpoint: bool = False):
         """The model.
@@ -192,6 +206,18 @@ class BertPretrainingLoss(FairseqCriterion):
         if not 0 <= cfg.next_sentence_weight < math.inf:
             raise UserError(f"--next-sentence-weight {cfg.next_sentence_weight:g}: expected a number >= 0")
         self.weight = cfg.next_sentence_weight
+
+    @classmethod
+    def check_args(cls, args) -> None:
+        """Refuse a task without pairs of segments.
+
+        Raises:
+            UserError: the task of a training is another one.
+        """
+        if args.task != "bert_pretraining":
+            raise UserError(
+                f"--criterion bert_pretraining: does not work with --task {args.task}. Use --task bert_pretraining."
+            )
 
     def forward(self, model, sample, reduce=True):
         """The loss times the number of masked words, that number, and what is logged.

@@ -203,6 +203,19 @@ class QuestionAnsweringTask(FairseqTask):
         self.datasets[split] = dataset
         return dataset
 
+    @classmethod
+    def check_model(cls, model: type, args) -> None:
+        """Refuse a model that gives no features of single tokens.
+
+        Raises:
+            UserError: the model takes no heads.
+        """
+        if not hasattr(model, "register_classification_head"):
+            raise UserError(
+                f"--task question_answering: {args.arch} gives no features of single tokens. Use an encoder, such as "
+                "roberta_base or lowrank_bert_base."
+            )
+
     def build_model(self, cfg, from_checkpoint: bool = False):
         with open_dict(cfg) if OmegaConf.is_config(cfg) else contextlib.ExitStack():
             cfg.max_positions = self.cfg.max_positions

@@ -92,6 +92,16 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             raise UserError(f"--sample-break-mode {args.sample_break_mode}: segments follow each other; expected none")
         self._models: list[nn.Module] = []
 
+    @classmethod
+    def check_model(cls, model: type, args) -> None:
+        """Refuse a model that does not take segments.
+
+        Raises:
+            UserError: the model has no memory of earlier segments.
+        """
+        if not getattr(model, "takes_segments", False):
+            raise UserError(f"--task segment_lm: {args.arch} has no memory. Use --arch lowrank_transformer_xl_wiki103.")
+
     def build_model(self, args, from_checkpoint: bool = False):
         model = super().build_model(args, from_checkpoint)
         self._models.append(model)

@@ -6,13 +6,10 @@ import difflib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from copy import copy
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import fairseq.modules
-import torch
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
@@ -25,10 +22,9 @@ from fairseq.models import (
 from fairseq.tasks import TASK_REGISTRY
 from omegaconf.errors import InterpolationKeyError
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
-from fairseq_lowrank.plugin import architectures
+from fairseq_lowrank.plugin import architectures, foreign
 from fairseq_lowrank.plugin.attention import chosen_options
 from fairseq_lowrank.plugin.flags import as_namespace
 
@@ -72,22 +68,7 @@ def _place(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]
     parts = name.split(".")
     owners = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     layer = next((int(parts[depth]) for depth, owner in enumerate(owners) if isinstance(owner, nn.ModuleList)), 0)
-    if attention.encoder_decoder_attention:
-        return "cross", layer
-    return ("decoder" if any(isinstance(owner, FairseqDecoder) for owner in owners) else "encoder"), layer
-
-
-class _SizedDictionary(Dictionary):
-    """A dictionary that has a size and fairseq's special symbols, but no words."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        if size < len(self.symbols):
-            raise ValueError(f"--vocab-size {size}: expected at least {len(self.symbols)}, fairseq's special symbols")
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
+    return foreign.site_of(attention, any(isinstance(owner, FairseqDecoder) for owner in owners)), layer
 
 
 def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = None) -> Namespace:
@@ -160,18 +141,10 @@ def build(args: Namespace, vocab_size: int) -> nn.Module:
     Raises:
         ValueError: the model refuses its arguments, or needs more than them and a dictionary.
     """
-    dictionary = _SizedDictionary(vocab_size)
-    names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary")
-    task = SimpleNamespace(**dict.fromkeys(names, dictionary), cfg=args, args=args)
-    build_model = ARCH_MODEL_REGISTRY[args.arch].build_model
+    cls = ARCH_MODEL_REGISTRY[args.arch]
+    task = architectures.stand_in_task(cls, args, architectures.SizedDictionary(vocab_size))
     try:
-        try:
-            with torch.device("meta"):
-                return build_model(args, task)
-        except NotImplementedError:
-            # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
-            with FakeTensorMode():
-                return build_model(args, task)
+        return architectures.build_on_meta(cls, args, task)
     except AssertionError as error:
         reason = str(error) or "an assertion failed"
         raise ValueError(f"{args.arch}: fairseq refuses these flags ({reason})") from error

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.attention.mixing import MIXINGS
-from fairseq_lowrank.plugin.attention import site_of
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
@@ -115,7 +114,11 @@ def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
 def place(name: str) -> tuple[str, int]:
     """(site, layer) of an attention layer of a state dict, by its name in fairseq's models."""
     layer = int(re.search(r"\.(\d+)\.", name)[1])
-    return site_of(name), layer
+    parts = name.split(".")
+    if parts[-1].startswith("encoder_attn"):
+        return "cross", layer
+    stacks = [part for part in parts if "encoder" in part or "decoder" in part]
+    return ("decoder" if any("decoder" in part for part in stacks) or not stacks else "encoder"), layer
 
 
 def draw_mixing(layers: list[dict]):

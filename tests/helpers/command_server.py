@@ -26,7 +26,8 @@ def call(command: str, args: list[str]) -> int | str | None:
     sys.argv = [command, *args]
     if command in ("fairseq-lowrank", "experiments"):
         return importlib.import_module(PROGRAMS[command]).main(args)
-    return importlib.import_module(MODULES[command]).cli_main()
+    with importlib.import_module("fairseq_lowrank.plugin.commands").as_command():
+        return importlib.import_module(MODULES[command]).cli_main()
 
 
 def child(command: str, args: list[str], folder: str, environment: dict[str, str], output, errors) -> None:
@@ -72,7 +73,6 @@ def import_all() -> None:
     """Do once what each child would do by itself otherwise."""
     for module in MODULES.values():
         importlib.import_module(module)
-    importlib.import_module("fairseq_lowrank.plugin.commands").end_commands_in_one_line()
     importlib.import_module("torch._inductor.runtime.triton_heuristics")  # torch does when a model is built
     cli = importlib.import_module("fairseq_lowrank.cli")
     cli.command_modules(cli)

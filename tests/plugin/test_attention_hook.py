@@ -18,8 +18,9 @@ from tiny_transformer import SIZES, arguments, make_task, shake
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.plugin import architectures, attention
-from fairseq_lowrank.plugin.flags import MODEL_FLAGS
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin import architectures, attention, foreign
+from fairseq_lowrank.plugin.flags import MODEL_FLAGS, AttentionOptions
 
 BY_NAME = {family.arch: family for family in FAMILIES}
 THREE = ["transformer_iwslt_de_en", "transformer_lm", "roberta_base"]
@@ -31,55 +32,68 @@ def parse(task, *words):
 
 
 @pytest.mark.parametrize(
-    ("task", "flags", "message"),
+    ("task", "flags", "words"),
     [
-        ("translation", ["--arch", "lstm"], "--attention: lstm makes its decoder attention (AttentionLayer) by itself"),
-        ("translation", ["--arch", "lightconv"], "lightconv makes its cross attention (MultiheadAttention) by itself"),
-        ("language_modeling", ["--arch", "lightconv_lm"], "lightconv_lm has no attention that can be chosen"),
-        (
-            "speech_to_text",
-            ["--arch", "s2t_conformer", "--input-feat-per-channel", "80"],
-            "s2t_conformer makes its encoder attention (MultiheadAttention) by itself, so none can be chosen there; try "
-            "--attention-sites decoder,cross",
-        ),
-        ("audio_pretraining", ["--arch", "wav2vec2"], "wav2vec2 makes its encoder attention (MultiheadAttention) by"),
-        (
-            "masked_lm",
-            ["--arch", "roberta_base", "--mha-heads-to-keep", "2"],
-            "--mha-heads-to-keep 2: expected -1, fairseq prunes the heads of its own attention only",
-        ),
-        ("masked_lm", ["--arch", "roberta_base", "--mha-reg-scale-factor", "0.1"], "--mha-reg-scale-factor 0.1: expected"),
-        (
-            "masked_lm",
-            ["--arch", "roberta_base", "--attention-sites", "decoder"],
-            "--attention-sites decoder: this model has no such attention; expected encoder",
-        ),
-        ("translation", ["--arch", "bart_base", "--embed-rank", "4"], "--embed-rank 4: bart_base is no transformer_lm"),
-        ("translation", ["--arch", "bart_base", "--encoder-attention-heads", "5"], "encoder attention: embed_dim=768 is not"),
-        ("masked_lm", ["--arch", "xmod_base_13", "--attention", "fixedhead"], "'fixedhead' needs a head size"),
+        ("translation", ["--arch", "lstm"], ["--attention: lstm", "decoder", "(AttentionLayer)"]),
+        ("translation", ["--arch", "lightconv"], ["--attention: lightconv", "cross", "(MultiheadAttention)"]),
+        ("language_modeling", ["--arch", "lightconv_lm"], ["--attention: lightconv_lm"]),
+        ("speech_to_text", ["--arch", "s2t_conformer"], ["encoder", "--attention-sites decoder,cross"]),
+        ("audio_pretraining", ["--arch", "wav2vec2"], ["--attention: wav2vec2", "encoder", "(MultiheadAttention)"]),
+        ("masked_lm", ["--arch", "roberta_base", "--mha-heads-to-keep", "2"], ["--mha-heads-to-keep 2"]),
+        ("masked_lm", ["--arch", "roberta_base", "--mha-reg-scale-factor", "0.1"], ["--mha-reg-scale-factor 0.1"]),
+        ("masked_lm", ["--arch", "roberta_base", "--attention-sites", "decoder"], ["--attention-sites decoder", "encoder"]),
+        ("translation", ["--arch", "bart_base", "--embed-rank", "4"], ["--embed-rank 4", "bart_base"]),
+        ("translation", ["--arch", "bart_base", "--encoder-attention-heads", "5"], ["embed_dim=768", "num_heads=5"]),
+        ("masked_lm", ["--arch", "xmod_base_13", "--attention", "fixedhead"], ["'fixedhead'"]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_chosen_is_refused_in_one_line_before_data_is_read(task, flags, message, capsys):
-    words = [word for word in flags if word != "--input-feat-per-channel" and word != "80"]
-    with pytest.raises(SystemExit) as exit:
-        parse(task, *MIXHEAD, *words)
-    assert exit.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+def test_parser_refuses_what_cannot_be_chosen(task, flags, words):
+    with pytest.raises(UserError) as refused:
+        parse(task, *MIXHEAD, *flags)
+    assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
 
 
 def test_a_program_gets_a_value_error():
     args = arguments("lstm", "--encoder-embed-dim", 16, "--encoder-hidden-size", 16)
     args.attention = "mixhead-b"
-    with pytest.raises(ValueError, match="lstm makes its decoder attention"):
+    with pytest.raises(UserError, match="--attention: lstm"):
         make_task().build_model(args)
 
 
 def test_sites_of_ours_are_chosen_beside_those_a_model_makes_itself():
     args = architectures.default_arguments("s2t_conformer")
     args.attention, args.attention_sites = "mixhead-b", "decoder,cross"
-    model = architectures.likeness(models.ARCH_MODEL_REGISTRY["s2t_conformer"], args)
-    assert set(attention.other_attention(model)) == {"encoder"}
-    assert {layer.site for layer in model.modules() if isinstance(layer, MultiheadAttention)} == {"decoder", "cross"}
+    model = architectures.build_small(models.ARCH_MODEL_REGISTRY["s2t_conformer"], args)
+    assert set(foreign.attention_by_site(model)) == {"encoder"}
+    assert attention.our_sites(model) == {"decoder", "cross"}
+
+
+def test_model_built_past_fairseqs_function_is_refused():
+    """Its flags would be ignored in silence."""
+    args = arguments("transformer", *SIZES, *MIXHEAD)
+    with pytest.raises(UserError, match="--attention"):
+        models.ARCH_MODEL_REGISTRY["transformer"].build_model(args, make_task())
+
+
+def test_options_are_resolved_once_per_build(monkeypatch):
+    resolved, resolve = [], AttentionOptions.from_args
+    monkeypatch.setattr(AttentionOptions, "from_args", lambda args: resolved.append(args) or resolve(args))
+    for arch in ("transformer_iwslt_de_en", "transformer_align", "lowrank_transformer"):
+        models.build_model(arguments(arch, *SIZES, *MIXHEAD), make_task())
+    assert len(resolved) == 3
+
+
+@pytest.mark.parametrize("arch", ["lowrank_transformer", "lowrank_bert_base"])
+def test_model_of_ours_has_our_attention_however_it_is_built(arch):
+    cls = models.ARCH_MODEL_REGISTRY[arch]
+    args = architectures.default_arguments(arch)
+    task = architectures.stand_in_task(cls, args, architectures.SizedDictionary(9))
+    model = architectures.build_on_meta(cls, args, task)
+    assert attention.our_sites(model) and not foreign.attention_by_site(model)
+
+
+def test_architectures_builds_transformer_xl(capsys):
+    assert architectures.coverage("lowrank_transformer_xl_wiki103").sites == ("decoder",)
 
 
 def test_no_flag_leaves_nothing_in_the_arguments_and_fairseq_builds_its_own():
@@ -101,7 +115,7 @@ def test_a_stock_model_of_one_seed_is_the_same_after_one_with_our_attention(arch
 
 
 def test_what_is_chosen_for_one_model_reaches_none_inside_it():
-    """A model that builds another, with a configuration of its own, as speech models build their encoders."""
+    """A model that builds another, with a configuration of the other's own, as speech models build their encoders."""
 
     class Outer(models.BaseFairseqModel):
         @classmethod
@@ -111,9 +125,8 @@ def test_what_is_chosen_for_one_model_reaches_none_inside_it():
             model.decoder = models.ARCH_MODEL_REGISTRY["transformer"].build_model(args, task).decoder
             return model
 
-    model = Outer.build_model(
-        arguments("transformer", *SIZES, *MIXHEAD, "--attention-sites", "decoder,cross"), make_task()
-    )
+    args = arguments("transformer", *SIZES, *MIXHEAD, "--attention-sites", "decoder,cross")
+    model = attention.build(Outer, args, task := make_task(), lambda args: Outer.build_model(args, task))
     assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
     assert isinstance(model.encoder.layers[0].self_attn, StockAttention)
 

@@ -7,10 +7,8 @@ import os
 import re
 import resource
 import struct
-import sys
 import tarfile
 import tempfile
-import types
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -28,10 +26,6 @@ from fairseq.data import Dictionary
 from fairseq_lowrank.plugin.checkpoint_file import MOST_PICKLED
 from fairseq_lowrank.plugin.loading import (
     UserError,
-    evaluate_literals_only,
-    evaluation,
-    is_fairseq,
-    literal,
     load_checkpoint,
 )
 
@@ -335,32 +329,6 @@ def test_a_state_without_a_model_is_no_fairseq_checkpoint(tmp_path):
         load_checkpoint(path)
 
 
-# --- what fairseq gives to Python's eval ---
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("[0] * 10**10", "[0] * 9999999999", "'a' * 99999 * 99999", "[[0] * 9999] * 9999", "5 * '12' * 10000"),
-        *(
-            "1 / 0",
-            "'a' + 1",
-            "{[]: 1}",
-            "-" * 5000 + "1",
-            "(" * 5000,
-            "1+" * 4999 + "1",
-            "9" * 5000,
-            "\0",
-            "1" * 20000,
-        ),
-    ],
-)
-def test_a_text_that_is_no_value_or_a_boundless_one_is_refused(a_gigabyte, text):
-    with pytest.raises(UserError, match=r"is not evaluated|is not a value") as refused:
-        literal(text)
-    assert len(str(refused.value)) < 1000
-
-
 @pytest.mark.parametrize("command", ["eval_lm", "validate", "generate", "interactive"])
 @pytest.mark.parametrize("text", ["__import__('os').mkdir({!r})", "5", "{{'a': 1", "{{**{{}}}}"])
 def test_overrides_that_are_no_dictionary_are_refused_and_run_nothing(tmp_path, capsys, monkeypatch, command, text):
@@ -374,38 +342,6 @@ def test_overrides_that_are_no_dictionary_are_refused_and_run_nothing(tmp_path, 
     assert exit.value.code == 2
     assert f"error: --model-overrides {overrides!r}: expected a dictionary" in capsys.readouterr().err.splitlines()[-1]
     assert not target.exists()
-
-
-def test_no_module_of_fairseq_has_pythons_eval_whenever_it_is_loaded(monkeypatch):
-    for name in ("fairseq_cli.eval_lm", "fairseq_cli.validate"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    for name in ("fairseq_cli.eval_lm", "fairseq_cli.validate"):
-        assert importlib.import_module(name).eval is literal
-    assert [
-        name for name, module in sys.modules.items() if is_fairseq(name) and module.eval is not evaluation(name)
-    ] == []
-    of_data = evaluation("fairseq.data.codedataset")
-    assert importlib.import_module("fairseq.data.codedataset").eval is of_data
-    assert of_data(str({"cpc_km100": "1 " * 10_000}))["cpc_km100"] == "1 " * 10_000
-    with pytest.raises(UserError, match="at most 10,000"):
-        literal(str([1] * 10_000))
-
-
-@pytest.mark.parametrize("how", ["module", "file"])
-def test_a_command_of_fairseq_that_is_run_as_a_module_or_file_evaluates_literals_only(monkeypatch, how):
-    main = types.ModuleType("__main__")
-    file = importlib.util.find_spec("fairseq_cli.eval_lm").origin
-    if how == "module":
-        main.__spec__ = importlib.util.spec_from_file_location("fairseq_cli.eval_lm", file)
-    else:
-        main.__file__ = file
-    other = types.ModuleType("__main__")
-    other.__file__ = __file__
-    for module in (main, other):
-        monkeypatch.setitem(sys.modules, "__main__", module)
-        evaluate_literals_only()
-    assert main.eval is literal
-    assert not hasattr(other, "eval")
 
 
 # --- archives of models ---

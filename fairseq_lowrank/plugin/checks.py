@@ -1,0 +1,120 @@
+"""Mistakes that users of fairseq's commands make every day: each ends in one line before anything is written."""
+
+import argparse
+import functools
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+from fairseq import utils
+from fairseq.data import data_utils
+from fairseq.file_io import PathManager
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models.nat import FairseqNATModel
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
+from fairseq.tasks.translation_lev import TranslationLevenshteinTask
+
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin.loading import load_checkpoint
+
+
+def check_command_line(parse: Callable) -> Callable:
+    """Wrap ``parse_args_and_arch``: check what a command is given. A program that passes arguments is not checked."""
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
+        parsed = parse(parser, input_args, *args, **kwargs)
+        if input_args is None:
+            for check in (check_precision, check_path, check_data, check_model_of_task, check_language_model_path):
+                check(parsed[0] if isinstance(parsed, tuple) else parsed)
+        return parsed
+
+    return parse_args_and_arch
+
+
+def check_precision(args: argparse.Namespace) -> None:
+    """Refuse half precision for a training on the CPU: fairseq fails, or trains in float32 without a word."""
+    if hasattr(args, "max_update") and (args.cpu or not torch.cuda.is_available()):
+        half = args.fp16 and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
+        if flag := "--amp" if args.amp else "--fp16" if half else None:
+            raise UserError(f"{flag}: needs a GPU. Use --bf16, which works on the CPU too.")
+
+
+def check_path(args: argparse.Namespace) -> None:
+    """Refuse an evaluation without a checkpoint."""
+    if not hasattr(args, "path"):
+        return
+    if args.path is None:
+        raise UserError("--path: missing. Add a checkpoint, such as --path checkpoints/checkpoint_best.pt.")
+    if (getattr(args, "checkpoint_suffix", ""), getattr(args, "checkpoint_shard_count", 1)) == ("", 1):
+        for path in utils.split_paths(args.path):
+            if not PathManager.isfile(path):
+                raise UserError(f"--path {path}: no such file. Give the path of a checkpoint.")
+
+
+def check_data(args: argparse.Namespace) -> None:
+    """Refuse a folder of data that does not exist or has no dictionary."""
+    task, folders = TASK_REGISTRY.get(getattr(args, "task", None), object), utils.split_paths(args.data or "")
+    if not issubclass(task, TranslationTask | LanguageModelingTask):
+        return
+    for folder in folders:
+        if not PathManager.exists(folder):
+            raise UserError(f"{folder}: no such folder. Give a folder that fairseq-preprocess wrote.")
+    names = ["dict.txt"]
+    if issubclass(task, TranslationTask):
+        pair = args.source_lang, args.target_lang
+        if None in pair:
+            pair = data_utils.infer_language_pair(folders[0])
+        if None in pair:
+            raise UserError(f"{folders[0]}: has no data of a language pair. Give another folder, or add -s and -t.")
+        names = [f"dict.{language}.txt" for language in pair]
+    for name in names:
+        if not PathManager.exists(os.path.join(folders[0], name)):
+            raise UserError(
+                f"{folders[0]}: has no {name}. Check the folder and the languages, or run fairseq-preprocess."
+            )
+
+
+def model_class(name: str | None) -> type | None:
+    """Return the class of a registered architecture or model."""
+    return ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+
+
+def check_model_of_task(args: argparse.Namespace) -> None:
+    """Refuse a model of another kind than the task of a training needs."""
+    model, task = model_class(getattr(args, "arch", None)), TASK_REGISTRY.get(getattr(args, "task", None), object)
+    if model is None or not hasattr(args, "max_update"):
+        return
+    if issubclass(task, LanguageModelingTask):
+        refuse_other_than_language_model(args.arch, f"--task {args.task}")
+    if issubclass(model, FairseqNATModel) and not issubclass(task, TranslationLevenshteinTask):
+        raise UserError(f"--task {args.task}: does not work with --arch {args.arch}. Use --task translation_lev.")
+
+
+def check_language_model_path(args: argparse.Namespace) -> None:
+    """Refuse another model than a language model for ``--lm-path``."""
+    if path := getattr(args, "lm_path", None):
+        state = load_checkpoint(path)
+        options = (state.get("cfg") or {}).get("model") or state.get("args")
+        names = options if isinstance(options, Mapping) else vars(options)
+        refuse_other_than_language_model(names.get("arch") or names.get("_name"), f"--lm-path {path}")
+
+
+def refuse_other_than_language_model(name: str | None, given: str) -> None:
+    """Refuse a model that is known and is not a language model."""
+    if (model := model_class(name)) is not None and not hasattr(model, "supported_targets"):
+        raise UserError(f"{given}: {name} is not a language model. Use one, such as transformer_lm.")
+
+
+def check_evaluated_model(build_model: Callable) -> Callable:
+    """Wrap ``LanguageModelingTask.build_model``: fairseq-eval-lm refuses a checkpoint of another kind of model."""
+
+    @functools.wraps(build_model)
+    def build_language_model(self, args, from_checkpoint=False):
+        name = getattr(args, "_name", None) or getattr(args, "arch", None)
+        refuse_other_than_language_model(name, "the model" if not from_checkpoint else "--path")
+        return build_model(self, args, from_checkpoint)
+
+    return build_language_model
