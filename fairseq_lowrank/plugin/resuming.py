@@ -120,35 +120,20 @@ def explain_what_cannot_resume(load: Callable) -> Callable:
 
     @functools.wraps(load)
     def load_checkpoint(self, filename, *args, **kwargs):
-        shortened = _shortened_alone(self.cfg.model)  # which loading forgets
         try:
             return load(self, filename, *args, **kwargs)
         except UserError:
             raise
         except Exception as error:
-            if reason := _why_not(error, filename, self.cfg, shortened):
+            if reason := _why_not(error, filename, self.cfg):
                 raise UserError(reason) from error
             raise
 
     return load_checkpoint
 
 
-def _shortened_alone(model) -> str | None:
-    """The stack, of ``encoder`` and ``decoder``, of which layers are chosen while all of the other's are wanted."""
-    both = ("encoder", "decoder")
-    kept = [side for side in both if getattr(model, f"{side}_layers_to_keep", None)]
-    return kept[0] if len(kept) == 1 and all(getattr(model, f"{side}_layers", None) for side in both) else None
-
-
-def _why_not(error: Exception, filename: str, cfg, shortened: str | None) -> str | None:
+def _why_not(error: Exception, filename: str, cfg) -> str | None:
     """The line about an ``error`` of loading a checkpoint, or ``None`` if it is about other things."""
-    if isinstance(error.__context__, UserError) and shortened:
-        other = "decoder" if shortened == "encoder" else "encoder"
-        layers = ",".join(map(str, range(getattr(cfg.model, f"{other}_layers"))))
-        return (
-            f"Cannot load model parameters from checkpoint {filename}: beside --{shortened}-layers-to-keep alone fairseq keeps no "
-            f"layer of the {other}; add --{other}-layers-to-keep {layers}"
-        )
     if cfg.ema.store_ema and isinstance(error, KeyError) and error.args == ("model",):
         return f"{filename} holds no moving average of the parameters (EMA) to go on with: train without --store-ema"
     if isinstance(error.__context__, UserError):
