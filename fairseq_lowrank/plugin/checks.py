@@ -24,9 +24,9 @@ def check_command_line(parse: Callable) -> Callable:
     """Wrap ``parse_args_and_arch``: check what a command is given. A program that passes arguments is not checked."""
 
     @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
-        parsed = parse(parser, input_args, *args, **kwargs)
-        if input_args is None:
+    def parse_args_and_arch(parser, input_args=None, *args, suppress_defaults=False, **kwargs):
+        parsed = parse(parser, input_args, *args, suppress_defaults=suppress_defaults, **kwargs)
+        if input_args is None and not suppress_defaults:
             for check in (check_precision, check_path, check_data, check_model_of_task, check_language_model_path):
                 check(parsed[0] if isinstance(parsed, tuple) else parsed)
         return parsed
@@ -56,7 +56,10 @@ def check_path(args: argparse.Namespace) -> None:
 
 def check_data(args: argparse.Namespace) -> None:
     """Refuse a folder of data that does not exist or has no dictionary."""
-    task, folders = TASK_REGISTRY.get(getattr(args, "task", None), object), utils.split_paths(args.data or "")
+    task, folders = (
+        TASK_REGISTRY.get(getattr(args, "task", None), object),
+        utils.split_paths(getattr(args, "data", None) or ""),
+    )
     if not issubclass(task, TranslationTask | LanguageModelingTask):
         return
     for folder in folders:

@@ -18,7 +18,7 @@ from typing import NoReturn
 from hydra.core.utils import JobReturn, JobStatus
 from torch.multiprocessing import ProcessExitedException
 
-from fairseq_lowrank.messages import UserError, explanation
+from fairseq_lowrank.messages import UserError
 
 USER_ERROR, UNEXPECTED = 2, 1
 """Exit codes."""
@@ -35,7 +35,8 @@ def end(error: BaseException) -> NoReturn:
     expected = isinstance(error, UserError)
     if not expected or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
-    print(f"{os.path.basename(sys.argv[0])}: error: {explanation(error)}", file=sys.stderr)
+    message = str(error) if expected else traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
+    print(f"{os.path.basename(sys.argv[0])}: error: {' '.join(message.split())}", file=sys.stderr)
     raise SystemExit(USER_ERROR if expected else UNEXPECTED)
 
 

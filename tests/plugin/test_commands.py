@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("fairseq")
 
 from fairseq import options
-from fairseq.distributed import utils as distributed_utils
 from hydra.core.utils import JobReturn, JobStatus
 
 from fairseq_lowrank.messages import UserError, explanation
@@ -64,20 +63,16 @@ def test_an_exception_without_words_of_its_own_is_told_by_its_class_and_place():
     assert line.endswith("; LOWRANK_TRACEBACK=1 shows the traceback)")
 
 
-def test_the_hook_of_the_process_stays_as_it_was():
-    script = "import sys; hook = sys.excepthook; import fairseq_lowrank.plugin; assert sys.excepthook is hook"
-    done = run(sys.executable, "-c", script)
-    assert done.returncode == 0, done.stderr
-
-
-def test_programs_that_call_fairseq_get_its_exceptions():
+def test_programs_get_the_exceptions_of_fairseq():
+    """Also those of a command's main function, and of its console entry point."""
     script = """
+import sys
 import fairseq_lowrank.plugin
-from argparse import Namespace
 from fairseq import checkpoint_utils
 from fairseq_cli import train
 from fairseq.dataclass.configs import FairseqConfig
-for call in (lambda: checkpoint_utils.load_checkpoint_to_cpu("nope.pt"), lambda: train.main(FairseqConfig())):
+sys.argv = ["fairseq-train", "/nothing", "--arch", "transformer", "--cpu", "--max-tokens", "9"]
+for call in (lambda: checkpoint_utils.load_checkpoint_to_cpu("nope.pt"), lambda: train.main(FairseqConfig()), train.cli_main):
     try:
         call()
     except Exception as error:
@@ -85,7 +80,77 @@ for call in (lambda: checkpoint_utils.load_checkpoint_to_cpu("nope.pt"), lambda:
 """
     done = run(sys.executable, "-c", script)
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2
+    assert len(done.stdout.split()) == 3 and done.stdout.split()[-1] == "UserError"
+
+
+def test_uncaught_exceptions_of_other_programs_are_pythons():
+    done = run(sys.executable, "-c", "import fairseq_lowrank.plugin\nraise fairseq_lowrank.messages.UserError('mine')")
+    assert (
+        done.returncode == 1 and "Traceback" in done.stderr and done.stderr.splitlines()[-1].endswith("UserError: mine")
+    )
+
+
+TRAIN = ["--user-dir", "fairseq_lowrank", "--arch", "transformer", "--cpu", "--max-tokens", 9, "-s", "de", "-t", "en"]
+
+
+@pytest.mark.parametrize("command", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]], ids=" ".join)
+def test_command_ends_a_mistake_in_one_line(command, tmp_path):
+    where = Path(sys.executable)
+    command = [where.with_name(command[0]), *command[1:]]
+    done = run(*command, "/nothing", *TRAIN, "--save-dir", tmp_path / "saved")
+    assert done.returncode == 2 and not (tmp_path / "saved").exists()
+    assert "Traceback" not in done.stderr and ": error: /nothing: " in done.stderr.splitlines()[-1]
+
+
+def test_variable_shows_the_traceback_of_a_mistake():
+    done = run(Path(sys.executable).with_name("fairseq-train"), "/nothing", *TRAIN, LOWRANK_TRACEBACK="1")
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr and ": error: /nothing: " in done.stderr.splitlines()[-1]
+
+
+def test_command_shows_an_unexpected_exception_in_full(translation_data, tmp_path):
+    """Its traceback, with the place in fairseq, and then one last line."""
+    (tmp_path / "file").touch()
+    done = run(
+        Path(sys.executable).with_name("fairseq-train"), translation_data, *TRAIN, "--save-dir", tmp_path / "file" / "x"
+    )
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and "verify_checkpoint_directory" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("fairseq-train: error: ")
+
+
+class Raising:
+    """A main function that can be pickled."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, index, *args):
+        raise self.error
+
+
+SPAWNING = """
+import sys
+import torch.multiprocessing
+sys.path.insert(0, {folder!r})
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin.commands import Worker, as_command
+from test_commands import Raising
+if __name__ == "__main__":
+    with as_command():
+        torch.multiprocessing.spawn(Worker(Raising({error})), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize(("error", "code", "tracebacks"), [("UserError('mine')", 2, 0), ("KeyError('theirs')", 1, 1)])
+def test_spawned_workers_end_like_commands(tmp_path, error, code, tracebacks):
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING.format(folder=str(Path(__file__).parent), error=error))
+    done = run(sys.executable, script, PYTHONPATH=str(REPOSITORY))
+    assert done.returncode == code, done.stderr
+    assert ("Traceback" in done.stderr) == bool(tracebacks)
+    assert "script.py: error: " in done.stderr
+    assert ("mine" if code == 2 else "theirs") in done.stderr
 
 
 @pytest.mark.parametrize("command", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]], ids=" ".join)
@@ -101,50 +166,55 @@ def test_help_shows_the_attention_flags_and_those_of_the_architecture(command):
     assert "--encoder-layers" not in chosen.stdout
 
 
-def test_a_job_of_hydras_ends_in_one_line(capsys):
+@pytest.mark.parametrize(("error", "code"), [(UserError("no such\n data"), 2), (ValueError("unexpected"), 1)])
+def test_hydra_job_ends_like_a_command(capsys, error, code):
     job = JobReturn(status=JobStatus.FAILED)
-    job.return_value = ValueError("no such\n data")
+    job.return_value = error
     with pytest.raises(SystemExit) as exit:
         job.return_value  # noqa: B018 (a property)
-    assert exit.value.code == 2
-    assert capsys.readouterr().err.endswith(": error: no such data\n")
+    assert exit.value.code == code
+    said = capsys.readouterr().err
+    assert ("Traceback" in said or "ValueError" in said) == (code == 1) and ": error: " in said.splitlines()[-1]
+
+
+def test_hydra_job_returns_its_result():
     job = JobReturn(status=JobStatus.COMPLETED)
     job.return_value = 3
     assert job.return_value == 3
 
 
-def test_parsing_happens_in_one_wrapper():
-    assert not hasattr(options.parse_args_and_arch.__wrapped__, "__wrapped__")
+def test_parser_takes_words_that_are_not_text():
+    """As fairseq's does: fairseq's own tests pass None for a folder."""
+    words = ["--arch", "transformer_lm", "--task", "dummy_lm", "--max-tokens", "9", "--save-dir", None]
+    assert options.parse_args_and_arch(options.get_training_parser(), words).save_dir == "None"
+
+
+def test_parser_takes_the_command_line_if_it_gets_none(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["program", "--path", __file__, "--task", "dummy_lm"])
+    assert options.parse_args_and_arch(options.get_eval_lm_parser()).path == __file__
 
 
 def test_each_of_two_workers_ends_with_a_code_that_is_not_0(tmp_path):
     noted = """
 import json, os, sys
 from fairseq_cli import train
+from fairseq_lowrank.plugin.commands import as_command
 try:
-    train.cli_main()
+    with as_command():
+        train.cli_main()
 except SystemExit as exit:
     with open(f"{sys.argv[-1]}/{os.environ['RANK']}", "w") as file:
         json.dump(exit.code, file)
     raise
 """
     (tmp_path / "worker.py").write_text(noted)
-    arguments = ["--user-dir", "fairseq_lowrank", "--arch", "transformer", "--cpu", "--max-tokens", "9", "-s", "de"]
     done = run(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, tmp_path / "worker.py"),
-        *("/nothing", *arguments, "--save-dir", tmp_path),
+        *("/nothing", *TRAIN, "--save-dir", tmp_path),
         PYTHONPATH=str(REPOSITORY),
     )
     assert done.returncode != 0
     codes = [json.loads((tmp_path / rank).read_text()) for rank in "01" if (tmp_path / rank).exists()]
     assert codes
     assert set(codes) == {2}
-    assert "worker.py: error: /nothing: expected a folder that fairseq-preprocess wrote" in done.stderr
-
-
-def test_call_main_is_wrapped_once_however_often_commands_are_looked_for():
-    from fairseq_lowrank.plugin.commands import end_commands_in_one_line
-
-    before = distributed_utils.call_main
-    end_commands_in_one_line()
-    assert distributed_utils.call_main is before
+    assert "worker.py: error: /nothing: " in done.stderr
