@@ -160,7 +160,7 @@ def test_the_composite_optimizer_is_refused():
     group = {"lr_float": None, "optimizer": adam, "lr_scheduler": schedule}
     config = OmegaConf.create({"_name": "composite", "dynamic_groups": False, "groups": {"default": group}})
     assert fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES).parameters())).param_groups
-    with pytest.raises(ValueError, match="--optimizer composite does not go with head mixing"):
+    with pytest.raises(ValueError, match="--optimizer composite"):
         fairseq_optim.build_optimizer(config, list(build(ARCH, *SIZES, *MIXHEAD).parameters()))
 
 

@@ -65,7 +65,7 @@ def test_a_search_finds_the_same_whatever_beam_the_model_had_before(flags):
 def test_loaders_say_nothing_of_pinned_memory():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        repairs.quieten_pinning()
+        repairs.quieten_warnings()
         assert len(list(DataLoader([1, 2], pin_memory=True))) == 2
 
 
