@@ -336,7 +336,9 @@ class AttentionOptions:
 def _refuse_what_stock_attention_alone_has(args: object) -> None:
     for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
         if getattr(args, name, None):
-            raise UserError(f"--{name.replace('_', '-')}: --attention replaces this attention. Remove one of the two flags.")
+            raise UserError(
+                f"--{name.replace('_', '-')}: --attention replaces this attention. Remove one of the two flags."
+            )
     for name, off in (("mha_heads_to_keep", -1), ("mha_reg_scale_factor", 0.0)):
         value = getattr(args, name, None)
         if value is not None and value != off:
