@@ -166,11 +166,11 @@ class Launch:
         function = kernels.key_gradients if name == "value_gradients" else getattr(kernels, name)
         shape, tile = self._shape(name)
         by_keys = name in ("key_gradients", "value_gradients")
-        rows, count = (shape.KEYS, self.keys) if by_keys else (shape.ROWS, self.queries)
+        rows, count = (shape.BLOCK_N, self.keys) if by_keys else (shape.BLOCK_M, self.queries)
         columns = {"query_gradients": self.q, "key_gradients": self.k, "attend": self.v, "value_gradients": self.v}
         width = columns[name].size(3) if name in columns else 1
-        programs = cdiv(count, rows.value) * self.batch * (self.heads if shape.TOGETHER == 1 else 1)
-        grid = (programs, cdiv(width, shape.CHUNK.value))
+        programs = cdiv(count, rows.value) * self.batch * (self.heads if shape.BLOCK_H == 1 else 1)
+        grid = (programs, cdiv(width, shape.BLOCK_OUT.value))
         further = (constexpr(name == "key_gradients"),) if by_keys else ()
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
         if name == "row_sums":
@@ -203,7 +203,7 @@ class Launch:
         if not isinstance(mixing, StaticMixing):
             gradient = torch.empty_like(mixing.weight, memory_format=torch.contiguous_format)
             return gradient, kernels.Matrix(gradient, *gradient.stride(), kernels.POSITIONWISE)
-        programs = cdiv(self.queries, self._shape(kernel)[0].ROWS.value) * self.batch
+        programs = cdiv(self.queries, self._shape(kernel)[0].BLOCK_M.value) * self.batch
         gradient = torch.empty(programs, self.heads, self.heads, dtype=torch.float32, device=self.v.device)
         return gradient, kernels.Matrix(gradient, 0, *gradient.stride(), kernels.STATIC)
 
@@ -230,9 +230,9 @@ def _matrix(mixing: HeadMixing | None) -> kernels.Matrix:
 def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> kernels.Mask:
     _, _, queries, keys = scores
     positions, offset = mask.visible_prefix(queries, keys)
-    causal = kernels.EVERY
+    causal = kernels.NOT_CAUSAL
     if mask.causal:
-        causal = kernels.COUNTED if mask.num_appended_keys or mask.query_repeats > 1 else kernels.ALIGNED
+        causal = kernels.CAUSAL_REPEATED if mask.num_appended_keys or mask.query_repeats > 1 else kernels.CAUSAL
     padding = None if mask.key_padding is None else mask.key_padding.contiguous().view(torch.uint8)
     additive, strides, hides_from = None, (0, 0, 0, 0), None
     if mask.additive is not None:
