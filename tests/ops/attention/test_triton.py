@@ -481,10 +481,10 @@ def test_what_it_cannot_compute_is_said(device):
 
 
 def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
-    from fairseq_lowrank.cli import env
+    from fairseq_lowrank.cli import check_kernels, env
 
     calls = {"mixhead-a": None, "mixhead-b": None}
-    monkeypatch.setattr(selfcheck, "common_calls", lambda device: calls)
+    monkeypatch.setattr(check_kernels, "common_calls", lambda device: calls)
     assert [state for _, state in env.kernels()] == ["checked against the reference: right"]
     monkeypatch.setattr(selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult("q by 0.3"))
     (row,) = env.kernels()
