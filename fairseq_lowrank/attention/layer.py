@@ -22,7 +22,7 @@ from fairseq_lowrank.attention.decoding import (
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS, Mixing
 from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
 from fairseq_lowrank.attention.scores import LayerContext
 from fairseq_lowrank.attention.spec import AXES
@@ -76,6 +76,13 @@ class MultiheadAttention(TorchMHACompat):
     """
 
     beam_size = 1
+    k_proj: Any
+    v_proj: Any
+    q_proj: Any
+    out_proj: Any
+    dropout_module: Any
+    score_mixing: Mixing | None
+    mixing: Mixing | None
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class MultiheadAttention(TorchMHACompat):
         further = self.score.build_extra_parameters(linear)
         self._register(further)
         self._built = (*projections, *extra, *further)
-        self.score_mixing, self.mixing = (self._build_mixing(axis) for axis in _MIXING_AXES)
+        self.score_mixing, self.mixing = self._build_mixing("score_mixing"), self._build_mixing("mixing")
         self.state_config = self._state_config()
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
@@ -134,7 +141,7 @@ class MultiheadAttention(TorchMHACompat):
         for name, module in built.items():
             setattr(self, name, module)
 
-    def _build_mixing(self, axis: str) -> nn.Module | None:
+    def _build_mixing(self, axis: str) -> Mixing | None:
         build, normalization = _MIXING_AXES[axis][getattr(self.spec, axis)], self.spec.mixing_normalization
         if axis == "score_mixing" or normalization == "none":
             return build(self.num_heads, self.head_dim)
@@ -365,7 +372,7 @@ class MultiheadAttention(TorchMHACompat):
         mixings = {axis: getattr(self, axis) for axis in _MIXING_AXES}
         learned = frozenset(axis for axis, module in mixings.items() if module is not None and [*module.parameters()])
         initial = record_initial_mixing(mixings, self._build_mixing)
-        return AttentionConfigInStateDict(config | self.score.state_config, initial, learned)
+        return AttentionConfigInStateDict({**config, **self.score.state_config}, initial, learned)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -3,12 +3,12 @@
 Importing this module imports triton. A tile is ``[heads, rows, keys]``, in the kernel of keys ``[heads, keys, rows]``. If heads
 are mixed, all of them are in one tile; otherwise a program has one head. As in other attention kernels, ``BLOCK_M`` counts
 queries, ``BLOCK_N`` keys and ``BLOCK_D`` features, ``m_i`` and ``l_i`` are running maxima and sums, and ``lse`` is the
-log-sum-exp of a row. Addresses are 64-bit.
+log-sum-exp of a row. Addresses are 64-bit; offsets within a batch entry are 32-bit where that is enough, which saves registers.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -22,71 +22,73 @@ NOT_CAUSAL, CAUSAL, CAUSAL_REPEATED = tl.constexpr(0), tl.constexpr(1), tl.const
 class View(NamedTuple):
     """A tensor ``[B, heads, N, D]`` whose last dimension is contiguous: itself and its strides."""
 
-    data: object
-    batch: object
-    head: object
-    position: object
+    data: Any
+    batch: Any
+    head: Any
+    position: Any
 
 
 class Matrix(NamedTuple):
     """M of mixing, indices (b, t, j, i): the tensor, its strides, and its kind."""
 
-    data: object
-    batch: object
-    position: object
-    row: object
-    column: object
-    KIND: object
+    data: Any
+    batch: Any
+    position: Any
+    row: Any
+    column: Any
+    KIND: Any
 
 
 class Mask(NamedTuple):
     """Which keys each query sees, as :class:`~fairseq_lowrank.ops.attention.AttentionMask` has it."""
 
-    queries: object
-    keys: object
-    positions: object
-    offset: object
-    num_appended_keys: object
-    CAUSALITY: object
-    padding: object
+    queries: Any
+    keys: Any
+    positions: Any
+    offset: Any
+    num_appended_keys: Any
+    CAUSALITY: Any
+    padding: Any
     """``[B, S]`` bytes or None."""
-    additive: object
+    additive: Any
     """``[B, H, T, S]`` by its strides: bytes, floats or None."""
-    batch: object
-    head: object
-    query: object
-    key: object
-    hides_from: object
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
+    hides_from: Any
     """A float mask hides where it is this or less; None where it is one of bytes."""
 
 
 class Dropout(NamedTuple):
-    seed: object
-    rate: object
-    scale: object
+    seed: Any
+    rate: Any
+    scale: Any
 
 
 class Shape(NamedTuple):
     """What is known when a kernel is compiled."""
 
-    HEADS: object
-    BLOCK_H: object
+    HEADS: Any
+    BLOCK_H: Any
     """Heads of a program, padded to a power of two; 1 if heads are not mixed."""
-    BLOCK_M: object
-    BLOCK_N: object
-    DIM: object
-    BLOCK_D: object
-    VALUE_DIM: object
-    BLOCK_DV: object
-    BLOCK_OUT: object
+    BLOCK_M: Any
+    BLOCK_N: Any
+    DIM: Any
+    BLOCK_D: Any
+    VALUE_DIM: Any
+    BLOCK_DV: Any
+    BLOCK_OUT: Any
     """Columns of the output that a program computes."""
-    KEY_GROUPS: object
-    VALUE_GROUPS: object
-    SIGSOFTMAX: object
-    DTYPE: object
-    PRECISION: object
+    KEY_GROUPS: Any
+    VALUE_GROUPS: Any
+    SIGSOFTMAX: Any
+    DTYPE: Any
+    PRECISION: Any
     """Of products of float32."""
-    INTERPRETED: object
+    INTERPRETED: Any
+    WIDE: Any
+    """Whether a batch entry spans more than 32-bit offsets reach."""
 
 
 @triton.jit
@@ -113,8 +115,9 @@ def _load(view, batch, heads, start, length, first, shape, GROUPS: tl.constexpr,
     rows, columns = tl.arange(0, COUNT), first + tl.arange(0, WIDTH)
     begin = tl.cast(start, tl.int64)
     origin = view.data + tl.cast(batch, tl.int64) * view.batch + begin * view.position
-    origin = origin + tl.cast(groups, tl.int64)[:, None, None] * view.head
-    offsets = rows[None, :, None] * view.position + columns[None, None, :]
+    if shape.WIDE:
+        groups = tl.cast(groups, tl.int64)
+    offsets = groups[:, None, None] * view.head + rows[None, :, None] * view.position + columns[None, None, :]
     inside = (heads < shape.HEADS)[:, None, None] & (start + rows < length)[None, :, None]
     inside = inside & (columns < DIM)[None, None, :]
     return tl.load(origin + offsets, mask=inside, other=0.0).to(shape.DTYPE)
@@ -125,8 +128,10 @@ def _store(view, values, batch, heads, start, length, first, shape, DIM: tl.cons
     rows, columns = tl.arange(0, COUNT), first + tl.arange(0, WIDTH)
     begin = tl.cast(start, tl.int64)
     origin = view.data + tl.cast(batch, tl.int64) * view.batch + begin * view.position
-    origin = origin + tl.cast(heads, tl.int64)[:, None, None] * view.head
-    offsets = rows[None, :, None] * view.position + columns[None, None, :]
+    places = heads
+    if shape.WIDE:
+        places = tl.cast(heads, tl.int64)
+    offsets = places[:, None, None] * view.head + rows[None, :, None] * view.position + columns[None, None, :]
     inside = (heads < shape.HEADS)[:, None, None] & (start + rows < length)[None, :, None]
     inside = inside & (columns < DIM)[None, None, :]
     tl.store(origin + offsets, values.to(view.data.dtype.element_ty), mask=inside)

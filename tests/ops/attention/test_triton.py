@@ -517,3 +517,18 @@ def test_addresses_of_a_mask_have_64_bits(device):
         for mask, backend in ((hidden, "triton"), (hidden.contiguous(), "reference"))
     )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_addresses_of_heads_have_64_bits(device):
+    if device != "cpu":
+        pytest.skip("its memory is empty pages of the operating system")
+    # heads 2 GiB apart, of which three pages are touched
+    memory = torch.from_numpy(numpy.zeros(2 * 2**30 + 32, dtype=numpy.float16))
+    k = memory.as_strided((1, 3, 4, 8), (0, 2**30, 8, 1))
+    q, values = torch.randn(1, 3, 5, 8).half(), torch.randn(1, 3, 4, 8).half()
+    k.copy_(torch.randn(1, 3, 4, 8))
+    found, expected = (
+        attend(q, keys, values, prob_mixing=StaticMixing(torch.eye(3)), backend=backend)[0].float()
+        for keys, backend in ((k, "triton"), (k.contiguous(), "reference"))
+    )
+    torch.testing.assert_close(found, expected, atol=3e-3, rtol=3e-3)
