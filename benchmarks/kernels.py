@@ -175,9 +175,9 @@ def compile_kernel(kernel: Kernel, chip: int) -> Compiled:
     result = triton.compile(source, target=target, options=parsed.__dict__)
     shape = bound["shape"]
     registers, stack = resources(result.asm["cubin"])
-    sizes = (shape.ROWS, shape.KEYS, shape.CHUNK)
+    sizes = (shape.BLOCK_M, shape.BLOCK_N, shape.BLOCK_OUT)
     rows, keys, columns = (size.value for size in sizes)
-    dims = shape.TOGETHER.value, shape.PADDED_DIM.value, shape.PADDED_VALUE_DIM.value
+    dims = shape.BLOCK_H.value, shape.BLOCK_D.value, shape.BLOCK_DV.value
     return Compiled(
         kernel.name,
         chip,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that has to hold: ruff's checks and format, and the tests. Sets up .venv first.
+# Everything that has to hold: ruff's checks and format, mypy's types, and the tests. Sets up .venv first.
 #
 #   scripts/test.sh [ARGUMENT…]      arguments go to pytest: scripts/test.sh tests/ops -k causal
 #   scripts/test.sh -m 'not corpus'  only what needs no real corpus
@@ -13,6 +13,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 ruff check .
 ruff format --check .
+mypy # of what pyproject.toml names
 # A process for each core, of one thread each: threads that share a core wait for one another. A file's tests stay together,
 # since they share what they trained.
 processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both

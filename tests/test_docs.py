@@ -34,7 +34,10 @@ def commands(page: str) -> list[list[str]]:
     return [words for words in found if words and words[0] in PARSERS]
 
 
-@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/translation.md", 2), ("docs/bert.md", 4), ("docs/language-models.md", 7)])
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [("README.md", 2), ("docs/translation.md", 2), ("docs/bert.md", 4), ("docs/language-models.md", 7)],
+)
 def test_fairseq_accepts_every_command_of_a_page(page, count):
     found = commands(page)
     assert len(found) == count

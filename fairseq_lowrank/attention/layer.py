@@ -80,6 +80,13 @@ class MultiheadAttention(TorchMHACompat):
     """
 
     beam_size = 1
+    k_proj: Any
+    v_proj: Any
+    q_proj: Any
+    out_proj: Any
+    dropout_module: Any
+    score_mixing: Mixing | None
+    mixing: Mixing | None
 
     def __init__(
         self,
@@ -419,7 +426,7 @@ class MultiheadAttention(TorchMHACompat):
         modules = {axis: getattr(self, axis) for axis in _MODULE_AXES if self._starts_as_identity(axis)}
         learned = frozenset(axis for axis, module in modules.items() if [*module.parameters()])
         initial = record_initial_mixing(modules, self._build_axis)
-        return AttentionConfigInStateDict(config | self.score.state_config, initial, learned)
+        return AttentionConfigInStateDict({**config, **self.score.state_config}, initial, learned)
 
     def _starts_as_identity(self, axis: str) -> bool:
         module = getattr(self, axis)

@@ -1,4 +1,4 @@
-"""From fairseq's masks to :class:`~fairseq_lowrank.ops.AttentionMask`. The one place that recognises a causal mask."""
+"""Conversion of fairseq's masks to :class:`~fairseq_lowrank.ops.AttentionMask`. Only this module recognises causal masks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _NOTHING_HIDDEN = AttentionMask()
 def attention_mask(
     attn_mask: Tensor | AttentionMask | str | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> AttentionMask:
-    """The mask of scores ``[B, H, T, S]`` = ``shape``.
+    """Return the mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
         attn_mask: :data:`CAUSAL` (also as ``"causal"``) or another mask of its kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
-            causal tensor is recognised, and looked at again when it is changed in place (not when through ``.data`` or numpy,
-            which torch does not tell of).
+            causal tensor is recognised, and read again after it changes in place (but not through ``.data`` or numpy, which
+            torch does not notice).
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
 
     Raises:
@@ -65,9 +65,11 @@ def attention_mask(
 
 
 def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Ask once about a tensor that every layer of a model is handed in turn, unless it was changed in place.
+    """Cache the answer for the last tensor, unless it changes in place: all layers of a model receive the same mask.
 
-    The answer is False where numbers cannot be read: what is recognised only makes things faster.
+    Reading a tensor on a GPU waits for it. So a GPU is asked once per mask, and never while a graph is captured or about a
+    tensor of inference mode, whose changes cannot be seen. Then the answer is False: a mask that is not recognised costs time
+    and changes no number. It is False too while tracing.
     """
     last: tuple[weakref.ref, int, bool] | None = None
 
@@ -76,18 +78,22 @@ def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], boo
         if is_traced(tensor):
             return False
         if tensor.is_inference():
-            return question(tensor)
+            return not tensor.is_cuda and question(tensor)
         known = last
-        if known is None or known[0]() is not tensor or known[1] != tensor._version:
-            last = known = (weakref.ref(tensor), tensor._version, question(tensor))
-        return known[2]
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return known[2]
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        answer = question(tensor)
+        last = (weakref.ref(tensor), tensor._version, answer)
+        return answer
 
     return ask
 
 
 @_remember_last
 def _is_causal(mask: Tensor) -> bool:
-    """Whether a square mask hides exactly the keys after each query and adds nothing elsewhere."""
+    """Return True if a square mask hides exactly the keys after each query and adds nothing elsewhere."""
     length = mask.size(0)
     if length < 2 or mask.shape != (length, length):
         return False
@@ -101,9 +107,12 @@ def _is_causal(mask: Tensor) -> bool:
 
 @_remember_last
 def is_right_padding(key_padding_mask: Tensor) -> bool:
-    """Whether no row has a visible key after a hidden one. Under causality such padding hides nothing from real queries."""
+    """Return True if no row has a visible key after a hidden one.
+
+    Under causality such padding hides nothing from real queries.
+    """
     hidden = key_padding_mask.to(torch.bool)
     if hidden.size(1) == 0:
         return True
-    # one question of the device, which would be waited for at each
+    # one question, since a GPU is waited for at each
     return not bool((hidden[:, 0] | (hidden[:, :-1] & ~hidden[:, 1:]).any(dim=1)).any())

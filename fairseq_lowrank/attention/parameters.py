@@ -13,7 +13,7 @@ APPLIES_TO_ALL_OPTIMIZERS = "under_any_optimizer"
 
 def no_weight_decay(weight: Tensor) -> nn.Parameter:
     """Return a parameter that is exempt from weight decay, which would pull it towards 0."""
-    parameter = nn.Parameter(weight)
+    parameter: Any = nn.Parameter(weight)
     parameter.optim_overrides = {"optimizer": {"weight_decay": 0.0}, APPLIES_TO_ALL_OPTIMIZERS: True}
     return parameter
 
@@ -30,4 +30,4 @@ class NoDecayModule(nn.Module):
         super().__setstate__(state)
         for name, parameter in self.named_parameters():
             if overrides.get(name) is not None:
-                parameter.optim_overrides = copy.deepcopy(overrides[name])
+                vars(parameter)["optim_overrides"] = copy.deepcopy(overrides[name])

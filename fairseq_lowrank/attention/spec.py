@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Any
 
 from fairseq_lowrank.attention.maps import HEAD_MAPS
 from fairseq_lowrank.attention.mixing import MIXINGS, NORMALIZATIONS, NORMALIZED_MIXINGS, SCORE_MIXINGS
@@ -34,7 +35,7 @@ class Axis:
         return int if self.choices is None else str
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.choices)
+        return iter(self.choices or ())
 
 
 AXES = {
@@ -262,13 +263,14 @@ class AttentionSpec:
             raise ValueError(f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}")
         if unknown := set(axes) - set(AXES):
             raise ValueError(f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}")
-        chosen = {axis: value for axis, value in axes.items() if value is not None}
+        chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
         needed, what, advice = NEEDED.get(preset, (None, "", ""))
         if needed and needed not in chosen:
             raise ValueError(
                 f"attention preset {preset!r} needs {what} (--{AXES[needed].flag.replace('_', '-')} N, {needed}=N): {advice}"
             )
-        return replace(cls(**PRESETS[preset]), **chosen)
+        preset_axes: dict[str, Any] = dict(PRESETS[preset])
+        return replace(cls(**preset_axes), **chosen)
 
     def projection_of(
         self, embed_dim: int, num_heads: int, kdim: int, vdim: int, *, zero_key: bool = False

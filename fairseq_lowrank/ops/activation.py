@@ -56,8 +56,9 @@ class SigSoftmax(Softmax):
         weights = torch.softmax(scores, -1, out=scores).mul_(sigmoid)
         return weights.div_(weights.sum(dim=-1, keepdim=True)), sigmoid
 
-    def backward(self, weights: Tensor, grad: Tensor, sums: Tensor | None, kept: Tensor) -> Tensor:
+    def backward(self, weights: Tensor, grad: Tensor, sums: Tensor | None, kept: Tensor | None) -> Tensor:
         """That of softmax, and ds/dz of z = s + log σ(s), which is 2 − σ(s)."""
+        assert kept is not None
         return super().backward(weights, grad, sums, None).mul_(torch.sub(2, kept, out=kept))
 
 

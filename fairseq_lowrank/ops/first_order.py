@@ -39,7 +39,7 @@ def first_order(gradients: Sequence[Tensor | None], sources: Sequence[Tensor | N
 
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.message = message
         return tensors[:count]
 

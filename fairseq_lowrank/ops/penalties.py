@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import select_head
 from fairseq_lowrank.ops.attention.mixing import HeadMixing
 from fairseq_lowrank.ops.attention.reference import masked_scores
-from fairseq_lowrank.ops.attention.tree import flatten, unflatten
+from fairseq_lowrank.ops.attention.tree import Structure, flatten, unflatten
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
 # How many numbers each T×T, S×S or T×S working matrix may hold when sequences are taken several at a time.
@@ -76,8 +77,8 @@ def head_overlap(call: AttentionCall, spaces: Sequence[str], query_padding: Tens
     refuse_transforms(_FIRST_ORDER)
     # Values and mixing come after the probabilities: what stands for them has no gradient.
     mask = call.mask if call.mask.additive is None else replace(call.mask, additive=call.mask.additive.detach())
-    layout, tensors, numbers = flatten(replace(call, v=call.v.detach(), mask=mask, prob_mixing=None))
-    return _HeadOverlap.apply((layout, numbers), tuple(spaces), query_padding, *tensors)
+    structure, tensors, numbers = flatten(replace(call, v=call.v.detach(), mask=mask, prob_mixing=None))
+    return _HeadOverlap.apply((structure, numbers), tuple(spaces), query_padding, *tensors)
 
 
 _FIRST_ORDER = (
@@ -126,7 +127,11 @@ def _wide(tensor: Tensor) -> Tensor:
 class _HeadOverlap(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, layout: tuple[str, list[float]], spaces: tuple[str, ...], query_padding: Tensor | None, *tensors: Tensor
+        ctx,
+        layout: tuple[Structure, list[float]],
+        spaces: tuple[str, ...],
+        query_padding: Tensor | None,
+        *tensors: Tensor,
     ) -> Tensor:
         # All that is read: autograd then notices that it was changed in place between the passes.
         ctx.save_for_backward(query_padding, *tensors)
@@ -136,7 +141,7 @@ class _HeadOverlap(torch.autograd.Function):
         values = call.v.new_zeros(len(spaces), call.scores.shape[0])
         with without_autocast(call.v):
             for batch in _blocks(call):
-                sums = [0.0] * len(spaces)
+                sums: list[Any] = [0.0] * len(spaces)
                 for head in range(heads):
                     p = _probabilities(call, query_padding, batch, head)
                     for index, space in enumerate(spaces):
@@ -169,7 +174,7 @@ class _HeadOverlap(torch.autograd.Function):
         _, heads, _, _ = call.scores.shape
         with without_autocast(call.v):
             for batch in _blocks(call):
-                sums = [0.0] * len(ctx.spaces)
+                sums: list[Any] = [0.0] * len(ctx.spaces)
                 for head in range(heads):
                     p = _probabilities(call, query_padding, batch, head)
                     sums = [total + _GRAM[space](p) for total, space in zip(sums, ctx.spaces, strict=True)]

@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import MethodType
 
 from fairseq import models
 from fairseq.models.transformer_lm import TransformerLanguageModel
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.plugin import foreign
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
@@ -333,10 +333,10 @@ def _adapt_decoders(model: nn.Module, task: object) -> None:
             continue
         # --cross-self-attention puts encoder states before the keys, so that its mask is not a square
         if hasattr(decoder, "buffered_future_mask") and not getattr(decoder, "cross_self_attention", False):
-            decoder.buffered_future_mask = MethodType(_causal_marker, decoder)
+            decoder.buffered_future_mask = _causal_marker
         if _reads_one_layer(decoder):
             decoder.need_alignment = bool(getattr(settings, "load_alignments", False))
-            decoder.extract_features = MethodType(_extract_features, decoder)
+            decoder.extract_features = functools.partial(_extract_features, decoder)
             _read_weights_where_asked(decoder)
 
 
@@ -349,7 +349,7 @@ def _our_layers(parent: nn.Module) -> list[TransformerDecoderLayerBase]:
     return [layer for layer in layers if isinstance(layer.self_attn, MultiheadAttention)]
 
 
-def _causal_marker(decoder: nn.Module, tensor: Tensor) -> str:
+def _causal_marker(tensor: Tensor) -> AttentionMask:
     return CAUSAL
 
 

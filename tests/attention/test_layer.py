@@ -1,13 +1,16 @@
 """The layer computes what the papers say, for every combination of choices."""
 
+import copy
 import itertools
+import pickle
 
 import brute_force
 import pytest
 import torch
-from needed_axes import AXES, PRESETS
+from needed_axes import AXES, PRESETS, needed_axes
+from torch import nn
 
-from fairseq_lowrank.attention import CAUSAL
+from fairseq_lowrank.attention import CAUSAL, build_attention
 
 HEADS, EMBED_DIM = 3, 12
 TIME, KEYS, BATCH = 3, 4, 2
@@ -99,3 +102,22 @@ def test_masks_of_every_kind(preset, make, inputs, device):
         hidden = meaning.get("hidden", torch.tensor(False)) | key_padding.cpu()[:, None, None, :]
         expected = brute_force.layer(layer, query, key, key, **(meaning | {"hidden": hidden}))
         assert_layer(layer, query, key, key, expected, attn_mask=mask.to(device), key_padding_mask=key_padding)
+
+
+def test_the_constructor_changes_nothing_that_it_is_given():
+    shared = nn.Sequential(nn.Dropout(0.5)).eval()
+    for backend in ("auto", "blocked"):
+        layer = build_attention("mixhead-a", 12, 3, dropout=shared[0], backend=backend)
+        assert layer.dropout_module is shared[0] and not shared[0].training
+        assert layer.training and layer.q_proj.training
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_copy_keeps_the_exemption_from_weight_decay(preset):
+    layer = build_attention(preset, 12, 3, **needed_axes(preset))
+    for made in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), copy.deepcopy(copy.deepcopy(layer))):
+        for (name, parameter), original in zip(made.named_parameters(), layer.parameters(), strict=True):
+            assert torch.equal(parameter, original) and parameter is not original
+            overrides = getattr(original, "optim_overrides", None)
+            assert getattr(parameter, "optim_overrides", None) == overrides
+            assert (overrides is not None) == ("mixing" in name or "head_embeddings" in name)

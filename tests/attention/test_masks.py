@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import CAUSAL
+from fairseq_lowrank.attention import CAUSAL, masks
 from fairseq_lowrank.attention.masks import attention_mask, is_right_padding
+from fairseq_lowrank.ops.attention.mask import hides
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -62,6 +63,31 @@ def test_a_mask_changed_in_place_is_looked_at_again(device):
     assert recognised(mask) and recognised(mask)
     mask[3, 0] = 1.0
     assert not recognised(mask)
+
+
+def test_a_mask_is_read_once_for_all_layers_of_a_model(make, inputs, device, monkeypatch):
+    read = []
+    monkeypatch.setattr(masks, "hides", lambda mask: read.append(mask) or hides(mask))
+    layers, x = [make("mixhead-b", self_attention=True) for _ in range(4)], inputs(5, 2, 12)
+    mask = additive(5).to(device)
+    for layer in layers * 2:
+        x, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("kind", ["captured", "inference"])
+def test_a_mask_on_a_gpu_is_not_read_where_that_would_wait(kind, monkeypatch):
+    """A graph that is being captured cannot wait; of inference tensors changes cannot be seen."""
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: kind == "captured")
+    with torch.inference_mode(kind == "inference"):
+        mask = additive(4).as_subclass(OnGPU)
+        assert not recognised(mask)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert recognised(mask) == (kind == "captured")
 
 
 def test_right_padding():

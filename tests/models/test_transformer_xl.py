@@ -265,7 +265,7 @@ def test_checkpointed_activations_give_the_same_gradients():
     ("flags", "message"),
     [
         (["--attention-score", "dot-product"], "--attention-score dot-product: a Transformer-XL has its positions in its scores"),
-        (["--attention", "el"], "score 'relative' projects positions as keys are projected, and projection 'el' projects no keys"),
+        (["--attention", "el"], "projection 'el' projects no keys"),
         (["--decoder-learned-pos"], "--decoder-learned-pos True: not in a Transformer-XL, its positions are in its scores"),
         (["--decoder-layerdrop", "0.1"], "--decoder-layerdrop 0.1: not in a Transformer-XL"),
         (["--embed-kernel", "3"], "--embed-kernel 3: not in a Transformer-XL, the first positions of a segment"),

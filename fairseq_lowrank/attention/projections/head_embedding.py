@@ -58,7 +58,15 @@ class HeadEmbeddingMul(SingleHeadProjection):
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         return self.embed(super().project_query(modules, query), modules["head_embeddings"].query)
 
-    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+    def attention_inputs(
+        self,
+        modules: Modules,
+        q: Tensor,
+        states: KeyValueStates,
+        *,
+        keep_row_constants: bool,
+        rows_sum_to_one: bool,
+    ) -> AttentionInputs:
         return AttentionInputs(q * (1 + modules["head_embeddings"].key[:, None, :]), states["key"], states["value"])
 
     def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:

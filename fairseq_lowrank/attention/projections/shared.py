@@ -1,5 +1,7 @@
 """One projection of keys and one of values for all heads."""
 
+from typing import ClassVar
+
 from fairseq_lowrank.attention.projections.projection import AttentionDims, Projection
 
 
@@ -7,7 +9,7 @@ class MultiQuery(Projection):
     """A separate W_q for each head, one key and one value for all heads (Shazeer 2019, arXiv 1911.02150)."""
 
     name = "multi-query"
-    groups = (1,)
+    groups: ClassVar[tuple[int, ...] | None] = (1,)
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)

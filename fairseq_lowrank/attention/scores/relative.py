@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,7 @@ class RelativePositions(ScoreFunction):
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         dims = self.projection.dims
         # A bias would add the same to all scores of a query.
-        pos_proj = linear(dims.embed_dim, self.projection.state_heads * dims.head_dim, bias=False)
+        pos_proj: Any = linear(dims.embed_dim, self.projection.state_heads * dims.head_dim, bias=False)
         nn.init.xavier_uniform_(pos_proj.weight)
         extra: dict[str, nn.Module | nn.Parameter] = {"pos_proj": pos_proj}
         for name in ("pos_bias_u", "pos_bias_v"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,7 @@ class Synthesizer(ScoreFunction):
             )
         if not isinstance(positions, Integral) or isinstance(positions, bool) or positions < 1:
             raise ValueError(f"max_positions={positions!r}: expected a positive integer")
-        self.max_positions = positions
+        self.max_positions: int = positions
         self.state_sizes = {"value": projection.dims.value_dim}
 
     @property
@@ -125,7 +126,7 @@ class DenseScores(Synthesizer):
         return super().build_projections(linear)
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
-        synthesizer = linear(self.projection.dims.head_dim, self.heads * self.max_positions)
+        synthesizer: Any = linear(self.projection.dims.head_dim, self.heads * self.max_positions)
         for weight in synthesizer.weight.data.chunk(self.heads):
             nn.init.xavier_uniform_(weight)
         if synthesizer.bias is not None:

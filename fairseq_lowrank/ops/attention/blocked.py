@@ -123,6 +123,7 @@ class BlockedAttention:
         self.batch, self.heads, self.queries, self.num_keys = call.scores.shape
         self.groups = call.v.size(1)
         # Queries of which causality hides the same keys as of the first so many; all queries where it hides nothing.
+        self.offset: int | None
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
             self.positions, self.offset = self.queries, None
@@ -212,7 +213,7 @@ class BlockedAttention:
 
     def keep(self, block: Block, shape: torch.Size) -> Tensor | None:
         """1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
-        if not self._threshold:
+        if self._generator is None:
             return None
         generator = self._generator.manual_seed(self.seed + block.index)
         # Four numbers of 16 bits from each of 64. They stay integers: a bool factor is slow on the CPU.

@@ -14,7 +14,7 @@ _TILE = 256
 class Block(NamedTuple):
     """Queries ``rows`` of the batch entries ``batch`` over the first ``keys`` keys; ``index`` counts blocks."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     batch: slice
     rows: slice
     keys: int

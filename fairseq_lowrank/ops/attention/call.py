@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from fairseq_lowrank.ops.activation import check_activation
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import HeadMixing
-from fairseq_lowrank.ops.attention.scores import Scores
+from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 from fairseq_lowrank.ops.attention.tree import TensorTree
 
 _NOTHING_HIDDEN = AttentionMask()
@@ -49,15 +50,19 @@ class AttentionCall(TensorTree):
     need_weights: bool = False
 
     @property
+    def dot_product(self) -> DotProduct:
+        """The scores, in backends that compute only dot products."""
+        return cast(DotProduct, self.scores)
+
+    @property
     def mixes_weights(self) -> bool:
         """Whether probabilities of different heads meet."""
         return self.prob_mixing is not None and self.prob_mixing.head_scale is None
 
     def scaled(self, heads: Tensor) -> Tensor:
         """``heads`` of unmixed probabilities, times what the mixing scales them by, if it does only that."""
-        if self.prob_mixing is None or self.mixes_weights:
-            return heads
-        return heads * self.prob_mixing.head_scale.to(heads.dtype)
+        scale = None if self.prob_mixing is None else self.prob_mixing.head_scale
+        return heads if scale is None else heads * scale.to(heads.dtype)
 
     def check(self) -> None:
         """Refuse what no backend can compute.
@@ -66,7 +71,8 @@ class AttentionCall(TensorTree):
             ValueError: shapes that do not fit together, or values out of range.
         """
         self.scores.check()
-        shape = batch, heads, queries, keys = tuple(self.scores.shape)
+        shape = self.scores.shape
+        batch, heads, queries, keys = shape
         v, mask = self.v, self.mask
         if v.dim() != 4 or v.size(0) != batch or v.size(2) != keys or v.size(1) < 1 or heads % v.size(1):
             raise ValueError(

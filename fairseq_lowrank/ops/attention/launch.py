@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +35,10 @@ class Kernel(NamedTuple):
     """A launch: its name, the function, how many programs, its arguments and the compiler's options."""
 
     name: str
-    function: object
+    function: Any
     grid: tuple[int, int]
     arguments: tuple
-    options: dict[str, object]
+    options: dict[str, Any]
 
     def run(self) -> object:
         """What was launched, as the compiler left it; ``None`` where it was interpreted."""
@@ -86,8 +86,8 @@ class Launch:
         self.call, self.run = call, run
         self.batch, self.heads, self.queries, self.keys = call.scores.shape
         self.dtype = call.v.dtype
-        self.q, self.k, self.v = (self._readable(tensor) for tensor in (call.scores.q, call.scores.k, call.v))
-        self.scale = float(call.scores.factor)
+        self.q, self.k, self.v = (self._readable(tensor) for tensor in (call.dot_product.q, call.dot_product.k, call.v))
+        self.scale = float(call.dot_product.factor)
         self.score_mixing, self.prob_mixing = (
             _matrix(call.score_mixing),
             _matrix(call.prob_mixing if call.mixes_weights else None),
@@ -112,19 +112,19 @@ class Launch:
         """Gradients of the call's tensors in their order, ``None`` of masks and of what needs none."""
         call = self.call
         needed = (
-            call.scores.q,
-            call.scores.k,
+            call.dot_product.q,
+            call.dot_product.k,
             call.v,
             *(mixing.weight for mixing in (call.score_mixing, call.prob_mixing) if mixing),
         )
         if self.empty:
-            gradients = [torch.zeros_like(tensor) for tensor in needed]
+            found: list[Tensor | None] = [torch.zeros_like(tensor) for tensor in needed]
         else:
-            gradients = self._gradients(self._readable(grad_output), output, statistics)
+            found = self._gradients(self._readable(grad_output), output, statistics)
         masks = [None for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
         gradients = [
             gradient.to(tensor.dtype) if tensor.requires_grad and gradient is not None else None
-            for tensor, gradient in zip(needed, gradients, strict=True)
+            for tensor, gradient in zip(needed, found, strict=True)
         ]
         return [*gradients[:3], *masks, *gradients[3:]]
 
@@ -132,11 +132,12 @@ class Launch:
         call, dim = self.call, self.q.size(3)
         q, k, v, grad = map(_view, (self.q, self.k, self.v, grad_output))
         arguments = (*self._tensors(q, k, v, statistics), grad)
-        of_mixing = []
+        of_mixing: list[Tensor | None] = []
         if call.mixes_weights:
             sums = self._row_numbers()
             gradient, view = self._matrix_gradient("row_sums", call.prob_mixing)
             self._launch("row_sums", (*arguments, sums, view))
+            assert gradient is not None
             of_mixing = [gradient if gradient.dim() == 4 else gradient.sum(dim=0)]
         else:
             # Σ_s P_s dP_s = Σ_s P_s do·v_s, with dropout too
@@ -144,15 +145,15 @@ class Launch:
         arguments = (*arguments, sums)
         of_scores, view = self._matrix_gradient("query_gradients", call.score_mixing)
         grad_q = grad_k = grad_v = None
-        if call.scores.q.requires_grad or call.score_mixing is not None:
+        if call.dot_product.q.requires_grad or call.score_mixing is not None:
             grad_q = empty_heads(self.q, self.queries, self.heads, dim)
             self._launch("query_gradients", (*arguments, _view(grad_q), view))
-        if call.scores.k.requires_grad:
+        if call.dot_product.k.requires_grad:
             grad_k = self._key_gradient(arguments, self.k)
         if call.v.requires_grad:
             grad_v = self._key_gradient(arguments, self.v)
-        of_before = [] if call.score_mixing is None else [of_scores.sum(dim=0)]
-        return [grad_q, grad_k, grad_v, *of_before, *of_mixing]
+        of_score_mixing = [] if of_scores is None else [of_scores.sum(dim=0)]
+        return [grad_q, grad_k, grad_v, *of_score_mixing, *of_mixing]
 
     def _key_gradient(self, arguments: tuple, of: Tensor) -> Tensor:
         """Of keys or values ``[B, G, S, D]``: those of heads that share them, added up in float32."""
@@ -166,11 +167,11 @@ class Launch:
         function = kernels.key_gradients if name == "value_gradients" else getattr(kernels, name)
         shape, tile = self._shape(name)
         by_keys = name in ("key_gradients", "value_gradients")
-        rows, count = (shape.KEYS, self.keys) if by_keys else (shape.ROWS, self.queries)
+        rows, count = (shape.BLOCK_N, self.keys) if by_keys else (shape.BLOCK_M, self.queries)
         columns = {"query_gradients": self.q, "key_gradients": self.k, "attend": self.v, "value_gradients": self.v}
         width = columns[name].size(3) if name in columns else 1
-        programs = cdiv(count, rows.value) * self.batch * (self.heads if shape.TOGETHER == 1 else 1)
-        grid = (programs, cdiv(width, shape.CHUNK.value))
+        programs = cdiv(count, rows.value) * self.batch * (self.heads if shape.BLOCK_H == 1 else 1)
+        grid = (programs, cdiv(width, shape.BLOCK_OUT.value))
         further = (constexpr(name == "key_gradients"),) if by_keys else ()
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
         if name == "row_sums":
@@ -186,12 +187,13 @@ class Launch:
         plain = self.call.score_mixing is None and self.call.activation == "softmax"
         positionwise = isinstance(self.call.prob_mixing, PositionwiseMixing)
         plain = plain and not (name == "key_gradients" and positionwise and self.heads < together)
-        tile = tile_of(name, together, *padded, self.dtype, self.dropout is not None, plain)
+        tile = tile_of(name, together, padded[0], padded[1], self.dtype, self.dropout is not None, plain)
         exact = self.dtype != torch.float32 or not torch.backends.cuda.matmul.allow_tf32
         numbers = (self.heads, together, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1], tile.columns)
         groups = self.k.size(1), self.v.size(1)
         further = (self.call.activation == "sigsoftmax", _DTYPES[self.dtype], "ieee" if exact else "tf32", _INTERPRETED)
-        return kernels.Shape(*map(constexpr, (*numbers, *groups, *further))), tile
+        wide = any(map(_is_wide, (self.q, self.k, self.v)))
+        return kernels.Shape(*map(constexpr, (*numbers, *groups, *further, wide))), tile
 
     def _tensors(self, q: kernels.View, k: kernels.View, v: kernels.View, statistics: Tensor) -> tuple:
         return q, k, v, self.scale, self.score_mixing, self.prob_mixing, self.mask, self.dropout, statistics
@@ -202,10 +204,11 @@ class Launch:
             return None, _matrix(None)
         if not isinstance(mixing, StaticMixing):
             gradient = torch.empty_like(mixing.weight, memory_format=torch.contiguous_format)
-            return gradient, kernels.Matrix(gradient, *gradient.stride(), kernels.POSITIONWISE)
-        programs = cdiv(self.queries, self._shape(kernel)[0].ROWS.value) * self.batch
+            return gradient, _positionwise(gradient)
+        programs = cdiv(self.queries, self._shape(kernel)[0].BLOCK_M.value) * self.batch
         gradient = torch.empty(programs, self.heads, self.heads, dtype=torch.float32, device=self.v.device)
-        return gradient, kernels.Matrix(gradient, 0, *gradient.stride(), kernels.STATIC)
+        program, row, column = gradient.stride()
+        return gradient, kernels.Matrix(gradient, 0, program, row, column, kernels.STATIC)
 
     def _row_numbers(self) -> Tensor:
         return torch.empty(self.batch, self.heads, self.queries, dtype=torch.float32, device=self.v.device)
@@ -213,6 +216,11 @@ class Launch:
     def _readable(self, tensor: Tensor) -> Tensor:
         tensor = tensor.to(self.dtype)
         return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _is_wide(tensor: Tensor) -> bool:
+    """Return True if the heads of a batch entry ``[B, H, N, D]`` may be further apart than a 32-bit offset."""
+    return tensor.size(1) * tensor.stride(1) >= 2**31 - 2**24
 
 
 def _view(tensor: Tensor) -> kernels.View:
@@ -223,18 +231,25 @@ def _matrix(mixing: HeadMixing | None) -> kernels.Matrix:
     if mixing is None:
         return kernels.Matrix(None, 0, 0, 0, 0, kernels.NONE)
     if isinstance(mixing, StaticMixing):
-        return kernels.Matrix(mixing.weight, 0, 0, *mixing.weight.stride(), kernels.STATIC)
-    return kernels.Matrix(mixing.weight, *mixing.weight.stride(), kernels.POSITIONWISE)
+        row, column = mixing.weight.stride()
+        return kernels.Matrix(mixing.weight, 0, 0, row, column, kernels.STATIC)
+    return _positionwise(mixing.weight)
+
+
+def _positionwise(weight: Tensor) -> kernels.Matrix:
+    batch, position, row, column = weight.stride()
+    return kernels.Matrix(weight, batch, position, row, column, kernels.POSITIONWISE)
 
 
 def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> kernels.Mask:
     _, _, queries, keys = scores
     positions, offset = mask.visible_prefix(queries, keys)
-    causal = kernels.EVERY
+    causal = kernels.NOT_CAUSAL
     if mask.causal:
-        causal = kernels.COUNTED if mask.num_appended_keys or mask.query_repeats > 1 else kernels.ALIGNED
+        causal = kernels.CAUSAL_REPEATED if mask.num_appended_keys or mask.query_repeats > 1 else kernels.CAUSAL
     padding = None if mask.key_padding is None else mask.key_padding.contiguous().view(torch.uint8)
-    additive, strides, hides_from = None, (0, 0, 0, 0), None
+    additive, hides_from = None, None
+    strides: tuple[int, ...] = (0, 0, 0, 0)
     if mask.additive is not None:
         additive = mask.additive.expand(scores)
         strides = additive.stride()
@@ -243,5 +258,14 @@ def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> kernels.Mas
         else:
             hides_from = hiding_value(additive.dtype)
     return kernels.Mask(
-        queries, keys, positions, offset, mask.num_appended_keys, causal, padding, additive, *strides, hides_from
+        queries,
+        keys,
+        positions,
+        offset,
+        mask.num_appended_keys,
+        causal,
+        padding,
+        additive,
+        *strides,
+        hides_from,  # type: ignore[call-arg]
     )

@@ -105,7 +105,8 @@ class AttentionMask(TensorTree):
     def has_visible_key(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
         """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
-            return ~self.hidden(num_queries, num_keys, device).all(dim=-1, keepdim=True)
+            hidden = self.hidden(num_queries, num_keys, device)
+            return True if hidden is None else ~hidden.all(dim=-1, keepdim=True)
         if not self.may_hide_rows(num_queries, num_keys):
             return True
         positions, _ = self.visible_prefix(num_queries, num_keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class HeadMixing(TensorTree):
     nothing, Σ_s heads ∘ gradient ``[b, H, rows, 1]``, and with ``gradients()``, those of the fields, summed over blocks.
     """
 
+    weight: Tensor
     max_block_elements: int | None = None
     """A limit of the scores of a block of several batch entries."""
 
@@ -34,6 +36,10 @@ class HeadMixing(TensorTree):
 
     def mixing_matrix(self) -> Tensor:
         """M as ``[H, H]``, or ``[B, T, H, H]`` (indices b, t, j, i) where each query has its own, in float32 or better."""
+        raise NotImplementedError
+
+    def blocks(self) -> Any:
+        """For the blocked backend, see :class:`HeadMixing`."""
         raise NotImplementedError
 
     def check(self, scores: tuple[int, int, int, int]) -> None:

@@ -125,7 +125,7 @@ def _empty_gradients(tensors: list[Tensor], needed: Sequence[bool]) -> list[Tens
 
 
 def _needed(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor]:
-    return [tensor for tensor, wanted in zip(tensors, needed, strict=True) if wanted]
+    return [tensor for tensor, wanted in zip(tensors, needed, strict=True) if wanted and tensor is not None]
 
 
 def _save(ctx, inputs: tuple, output: Tensor) -> None:

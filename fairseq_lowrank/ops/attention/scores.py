@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -31,8 +32,12 @@ class ScoreBlocks(Protocol):
 class Scores(Protocol):
     """What every kind of scores offers; it is a :class:`~.tree.TensorTree` too."""
 
-    shape: tuple[int, int, int, int]
-    """``[B, H, T, S]``"""
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """``[B, H, T, S]``"""
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """See :meth:`.TensorTree.map_tensors`."""
 
     def check(self) -> None:
         """Raise ``ValueError`` where the tensors do not fit together."""

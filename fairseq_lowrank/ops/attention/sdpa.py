@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +31,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     # PyTorch's kernel for CPUs hides before it scales: hidden scores would become the largest, or not a number
-    if not is_traced(call.v) and call.scores.factor <= 0:
-        return f"scores times {call.scores.factor:g}, which is not above 0"
+    if not is_traced(call.v) and call.dot_product.factor <= 0:
+        return f"scores times {call.dot_product.factor:g}, which is not above 0"
     if call.score_mixing is not None:
         return "head mixing of scores, before the softmax"
     if call.mixes_weights and call.dropout_p:
@@ -49,7 +50,8 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
-    q, k, v = call.scores.q, call.scores.k, call.v
+    scores, v = call.dot_product, call.v
+    q, k = scores.q, scores.k
     causal, tensor = hides_later_keys(call), needs_causal_tensor(call)
     dense = None
     if tensor or has_other_masks(call):
@@ -59,7 +61,7 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
         if call.score_bias is not None:
             bias = narrowed(call.score_bias, dtype)
             dense = bias if dense is None else dense + bias
-    options = {"dropout_p": call.dropout_p, "is_causal": causal and not tensor, "scale": call.scores.factor}
+    options: dict[str, Any] = {"dropout_p": call.dropout_p, "is_causal": causal and not tensor, "scale": scores.factor}
     if call.mixes_weights:
         return _mixed(call, partial(_attend, mask=dense, **options)), None
     return call.scaled(_attend(q, k, v, dense, **options)), None
@@ -77,21 +79,24 @@ def is_fused(call: AttentionCall) -> bool:
     recording = torch.is_grad_enabled()
     examples = (
         tensor.new_empty(1, 1, 8, _width(call)).requires_grad_(recording and tensor.requires_grad)
-        for tensor in (call.scores.q, call.scores.k, call.v)
+        for tensor in (call.dot_product.q, call.dot_product.k, call.v)
     )
-    asked = SDPAParams(*examples, None, 0.0, True, False)
+    asked = SDPAParams(*examples, None, 0.0, True, False)  # type: ignore[arg-type,call-arg]
     return can_use_flash_attention(asked) or can_use_efficient_attention(asked)
 
 
 def _width(call: AttentionCall) -> int:
     """A size of queries, keys and values that every fused kernel takes: the same for all, and a multiple of 8."""
-    return -(-max(call.scores.q.size(3), call.v.size(3)) // 8) * 8
+    return -(-max(call.dot_product.q.size(3), call.v.size(3)) // 8) * 8
 
 
 def _mixed(call: AttentionCall, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
     """Σ_j M_t[j, i] (P_j V_i)[t] ``[B, H, T, Dv]``."""
+    assert call.prob_mixing is not None
     width, groups, dim = _width(call), call.v.size(1), call.v.size(3)
-    q, k, v = (F.pad(tensor, (0, width - tensor.size(3))) for tensor in (call.scores.q, call.scores.k, call.v))
+    q, k, v = (
+        F.pad(tensor, (0, width - tensor.size(3))) for tensor in (call.dot_product.q, call.dot_product.k, call.v)
+    )
     mixed = []
     # Of M the columns of the heads that share a value: [H, H/G], or [B, T, H, H/G].
     for value, matrix in zip(v.split(1, dim=1), call.prob_mixing.mixing_matrix().chunk(groups, dim=-1), strict=True):
@@ -102,7 +107,7 @@ def _mixed(call: AttentionCall, attend: Callable[[Tensor, Tensor, Tensor], Tenso
     return torch.cat(mixed, dim=2).transpose(1, 2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: float | bool) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
     """Return unmixed heads ``[B, H, T, Dv]`` of queries ``[B, H, T, D]``; ``mask`` is added to their scores."""
     heads = q.size(1)
     if mask is None and k.size(1) == v.size(1) == heads:

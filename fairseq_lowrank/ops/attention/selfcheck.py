@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,9 +120,9 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
         **dict(zip(sources, zip(_given(gradients), wanted, strict=True), strict=True)),
     }
     # Of one visible key the gradient of scores is 0, but for the rounding of do · v, over all queries, and heads that share a key.
-    _, heads, queries, _ = call.scores.shape
+    _, num_heads, queries, _ = call.scores.shape
     rounding = 2 * torch.finfo(call.v.dtype).eps * (queries * call.v.size(3)) ** 0.5
-    of_queries, sharing = rounding * abs(call.scores.factor), heads // call.scores.k.size(1)
+    of_queries, sharing = rounding * abs(call.dot_product.factor), num_heads // call.dot_product.k.size(1)
     nothing = {"q": of_queries, "k": of_queries * sharing**0.5, "score mixing": rounding}
     return {name: _distance(one, other, nothing.get(name, 0.0)) for name, (one, other) in pairs.items()}
 
@@ -132,7 +132,7 @@ def describe(call: AttentionCall) -> str:
     kinds = [type(mixing).__name__ if mixing else "no mixing" for mixing in (call.score_mixing, call.prob_mixing)]
     batch, heads, queries, keys = call.scores.shape
     return (
-        f"{call.activation} attention ({kinds[0]} before, {kinds[1]} after; {heads} heads of {call.scores.q.size(3)} and "
+        f"{call.activation} attention ({kinds[0]} before, {kinds[1]} after; {heads} heads of {call.dot_product.q.size(3)} and "
         f"{call.v.size(3)}, {str(call.v.dtype).removeprefix('torch.')}, {batch} × {queries} queries, {keys} keys)"
     )
 
@@ -140,7 +140,7 @@ def describe(call: AttentionCall) -> str:
 def _composition(call: AttentionCall) -> tuple:
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
     kinds = tuple((type(mixing), mixing and mixing.weight.dtype) for mixing in (call.score_mixing, call.prob_mixing))
-    groups = call.scores.k.size(1), call.v.size(1)
+    groups = call.dot_product.k.size(1), call.v.size(1)
     additive = None if mask.additive is None else mask.additive.dtype
     masked = mask.causal, mask.key_padding is not None, additive, bool(mask.num_appended_keys), mask.query_repeats > 1
     lengths = _alike(queries), _alike(keys), queries == keys
@@ -151,7 +151,7 @@ def _composition(call: AttentionCall) -> tuple:
         kinds,
         heads,
         groups,
-        call.scores.q.size(3),
+        call.dot_product.q.size(3),
         call.v.size(3),
         masked,
         lengths,
@@ -177,10 +177,10 @@ def _like(call: AttentionCall) -> AttentionCall:
         additive = torch.randn(1, heads, queries, keys, generator=generator)
         additive = additive < -1 if mask.additive.dtype == torch.bool else additive.to(mask.additive.dtype)
     small = AttentionMask(mask.causal, padding, additive, appended, repeats)
-    sizes = call.scores.k.size(1), call.v.size(1), queries, keys, call.scores.q.size(3), call.v.size(3)
+    sizes = call.dot_product.k.size(1), call.v.size(1), queries, keys, call.dot_product.q.size(3), call.v.size(3)
     rules = tuple(type(mixing) if mixing else None for mixing in (call.score_mixing, call.prob_mixing))
     like = random_call(
-        generator, call.v.device, call.v.dtype, 1, heads, sizes, rules, small, call.activation, call.scores.factor
+        generator, call.v.device, call.v.dtype, 1, heads, sizes, rules, small, call.activation, call.dot_product.factor
     )
     return replace(
         like,
@@ -190,7 +190,9 @@ def _like(call: AttentionCall) -> AttentionCall:
 
 
 def _narrowed(mixing: HeadMixing | None, like: HeadMixing | None) -> HeadMixing | None:
-    return mixing and replace(mixing, weight=mixing.weight.to(like.weight.dtype))
+    if mixing is None or like is None:
+        return None
+    return replace(mixing, weight=mixing.weight.to(like.weight.dtype))
 
 
 def random_call(generator, device, dtype, batch, heads, sizes, rules, mask, activation, scale) -> AttentionCall:
@@ -199,7 +201,7 @@ def random_call(generator, device, dtype, batch, heads, sizes, rules, mask, acti
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(shape, generator=generator).to(device, dtype)
 
-    def mixing(rule: type | None) -> HeadMixing | None:
+    def mixing(rule: Any) -> HeadMixing | None:
         if rule is None:
             return None
         shape = {StaticMixing: (heads, heads), DiagonalMixing: (heads,)}.get(rule, (batch, queries, heads, heads))
@@ -225,7 +227,7 @@ def _differentiable(call: AttentionCall) -> dict[str, Tensor]:
     """The tensors that the kernels differentiate, by name, in the order of their gradients."""
     mixings = {"score mixing": call.score_mixing, "mixing": call.prob_mixing}
     weights = {name: mixing.weight for name, mixing in mixings.items() if mixing}
-    return {"q": call.scores.q, "k": call.scores.k, "v": call.v, **weights}
+    return {"q": call.dot_product.q, "k": call.dot_product.k, "v": call.v, **weights}
 
 
 def _given(gradients: list[Tensor | None]) -> list[Tensor]:

@@ -61,7 +61,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         call.prob_mixing, StaticMixing | PositionwiseMixing | DiagonalMixing
     ):
         return f"{type(call.prob_mixing).__name__}"
-    heads, dims = call.scores.shape[1], (call.scores.q.size(3), call.v.size(3))
+    heads, dims = call.scores.shape[1], (call.dot_product.q.size(3), call.v.size(3))
     if (call.score_mixing is not None or call.mixes_weights) and not 2 <= heads <= MOST_HEADS:
         return f"mixing of {heads} heads (of 2 to {MOST_HEADS} alone)"
     if max(dims) > MOST_DIM:
@@ -101,9 +101,9 @@ def is_precompiled_config(call: AttentionCall) -> bool:
     rules = tuple(None if rule is None else type(rule) for rule in (call.score_mixing, mixing))
     # Sigsoftmax beside mixing is left out: it spills a few registers.
     composition = rules in COMPILED_RULES and (call.activation == "softmax" or rules == (None, None))
-    composition = composition and not (rules[1] is PositionwiseMixing and mixing.weight.dtype != torch.float32)
-    sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.scores.q.size(3)
-    shared = call.scores.k.size(1) != heads or call.v.size(1) != heads
+    composition = composition and not (isinstance(mixing, PositionwiseMixing) and mixing.weight.dtype != torch.float32)
+    sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.dot_product.q.size(3)
+    shared = call.dot_product.k.size(1) != heads or call.v.size(1) != heads
     counted = mask.causal and (mask.num_appended_keys or mask.query_repeats > 1)
     return composition and sizes and not (shared or counted or call.dropout_p or mask.additive is not None)
 

@@ -4,6 +4,7 @@ import importlib
 import warnings
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from attention_problems import attend, call_of, leaves, mixing_of
@@ -480,10 +481,10 @@ def test_what_it_cannot_compute_is_said(device):
 
 
 def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
-    from fairseq_lowrank.cli import env
+    from fairseq_lowrank.cli import check_kernels, env
 
     calls = {"mixhead-a": None, "mixhead-b": None}
-    monkeypatch.setattr(selfcheck, "common_calls", lambda device: calls)
+    monkeypatch.setattr(check_kernels, "common_calls", lambda device: calls)
     assert [state for _, state in env.kernels()] == ["checked against the reference: right"]
     monkeypatch.setattr(selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult("q by 0.3"))
     (row,) = env.kernels()
@@ -501,3 +502,33 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
 def test_common_layers_pass_the_check(device):
     call = common_calls(torch.device(device))["mixhead-b"]
     assert TRIAL(call) == selfcheck.SelfCheckResult(None)
+
+
+def test_addresses_of_a_mask_have_64_bits(device):
+    if device != "cpu":
+        pytest.skip("its memory is empty pages of the operating system")
+    # 3 GiB, of which two pages are touched
+    memory = torch.from_numpy(numpy.zeros(3 * 2**30 + 1, dtype=bool))
+    memory[-1] = True
+    hidden = memory.as_strided((1, 4), (0, 2**30))
+    q, k = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 4, 8)
+    found, expected = (
+        attend(q, k, k, mask=AttentionMask(additive=mask), prob_mixing=StaticMixing(torch.eye(2)), backend=backend)[0]
+        for mask, backend in ((hidden, "triton"), (hidden.contiguous(), "reference"))
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_addresses_of_heads_have_64_bits(device):
+    if device != "cpu":
+        pytest.skip("its memory is empty pages of the operating system")
+    # heads 2 GiB apart, of which three pages are touched
+    memory = torch.from_numpy(numpy.zeros(2 * 2**30 + 32, dtype=numpy.float16))
+    k = memory.as_strided((1, 3, 4, 8), (0, 2**30, 8, 1))
+    q, values = torch.randn(1, 3, 5, 8).half(), torch.randn(1, 3, 4, 8).half()
+    k.copy_(torch.randn(1, 3, 4, 8))
+    found, expected = (
+        attend(q, keys, values, prob_mixing=StaticMixing(torch.eye(3)), backend=backend)[0].float()
+        for keys, backend in ((k, "triton"), (k.contiguous(), "reference"))
+    )
+    torch.testing.assert_close(found, expected, atol=3e-3, rtol=3e-3)
