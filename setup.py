@@ -26,7 +26,8 @@ setup(
         "Programming Language :: Python :: 3.13",
     ],
     # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
-    install_requires=["torch"],
+    # 2.6: the oldest torch whose safe_globals takes (class, "former name"), for checkpoints of older fairseq and numpy.
+    install_requires=["torch>=2.6"],
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
         "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece", "subword-nmt"],

@@ -16,14 +16,15 @@ from fairseq_lowrank import __version__
 
 
 def versions() -> dict:
-    """Versions of what a result depends on; None where something is not installed."""
+    """Versions of what a result depends on (None where something is not installed), and patches of fairseq that are switched."""
     found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
     for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
         try:
             found[name] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[name] = None
-    return found
+    switched = {"enabled": os.environ.get("LOWRANK_ENABLE"), "disabled": os.environ.get("LOWRANK_DISABLE")}
+    return found | {name: patches for name, patches in switched.items() if patches}
 
 
 def commit(root: Path) -> str:

@@ -23,7 +23,7 @@ from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.maps import HEAD_MAPS
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS, Mixing
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS, HeadOutput
 from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
 from fairseq_lowrank.attention.scores import LayerContext
