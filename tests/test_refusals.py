@@ -142,7 +142,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
     "fairseq-generate mt --cpu --num-workers 0 --max-len-b 4": [
         ("--path mixhead.pt --model-overrides \"{'attention': 'nope'}\"", "'nope'"),
         ("--path mixhead.pt --model-overrides \"{'encoder_attention_heads': 3}\"", "num_heads=3"),
-        ("--path mixhead.pt --model-overrides \"{'encoder_embed_dim': 32}\"", "encoder.layers.0.self_attn was saved with head_dim=8"),
+        (
+            "--path mixhead.pt --model-overrides \"{'encoder_embed_dim': 32}\"",
+            "encoder.layers.0.self_attn was saved with head_dim=8",
+        ),
         ("--path words.de", "words.de"),
         ("--path empty.txt", "empty.txt"),
         ("--path cut.pt", "cut.pt"),
