@@ -10,6 +10,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin import checks
 from fairseq_lowrank.plugin.literals import literal
 
 Amendment = Callable[[argparse.Namespace, Callable[[str], bool]], None]
@@ -87,6 +88,20 @@ def name_missing_flags(parse: Callable) -> Callable:
             if error.args != (None,):
                 raise
             raise UserError("--task: missing. Add the task of the training, such as translation.") from error
+
+    return parse_args_and_arch
+
+
+def check_command_line(parse: Callable) -> Callable:
+    """Wrap ``parse_args_and_arch``: check what a command is given. A program that passes arguments is not checked."""
+
+    @functools.wraps(parse)
+    def parse_args_and_arch(parser, input_args=None, *args, suppress_defaults=False, **kwargs):
+        parsed = parse(parser, input_args, *args, suppress_defaults=suppress_defaults, **kwargs)
+        if input_args is None and not suppress_defaults:
+            for check in checks.CHECKS:
+                check(parsed[0] if isinstance(parsed, tuple) else parsed)
+        return parsed
 
     return parse_args_and_arch
 

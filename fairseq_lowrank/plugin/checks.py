@@ -1,9 +1,8 @@
 """Mistakes that users of fairseq's commands make every day: each ends in one line before anything is written."""
 
 import argparse
-import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from fairseq import utils
@@ -20,20 +19,6 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.loading import load_checkpoint
 
 
-def check_command_line(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: check what a command is given. A program that passes arguments is not checked."""
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, suppress_defaults=False, **kwargs):
-        parsed = parse(parser, input_args, *args, suppress_defaults=suppress_defaults, **kwargs)
-        if input_args is None and not suppress_defaults:
-            for check in (check_precision, check_path, check_data, check_model_of_task, check_language_model_path):
-                check(parsed[0] if isinstance(parsed, tuple) else parsed)
-        return parsed
-
-    return parse_args_and_arch
-
-
 def check_precision(args: argparse.Namespace) -> None:
     """Refuse half precision for a training on the CPU: fairseq fails, or trains in float32 without a word."""
     if hasattr(args, "max_update") and (args.cpu or not torch.cuda.is_available()):
@@ -48,10 +33,10 @@ def check_path(args: argparse.Namespace) -> None:
         return
     if args.path is None:
         raise UserError("--path: missing. Add a checkpoint, such as --path checkpoints/checkpoint_best.pt.")
-    if (getattr(args, "checkpoint_suffix", ""), getattr(args, "checkpoint_shard_count", 1)) == ("", 1):
-        for path in utils.split_paths(args.path):
-            if not PathManager.isfile(path):
-                raise UserError(f"--path {path}: no such file. Give the path of a checkpoint.")
+    in_one_file = not getattr(args, "checkpoint_suffix", "") and getattr(args, "checkpoint_shard_count", 1) == 1
+    for path in utils.split_paths(args.path):
+        if in_one_file and not PathManager.isfile(path):
+            raise UserError(f"--path {path}: no such file. Give the path of a checkpoint.")
 
 
 def check_data(args: argparse.Namespace) -> None:
@@ -111,13 +96,4 @@ def refuse_other_than_language_model(name: str | None, given: str) -> None:
         raise UserError(f"{given}: {name} is not a language model. Use one, such as transformer_lm.")
 
 
-def check_evaluated_model(build_model: Callable) -> Callable:
-    """Wrap ``LanguageModelingTask.build_model``: fairseq-eval-lm refuses a checkpoint of another kind of model."""
-
-    @functools.wraps(build_model)
-    def build_language_model(self, args, from_checkpoint=False):
-        name = getattr(args, "_name", None) or getattr(args, "arch", None)
-        refuse_other_than_language_model(name, "the model" if not from_checkpoint else "--path")
-        return build_model(self, args, from_checkpoint)
-
-    return build_language_model
+CHECKS = (check_precision, check_path, check_data, check_model_of_task, check_language_model_path)

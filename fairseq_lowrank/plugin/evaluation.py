@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin import checks
 from fairseq_lowrank.plugin.arguments import is_training
 
 logger = logging.getLogger(__name__)
@@ -197,3 +198,15 @@ def one_after_another(
             "needs the one before it; fairseq by itself would give blocks the context of others"
         )
     return {"num_workers": min(num_workers, 1)}
+
+
+def check_evaluated_model(build_model: Callable) -> Callable:
+    """Wrap ``LanguageModelingTask.build_model``: fairseq-eval-lm refuses a checkpoint of another kind of model."""
+
+    @functools.wraps(build_model)
+    def build_language_model(self, args, from_checkpoint=False):
+        name = getattr(args, "_name", None) or getattr(args, "arch", None)
+        checks.refuse_other_than_language_model(name, "the model" if not from_checkpoint else "--path")
+        return build_model(self, args, from_checkpoint)
+
+    return build_language_model

@@ -14,7 +14,6 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import (
     arguments,
     attention,
-    checks,
     commands,
     continuing,
     criterions,
@@ -358,7 +357,7 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "fix",
         "everyday-mistakes",
-        {PARSER: checks.check_command_line, f"{LANGUAGE_MODELING}.build_model": checks.check_evaluated_model},
+        {PARSER: arguments.check_command_line, f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model},
         "Missing data, dictionaries or checkpoints, and models that do not fit their task, end in a traceback.",
         ONE_LINE,
     ),
