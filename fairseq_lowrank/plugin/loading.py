@@ -202,7 +202,7 @@ def load_component_with_metadata(load_component: Callable) -> Callable:
 
 
 def load_languages_with_metadata(load_languages: Callable) -> Callable:
-    """Let a multilingual model keep the metadata of a state of which it loads some languages."""
+    """Let a multilingual model keep the metadata of a state when it loads some of the languages."""
 
     @functools.wraps(load_languages)
     def load_state_dict(self, state_dict, strict=True, model_cfg=None):

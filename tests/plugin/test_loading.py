@@ -127,7 +127,7 @@ def test_load_refuses_a_file_that_is_cut_short(tmp_path, refused, cut):
     refused(path)
 
 
-def test_load_of_a_legacy_file_that_is_cut_short_raises_torchs_error(tmp_path):
+def test_load_of_a_cut_legacy_file_raises_torchs_error(tmp_path):
     """The format of torch before 1.6 has no checksums."""
     path = save(tmp_path, legacy=True)
     os.truncate(path, path.stat().st_size - 100)

@@ -74,7 +74,7 @@ def test_copy_is_the_file_and_leaves_no_other(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
 
 
-def test_load_names_the_newest_intact_checkpoint(train, refused, tmp_path):
+def test_resume_names_the_newest_intact_checkpoint(train, refused, tmp_path):
     train(*STOCK)
     folder = tmp_path / "run"
     for name in "checkpoint_last.pt", "checkpoint3.pt":
@@ -87,7 +87,7 @@ def test_load_names_the_newest_intact_checkpoint(train, refused, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [[], ["--restore-file", "{last}"]], ids=["no other", "another flag"])
-def test_load_names_no_checkpoint_that_would_not_help(train, refused, tmp_path, flags):
+def test_resume_names_no_checkpoint_that_would_not_help(train, refused, tmp_path, flags):
     last = tmp_path / "run" / "checkpoint_last.pt"
     train(*STOCK, *(["--no-epoch-checkpoints"] if not flags else []))
     last.write_bytes(last.read_bytes()[:1000])
@@ -103,7 +103,7 @@ def test_load_names_no_checkpoint_that_would_not_help(train, refused, tmp_path, 
     ],
     ids=["mixhead-a", "stock"],
 )
-def test_load_names_the_flags_of_a_checkpoint_of_another_attention(train, refused, tmp_path, flags, differing):
+def test_resume_names_the_flags_that_differ(train, refused, tmp_path, flags, differing):
     train(*MIXHEAD, "--max-epoch", 1)
     mixhead = tmp_path / "run" / "checkpoint_last.pt"
     for where, folder in (("--finetune-from-model", "other"), ("--restore-file", "other"), (None, "run")):
@@ -115,7 +115,7 @@ def test_load_names_the_flags_of_a_checkpoint_of_another_attention(train, refuse
         assert ("--save-dir" in error.remedy) == (where is None)
 
 
-def test_load_names_the_shapes_of_a_checkpoint_of_another_size(train, refused, tmp_path):
+def test_resume_names_the_shapes_that_differ(train, refused, tmp_path):
     train(*STOCK, "--max-epoch", 1)
     error = refused(*STOCK, "--encoder-ffn-embed-dim", 24)
     assert error.path == str(tmp_path / "run" / "checkpoint_last.pt")
@@ -134,7 +134,7 @@ def test_stock_attention_refuses_a_state_whose_weights_fit(train, refused, tmp_p
     assert "loading pretrained model from" in log
 
 
-def test_load_of_a_stock_optimizer_names_the_flag_that_leaves_it_out(train, refused, tmp_path):
+def test_resume_names_the_flag_that_leaves_the_optimizer_out(train, refused, tmp_path):
     train(*STOCK, "--max-epoch", 1)
     stock = tmp_path / "run" / "checkpoint_last.pt"
     restore = ["--restore-file", stock, "--max-epoch", 2]

@@ -1,4 +1,4 @@
-"""An interrupted training equals the unbroken one, bit for bit."""
+"""A training that resumes equals an uninterrupted one, bit for bit."""
 
 import shutil
 
@@ -57,7 +57,7 @@ def assert_equal(states, expected):
 
 @pytest.mark.parametrize("kind", EPOCH)
 @pytest.mark.parametrize("model", ["stock", *MIXING])
-def test_a_training_stopped_at_any_point_equals_the_unbroken_one(train, kind, model):
+def test_resume_equals_a_training_without_a_stop(train, kind, model):
     flags = STOCK[kind] if model == "stock" else ours(kind, model)
     epoch = EPOCH[kind]
     unbroken = train(flags, "unbroken", "--max-update", 3 * epoch, expect="epoch 3 @")
@@ -69,7 +69,7 @@ def test_a_training_stopped_at_any_point_equals_the_unbroken_one(train, kind, mo
 
 
 @pytest.mark.parametrize("kind", EPOCH)
-def test_a_training_killed_after_it_saved_equals_the_unbroken_one(train, kind, monkeypatch):
+def test_resume_equals_a_training_that_was_not_killed(train, kind, monkeypatch):
     flags = [*ours(kind, "mixhead-b"), "--mixing-lr-scale", 3, "--max-update", 2 * EPOCH[kind] + 5]
     flags += ["--save-interval-updates", 3]
     unbroken = train(flags, "unbroken")
@@ -104,7 +104,7 @@ def killed_at(update):
         ["--lr-scheduler", "fixed", "--force-anneal", 2],
     ],
 )
-def test_the_ways_of_batching_and_of_lowering_the_rate_resume_too(train, flags):
+def test_resume_works_with_every_kind_of_batches(train, flags):
     flags = [*STOCK["translation"], *flags]
     last = ["--max-update", 3 * EPOCH["translation"] - 1]
     unbroken = train(flags, "unbroken", *last)
@@ -114,7 +114,7 @@ def test_the_ways_of_batching_and_of_lowering_the_rate_resume_too(train, flags):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_masks_that_are_drawn_anew_in_each_epoch_resume_too(train, workers):
+def test_resume_draws_the_masks_of_each_epoch(train, workers):
     flags = [*STOCK["masked"], "--num-workers", workers]
     unbroken = train(flags, "unbroken", "--max-update", 21, expect="epoch 3 @ 21")
     for update in (9, 13, 21):
@@ -122,7 +122,7 @@ def test_masks_that_are_drawn_anew_in_each_epoch_resume_too(train, workers):
     assert_equal(resumed, unbroken)
 
 
-def test_data_in_shards_keep_each_epochs_own(train, language_model_data, tmp_path):
+def test_resume_keeps_the_shard_of_each_epoch(train, language_model_data, tmp_path):
     second = shutil.copytree(language_model_data, tmp_path / "second")
     for suffix in ("bin", "idx"):
         shutil.copy(language_model_data / f"test.{suffix}", second / f"train.{suffix}")
@@ -134,6 +134,6 @@ def test_data_in_shards_keep_each_epochs_own(train, language_model_data, tmp_pat
     assert_equal(resumed, unbroken)
 
 
-def test_a_reset_of_the_data_loader_starts_with_epoch_1(train):
+def test_reset_dataloader_starts_with_epoch_1(train):
     train(STOCK["translation"], "run", "--max-update", 20)
     train(STOCK["translation"], "run", "--max-update", 24, "--reset-dataloader", expect="epoch 1 @ 24")

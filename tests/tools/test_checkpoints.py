@@ -25,7 +25,7 @@ def samples(task, count=3, **changes):
 
 
 @pytest.mark.parametrize("name", ["stock", "mhe", "mixhead-b"])
-def test_gathering_weights_changes_nothing_and_leaves_nothing_behind(trained, name):
+def test_attention_weights_leaves_the_model_as_it_was(trained, name):
     model, task = checkpoints.load_model(trained(name))
     (sample,) = samples(task, 1)
     seen = []
@@ -45,7 +45,7 @@ def test_gathering_weights_changes_nothing_and_leaves_nothing_behind(trained, na
             assert (weights.triu(1) == 0).all()
 
 
-def test_gathered_weights_of_mixhead_are_the_mixed_ones(trained, monkeypatch):
+def test_attention_weights_are_mixed(trained, monkeypatch):
     model, task = checkpoints.load_model(trained("mixhead-b"))
     (sample,) = samples(task, 1)
     mixed = []
@@ -61,7 +61,7 @@ def test_gathered_weights_of_mixhead_are_the_mixed_ones(trained, monkeypatch):
     assert (seen[0].sum(-1) - 1).abs().max() > 1e-3
 
 
-def test_mean_mixing_is_the_mean_of_the_matrices_of_all_queries(trained, monkeypatch):
+def test_mean_mixing_averages_over_all_queries(trained, monkeypatch):
     model, task = checkpoints.load_model(trained("mixhead-b"))
     chosen = samples(task, 3)
     matrices = []
@@ -94,7 +94,7 @@ def test_sequences_follow_the_seed_and_the_lengths(trained):
         samples(task, min_length=80)
 
 
-def test_a_sequence_alone_has_no_padding_though_training_asked_for_some(trained, tmp_path):
+def test_sequences_have_no_padding(trained, tmp_path):
     state = checkpoints.load_state(trained("stock"))
     for section in ("task", "dataset"):
         state["cfg"][section]["required_seq_len_multiple"] = 8
@@ -238,7 +238,7 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         assert error.count("\n") == 1
 
 
-def test_load_model_names_the_flag_for_data_of_another_vocabulary(trained, translation_data, tmp_path):
+def test_load_model_names_the_flag_for_other_vocabularies(trained, translation_data, tmp_path):
     data = shutil.copytree(translation_data, tmp_path / "data")
     for dictionary in data.glob("dict.*.txt"):
         dictionary.write_text(dictionary.read_text() + "".join(f"more{number} 1\n" for number in range(16)))
@@ -261,7 +261,7 @@ def test_sequences_passes_unexpected_errors_on(trained, monkeypatch):
         samples(task)
 
 
-def test_the_size_of_heads_is_that_of_queries_whatever_values_have():
+def test_inspect_takes_the_head_size_from_queries():
     layer = build_attention("mixhead-a", 8, 2, self_attention=True, head_dim=4, value_dim=16)
     state = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])})}).state_dict()
     renamed = collections.OrderedDict(

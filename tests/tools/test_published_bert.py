@@ -1,4 +1,4 @@
-"""A published BERT goes in: the same numbers as transformers', whatever file it comes in, or a line that says why not."""
+"""import-bert: a published BERT computes the same in fairseq, and other models are refused."""
 
 import json
 import string
@@ -112,7 +112,7 @@ def compare(theirs, ours, task, published, *, heads=True):
 
 @torch.no_grad()
 @pytest.mark.parametrize("flags", [(), ("--attention", "mixhead-b"), ("--attention", "talking-heads")], ids=str)
-def test_numbers_are_those_of_transformers(flags, published, imported):
+def test_import_bert_computes_what_transformers_computes(flags, published, imported):
     theirs = publish(published)
     compare(theirs, *load(imported(), *flags), published)
 
@@ -121,12 +121,12 @@ def test_numbers_are_those_of_transformers(flags, published, imported):
 @pytest.mark.parametrize(
     "settings", [{"hidden_act": "gelu_new"}, {"layer_norm_eps": 1e-3}, {"type_vocab_size": 3}], ids=str
 )
-def test_settings_of_the_configuration_are_kept(settings, published, imported):
+def test_import_bert_keeps_settings_of_the_configuration(settings, published, imported):
     theirs = publish(published, **settings)
     compare(theirs, *load(imported()), published)
 
 
-def test_the_command_prints_flags_that_make_the_same_model(published, imported, capsys):
+def test_import_bert_prints_flags_that_make_the_same_model(published, imported, capsys):
     others = {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "type_vocab_size": 3, "classifier_dropout": 0.2}
     publish(published, tie_word_embeddings=False, **others)
     model, _ = load(imported())
@@ -141,7 +141,7 @@ def test_the_command_prints_flags_that_make_the_same_model(published, imported, 
 
 
 @torch.no_grad()
-def test_an_old_file_of_torch_is_the_same(published, imported):
+def test_import_bert_reads_an_old_file_of_torch(published, imported):
     """Old files name LayerNorm's parameters gamma and beta, and hold the numbers of positions."""
     theirs = publish(published)
     state = {
@@ -155,7 +155,7 @@ def test_an_old_file_of_torch_is_the_same(published, imported):
 
 
 @torch.no_grad()
-def test_an_output_matrix_of_its_own_stays_its_own(published, imported):
+def test_import_bert_keeps_a_separate_output_matrix(published, imported):
     theirs = publish(published, tie_word_embeddings=False)
     ours, task = load(imported())
     assert not ours.encoder.lm_head.weight.equal(ours.encoder.sentence_encoder.embed_tokens.weight)
@@ -163,7 +163,7 @@ def test_an_output_matrix_of_its_own_stays_its_own(published, imported):
 
 
 @torch.no_grad()
-def test_a_model_without_heads_gets_fresh_ones_and_the_command_says_so(published, imported, capsys):
+def test_import_bert_initialises_heads_that_are_missing(published, imported, capsys):
     theirs = publish(published, BertModel)
     compare(theirs, *load(imported()), published, heads=False)
     said = capsys.readouterr().out
@@ -171,7 +171,7 @@ def test_a_model_without_heads_gets_fresh_ones_and_the_command_says_so(published
     assert "the pooler" not in said
 
 
-def test_what_is_fine_tuned_is_left_out_by_name(published, imported, capsys):
+def test_import_bert_names_what_it_leaves_out(published, imported, capsys):
     publish(published)
     state = load_file(published / "model.safetensors")
     save_file(state | {"classifier.weight": torch.ones(2, 16)}, published / "model.safetensors")
@@ -179,7 +179,7 @@ def test_what_is_fine_tuned_is_left_out_by_name(published, imported, capsys):
     assert "left out: classifier.weight" in capsys.readouterr().out
 
 
-def test_the_dictionary_has_the_published_words_and_places_for_those_that_fairseq_cannot_read(published, imported):
+def test_dictionary_has_a_place_for_every_published_row(published, imported):
     publish(published)
     task = load(imported())[1]
     dictionary, rows = task.source_dictionary, PublishedBert.read(published).rows
@@ -190,7 +190,7 @@ def test_the_dictionary_has_the_published_words_and_places_for_those_that_fairse
         assert dictionary[rows.index(row)] == f"madeupword{row:04d}"
 
 
-def test_a_published_word_that_looks_like_a_substitute_keeps_its_place(published, imported):
+def test_dictionary_keeps_a_word_that_looks_made_up(published, imported):
     publish(published)
     vocabulary = published / "vocab.txt"
     words = vocabulary.read_text().splitlines()
@@ -202,7 +202,7 @@ def test_a_published_word_that_looks_like_a_substitute_keeps_its_place(published
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_word_pieces_are_those_of_transformers(lower, published, imported):
+def test_wordpieces_are_those_of_transformers(lower, published, imported):
     publish(published)
     (published / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lower}))
     theirs = BertTokenizer.from_pretrained(published, do_lower_case=lower)
@@ -215,7 +215,7 @@ def test_word_pieces_are_those_of_transformers(lower, published, imported):
     assert ours("[MASK] [SEP]").split().count("[MASK]") == 0  # names of symbols are text
 
 
-def test_case_is_read_off_the_vocabulary_where_nothing_says_it(published, imported):
+def test_normalisation_follows_the_vocabulary_by_default(published, imported):
     publish(published)
     (published / "tokenizer_config.json").unlink()
     assert WordPieces(imported() / "wordpieces.json")("Cat") == "Cat"
@@ -342,7 +342,7 @@ def test_import_bert_reads_other_floating_point_types(dtype, published, imported
     ],
     ids=lambda flags: flags[-1],
 )
-def test_further_training_begins_where_the_published_model_ended(how, published, imported, tmp_path, fairseq_command):
+def test_training_continues_from_the_published_weights(how, published, imported, tmp_path, fairseq_command):
     """Text cut by the command, the published dictionary, and Mixhead B from the published state."""
     publish(published)
     folder = imported()
