@@ -1,4 +1,4 @@
-"""What a trained layer is made of, and what it learned beside its projections: mixing, head embeddings, what else there is."""
+"""The composition of a trained layer, and what it learned apart from its projections: mixing, head embeddings, other parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_ANY_LAYER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
 
 
 def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = None) -> list[dict]:
-    """A dict for each attention layer that says what it is made of or learned something of its own, in the model's order.
+    """Return a dict for each attention layer with a saved composition or further learned parts, in the model's order.
 
     Args:
         parameters: a model's state dict.
@@ -68,7 +68,7 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
 
 def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
-    """What is said of a layer's tensors beside its projections; `output` numbers enter its output projection."""
+    """Describe a layer's tensors apart from its projections; `output` numbers enter its output projection."""
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()

@@ -9,7 +9,7 @@ from fairseq_lowrank.files import whole_file
 
 
 class WordPieces:
-    """BERT's word pieces: punctuation apart, then the longest piece of the vocabulary again and again; `##` goes on a word.
+    """BERT's word pieces: punctuation apart, then the longest piece of the vocabulary again and again; `##` continues a word.
 
     Devlin et al. (2019), by the package tokenizers. Names such as `[MASK]` in a text are text; what is unknown is `<unk>`.
     """
