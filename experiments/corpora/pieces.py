@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from experiments.corpora.corpus import Argument, work_folder
 from experiments.corpora.fetch import PIECES, has_begun, sha256
 from experiments.corpora.text import BytePieces
 from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.tools.cutting import Cutter
 from fairseq_lowrank.tools.wordpieces import WordPieces
 
 PIECES_OF = Argument(
@@ -28,39 +28,6 @@ BERT = Argument(
     help="folder of a published BERT, made by `fairseq-lowrank import-bert`, or its name in $LOWRANK_WORK; its word pieces are "
     "taken if no --pieces-of is given (default: bert-base)",
 )
-# A run of letters, digits and marks, or any other sign by itself. In sentences, as in the Brown corpus, one of ' ’ . & / , _ -
-# inside a run belongs to it (37.80, Atlanta's); an answer may begin and end at each sign.
-LETTERS, SIGN = r"[\w\p{M}\p{N}]+", r"[^\w\s\p{M}\p{N}]\p{M}*"
-IN_SENTENCES = rf"{LETTERS}(?:['’.&/,_-]{LETTERS})*|{SIGN}"
-IN_PARAGRAPHS = rf"{LETTERS}|{SIGN}"
-
-
-def words(text: str, pattern: str = IN_PARAGRAPHS) -> list[tuple[int, int]]:
-    """Where the words of a text begin and end."""
-    import regex
-
-    return [match.span() for match in regex.finditer(pattern, text)]
-
-
-class Cutter:
-    """Cuts lines, and single words, into pieces.
-
-    Args:
-        pieces: cuts a line into pieces separated by blanks, each word for itself.
-    """
-
-    def __init__(self, pieces: Callable[[str], str]):
-        self.pieces = pieces
-        self.known: dict[str, list[str]] = {}
-
-    def word(self, word: str) -> list[str]:
-        """The pieces of one word."""
-        if word not in self.known:
-            self.known[word] = self.pieces(word).split()
-        return self.known[word]
-
-    def __call__(self, line: str, pattern: str = IN_SENTENCES) -> str:
-        return " ".join(piece for start, end in words(line, pattern) for piece in self.word(line[start:end]))
 
 
 def model_and_dictionary(args: argparse.Namespace) -> tuple[Path, Path]:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather, make
-from experiments.corpora.pieces import BERT, IN_PARAGRAPHS, PIECES_OF, Cutter, cutter_and_dictionary, words
+from experiments.corpora.pieces import BERT, PIECES_OF, cutter_and_dictionary
 from experiments.corpora.sentences import binarise_splits, write_task
 from experiments.corpora.steps import check_settings
 from fairseq_lowrank.files import read_lines, whole_file, whole_folder
+from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, Cutter, words
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
 

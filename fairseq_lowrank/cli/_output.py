@@ -1,4 +1,4 @@
-"""What commands do with their results: a table or JSON on the screen, and files, written whole or not at all."""
+"""The output of commands: a table or JSON on the screen, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -45,28 +45,30 @@ def check(args) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a path that is not a directory and cannot become one."""
+    """Check that a path is a directory or can become one."""
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir():
-        raise ValueError(f"--output {path}: {nearest} is not a directory. Give a directory.")
+        raise ValueError(
+            f"--output {path}: {nearest} is not a folder. Give a folder; it is created if it does not exist."
+        )
     if nearest != path and path.suffix.lower() in FILE_ENDINGS:
-        raise ValueError(f"--output {path}: looks like a file; expected a folder, there or to be made")
+        raise ValueError(f"--output {path}: looks like a file. Give a folder; it is created if it does not exist.")
     _check_writable(path, nearest)
 
 
 def check_checkpoint(path: Path) -> None:
-    """Refuse what is no name for a checkpoint, or stands where none can be written."""
+    """Check that a checkpoint can be written at a path."""
     if not path.is_dir() and path.suffix != ".pt":
         raise ValueError(f"--output {path}: expected the name of a checkpoint, ending in .pt")
     check_file(path, example="checkpoint.pt")
 
 
 def check_file(path: Path, example: str = "output.txt") -> None:
-    """Refuse what stands where no file can be written."""
+    """Check that a file can be written at a path."""
     if path.is_dir():
         raise ValueError(f"--output {path}: is a folder; expected the name of a file, {path / example} for one")
     if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: the directory {path.parent} does not exist. Create it first.")
+        raise ValueError(f"--output {path}: the folder {path.parent} does not exist. Create it first.")
     _check_writable(path, path.parent)
 
 
@@ -99,7 +101,7 @@ def _encodable(text: str) -> bool:
 
 
 def say(text: str) -> None:
-    """Print. Whoever reads it may stop early, as ``head`` does."""
+    """Print a text. Its reader may stop early, as ``head`` does."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -107,7 +109,7 @@ def say(text: str) -> None:
 
 
 def discard_output() -> None:
-    """Let what else is printed go nowhere, once nobody reads it."""
+    """Discard further output, because its reader has stopped."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -136,7 +138,7 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
 
 
 def write_together(folder: Path, fill: Callable[[Path], None]) -> list[Path]:
-    """Move the files that `fill` writes into a temporary directory to the output, once all of them are there."""
+    """Move what `fill` writes into a temporary directory to the folder, once all of it is there."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
         fill(Path(unfinished))

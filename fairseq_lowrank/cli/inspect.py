@@ -1,13 +1,13 @@
-"""Show the parts of a checkpoint's attention, and what it learned besides its projections.
+"""Show the composition of a checkpoint's attention, and what it learned apart from its projections.
 
-The choice on every axis, at each site. Then, where there is such:
+The choice on every axis, at each site. Then, if the checkpoint has it:
 
 Mixhead: the mixing matrix M of each layer as a heat map (row j, column i: how much of head j enters mixed head i), how
 far it went from its start, the identity, how far it is from orthogonal (the square root of the paper's regulariser
 R_orth, equation 16), the share of M that comes from other heads, and its column sums, mean (smallest to largest): what the
 weights of a mixed head sum to, 1 at the start; below it attention is damped. With position-wise mixing M changes with
-every query: the base B is shown, or, when data is given, the mean M_t over real queries. Of a plugin's rule the weight W is shown,
-of which the rule may make another M.
+every query: the base B is shown, or, when data is given, the mean M_t over real queries. For a plugin's rule the weight W is shown.
+The rule may compute a different M from it.
 
 Talking heads: the same of L, which mixes the scores before the softmax.
 
@@ -36,7 +36,7 @@ def run(args) -> None:
 
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
-        raise ValueError(f"{' '.join(given)}works on sequences of --data. Add --data DIR.")
+        raise ValueError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
     state = checkpoints.load_state(args.checkpoint)
     means = mean_mixing(args) if args.data else None
     layers = inspection.inspect(state["model"], means)

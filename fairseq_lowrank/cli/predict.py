@@ -1,17 +1,24 @@
-"""Predict with a fine-tuned model, and score where the right answers are known.
+"""Predict with a fine-tuned model, and score the predictions if the right answers are known.
 
     fairseq-lowrank predict checkpoints/checkpoint_best.pt --data data/glue-rte/bin --subset valid test --output predictions
+    fairseq-lowrank predict checkpoints/checkpoint_best.pt --text reviews.txt --pieces bert-base/wordpieces.json
 
-The data are a corpus of sentences or of questions as scripts/prepare.sh makes it (glue, superglue, rte, sentence-polarity,
+--data takes a corpus of sentences or of questions as scripts/prepare.sh makes it (glue, superglue, rte, sentence-polarity,
 squad, xquad); its own measures are printed: accuracy, F1, the correlations of Matthews, Pearson and Spearman, exact match.
 --output gets the predictions of each subset, the files that the servers of GLUE and SuperGLUE take for their test parts, the
 answers in the form that SQuAD's evaluation script reads, and scores.json.
+
+--text takes any text, or - for standard input, and prints a prediction for each line. A line is a sentence, or two
+sentences with a tab between them; for a model of questions it is the question, a tab, and the paragraph. --dict, --labels
+and --pieces say what the model was trained with. The first two default to the data that its checkpoint names.
 """
 
 import json
+import sys
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "predict"
 HELP = "predictions and scores of a model fine-tuned on sentences or questions"
@@ -19,28 +26,85 @@ HELP = "predictions and scores of a model fine-tuned on sentences or questions"
 
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint of a fine-tuned model")
-    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the folder bin of a prepared corpus")
-    parser.add_argument("--subset", nargs="+", default=["valid"], metavar="NAME", help="default: %(default)s")
-    parser.add_argument("--max-tokens", type=int, default=8192, metavar="N", help="of a batch (default: %(default)s)")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, metavar="DIR", help="the folder bin of a prepared corpus")
+    source.add_argument(
+        "--text", type=Path, metavar="FILE", help="a text with a line for each prediction; - for standard input"
+    )
+    parser.add_argument("--dict", type=Path, metavar="FILE", help="with --text: the model's dict.txt")
+    parser.add_argument("--labels", nargs="+", metavar="NAME", help="with --text: names of the classes in their order")
+    parser.add_argument(
+        "--pieces",
+        type=Path,
+        metavar="FILE",
+        help="with --text: wordpieces.json or a sentencepiece model (default: whole words)",
+    )
+    parser.add_argument("--unanswerable", action="store_true", help="with --text: questions may have no answer")
+    parser.add_argument(
+        "--subset", nargs="+", default=["valid"], metavar="NAME", help="parts of the data (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=8192, metavar="N", help="tokens of a batch (default: %(default)s)"
+    )
     _output.add_output_arguments(parser, "predictions, test-server files, scores.json")
 
 
 def run(args) -> None:
+    if args.max_tokens < 1:
+        raise UserError(f"--max-tokens {args.max_tokens}: expected a number >= 1")
+    given = [f"--{name}" for name in ("dict", "labels", "pieces", "unanswerable") if getattr(args, name)]
+    if args.text is None and given:
+        raise UserError(f"{' '.join(given)} works only with --text. Add it, or remove these flags.")
+    predict_lines(args) if args.text else predict_corpus(args)
+
+
+def predict_lines(args) -> None:
+    """Print a prediction for each line of a text."""
+    from fairseq_lowrank.files import read_lines
+    from fairseq_lowrank.tools.text_predictions import predict_text
+
+    for flag, path in (("--text", args.text), ("--dict", args.dict), ("--pieces", args.pieces)):
+        if path is not None and str(path) != "-" and not path.is_file():
+            raise UserError(f"{flag} {path}: there is no such file. Give the name of a file.")
+    lines = [line.rstrip("\r\n") for line in sys.stdin] if str(args.text) == "-" else list(read_lines(args.text))
+    found = predict_text(
+        args.checkpoint,
+        lines,
+        dictionary=args.dict,
+        pieces=args.pieces,
+        labels=args.labels,
+        unanswerable=args.unanswerable,
+        max_tokens=args.max_tokens,
+    )
+    text = "\n".join(found)
+    rows = [{"text": line, "prediction": one} for line, one in zip(lines, found, strict=True)]
+    if args.output:
+        files = {
+            "predictions.txt": f"{text}\n",
+            "predictions.json": json.dumps(rows, ensure_ascii=False, indent=1) + "\n",
+        }
+        write_files(args.output, files)
+    _output.show(args, rows, text)
+
+
+def write_files(output: Path, files: dict[str, str]) -> None:
+    def fill(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+    _output.write_together(output, fill)
+
+
+def predict_corpus(args) -> None:
+    """Print the scores of a prepared corpus."""
     from fairseq_lowrank.tools.predictions import predict
 
-    if args.max_tokens < 1:
-        raise ValueError(f"--max-tokens {args.max_tokens}: expected a number >= 1")
     found = predict(args.checkpoint, args.data, args.subset, args.max_tokens)
     scores = {split: {"name": one.name, "score": one.score, "measures": one.measures} for split, one in found.items()}
     if args.output:
         files = {file: text for one in found.values() for file, text in one.files.items()}
         files["scores.json"] = json.dumps(scores, indent=1) + "\n"
-
-        def fill(folder: Path) -> None:
-            for name, text in files.items():
-                (folder / name).write_text(text, encoding="utf-8")
-
-        _output.write_together(args.output, fill)
+        write_files(args.output, files)
     rows = [
         [f"{split} {one.name}", measure, f"{value:.2f}"]
         for split, one in found.items()

@@ -49,9 +49,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--random-mixing",
         action="store_true",
-        help="for each checkpoint with one M for all queries, also show the same patterns unmixed, and mixed by a random M equally far "
-        "from I, by one with its diagonal and random other entries of the same norm, and by M with the entries off its "
-        "diagonal shuffled within each column",
+        help="for each checkpoint with one M for all queries, add controls: the same patterns unmixed, and mixed by a random M "
+        "equally far from I, by one with its diagonal and random other entries of the same norm, and by M with the entries "
+        "off its diagonal shuffled within each column",
     )
     parser.add_argument(
         "--rank-bound",

@@ -250,7 +250,7 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
     Σ_j P_j V (Σ_i M[j,i] W_i), so W_j' = Σ_i M[j,i] W_i; values V ⊙ (1 + e_i) are one value once 1 + e_i has gone into W_i.
 
     Raises:
-        ValueError: heads do not share one value.
+        ValueError: each head has separate values.
     """
     weight = tensors["out_proj.weight"]
     heads = weight.double().unflatten(1, (matrix.size(0), -1))
@@ -266,7 +266,7 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
         heads = torch.einsum("ji,oid->ojd", matrix, heads)
     else:
         raise ValueError(
-            f"its M mixes heads that do not share one value (projection {projection}): Σ_j M[j,i] P_j V_i needs values of "
+            f"its M mixes heads that have separate values (projection {projection}): Σ_j M[j,i] P_j V_i needs values of "
             "size h·d_k, so without mixing the same outputs are not to be had; expected a diagonal M, or one shared value"
         )
     folded = heads.flatten(1).to(weight.dtype)

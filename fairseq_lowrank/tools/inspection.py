@@ -1,4 +1,4 @@
-"""The parts of a trained layer, and what it learned besides its projections: mixing, head embeddings and others."""
+"""The composition of a trained layer, and what it learned apart from its projections: mixing, head embeddings, other parts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_ANY_LAYER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
 
 
 def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = None) -> list[dict]:
-    """Return a dict for each attention layer that learned more than projections or saved its configuration, in order.
+    """Return a dict for each attention layer with a saved composition or further learned parts, in the model's order.
 
     Args:
         parameters: a model's state dict.
@@ -67,7 +67,7 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
 
 def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
-    """Return facts about a layer's tensors besides its projections; `output` numbers enter its output projection."""
+    """Describe a layer's tensors apart from its projections; `output` numbers enter its output projection."""
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()

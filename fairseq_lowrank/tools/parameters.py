@@ -79,7 +79,7 @@ def count(model: nn.Module) -> dict:
 
 
 OF_EMBEDDINGS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
-"""Return the remaining parameters of word embeddings and of the output matrix."""
+"""Names of further parameters of word embeddings and of the output matrix, in modules that show no kind."""
 OF_ARCHITECTURES = ("score", "synthesizer_heads")
 """Axes that an architecture sets because it is named for them: plain attention of a Synthesizer is a Synthesizer's."""
 
@@ -140,7 +140,7 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
 
 
 def complexity(heads: int, head_dim: int) -> list[dict]:
-    """Return the poster's complexity table for one attention sublayer, with counts of built layers next to its formulas."""
+    """The poster's complexity table for one attention sublayer, with counts of built layers next to its formulas."""
     rows = []
     for preset, (growth, formula, evaluate) in COMPLEXITY.items():
         with torch.device("meta"):

@@ -193,7 +193,7 @@ def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[
     Args:
         mixed: P̄, `[H, ...]`.
         matrix: M, `[H, H]` (indices j, i).
-        generator: draws R, whose entries also reorder each column.
+        generator: draws R, whose entries also order each column again.
 
     Returns:
         By the names of :data:`CONTROLS`, each `[H, ...]` in float64.

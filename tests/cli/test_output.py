@@ -67,8 +67,8 @@ def test_every_command_with_an_output_is_tried_here(capsys):
 def test_a_folder_that_cannot_be_is_refused_before_computing(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("mine")
     for output, message in (
-        ("file", "is no folder"),
-        ("file/deeper", "is no folder"),
+        ("file", "Give a folder"),
+        ("file/deeper", "Give a folder"),
         ("new/all.png", "looks like a file"),
     ):
         assert message in refusal(command, FOLDER_COMMANDS[command], tmp_path / output, monkeypatch, capsys)
@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_is_refused_before_computing(command, tmp_path, 
 
 @pytest.mark.parametrize("command", FILE_COMMANDS)
 def test_a_file_that_cannot_be_written_is_refused_before_computing(command, tmp_path, monkeypatch, capsys):
-    for output, message in (("", "is a folder"), ("none/a.pt", "there is no folder")):
+    for output, message in (("", "is a folder"), ("none/a.pt", "does not exist")):
         assert message in refusal(command, FILE_COMMANDS[command], tmp_path / output, monkeypatch, capsys)
 
 

@@ -165,9 +165,7 @@ def test_inspect_refuses_flags_about_sequences_without_data(trained, language_mo
     path = str(trained("mixhead-b"))
     assert cli.main(["inspect", path, "--subset", "test", "--sequences", "5"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith(
-        "--subset test --sequences 5: of sequences, which --data brings: expected --data DIR beside it"
-    )
+    assert "--subset test --sequences 5" in said
 
 
 def test_inspect_shows_the_norms_of_head_embeddings(trained, tmp_path, capsys):

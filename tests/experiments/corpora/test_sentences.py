@@ -8,10 +8,10 @@ import pytest
 
 from experiments.corpora.catalogue import CORPORA, parse
 from experiments.corpora.glue import TASKS
-from experiments.corpora.pieces import IN_SENTENCES, words
 from experiments.corpora.superglue import TASKS as SUPERGLUE
 from experiments.corpora.text import BytePieces
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.tools.cutting import IN_SENTENCES, words
 
 TEXT = ["the cat sat on the mat .", "no dogs were seen , not one !", "entailment is what follows from what is said"] * 5
 

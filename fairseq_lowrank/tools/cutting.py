@@ -1,0 +1,70 @@
+"""Words of a text, and the subwords that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+# A run of letters, digits and marks, or any other sign by itself. In sentences, as in the Brown corpus, one of ' ’ . & / , _ -
+# inside a run belongs to it (37.80, Atlanta's); an answer may begin and end at each sign.
+LETTERS, SIGN = r"[\w\p{M}\p{N}]+", r"[^\w\s\p{M}\p{N}]\p{M}*"
+IN_SENTENCES = rf"{LETTERS}(?:['’.&/,_-]{LETTERS})*|{SIGN}"
+IN_PARAGRAPHS = rf"{LETTERS}|{SIGN}"
+
+
+def words(text: str, pattern: str = IN_PARAGRAPHS) -> list[tuple[int, int]]:
+    """Return begin and end of each word of a text."""
+    import regex
+
+    return [match.span() for match in regex.finditer(pattern, text)]
+
+
+class Cutter:
+    """Cuts lines, and single words, into subwords.
+
+    Args:
+        pieces: cuts a line into subwords separated by blanks, each word by itself.
+    """
+
+    def __init__(self, pieces: Callable[[str], str]):
+        self.pieces = pieces
+        self.known: dict[str, list[str]] = {}
+
+    def word(self, word: str) -> list[str]:
+        """Return the subwords of one word."""
+        if word not in self.known:
+            self.known[word] = self.pieces(word).split()
+        return self.known[word]
+
+    def __call__(self, line: str, pattern: str = IN_SENTENCES) -> str:
+        return " ".join(piece for start, end in words(line, pattern) for piece in self.word(line[start:end]))
+
+
+class SentencePieces:
+    """The subwords of a sentencepiece model.
+
+    A model over UTF-8 bytes has a character for each of them: printable ASCII, and 256 + b for another byte b.
+    """
+
+    def __init__(self, model: Path):
+        import sentencepiece
+
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        pieces = (self.processor.id_to_piece(number) for number in range(self.processor.get_piece_size()))
+        self.of_bytes = chr(0x1FF) in pieces
+
+    def __call__(self, line: str) -> str:
+        if self.of_bytes:
+            line = "".join(chr(byte if 0x20 <= byte < 0x7F else 0x100 + byte) for byte in line.encode())
+        return " ".join(self.processor.encode(line, out_type=str))
+
+
+def load_cutter(model: Path | None) -> Cutter:
+    """Return what cuts by wordpieces.json of `import-bert`, or by a sentencepiece model; None leaves words whole."""
+    if model is None:
+        return Cutter(str)
+    from fairseq_lowrank.tools.wordpieces import WordPieces
+
+    with open(model, "rb") as file:
+        kind = WordPieces if file.read(1) == b"{" else SentencePieces
+    return Cutter(kind(model))

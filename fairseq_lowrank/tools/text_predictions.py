@@ -1,0 +1,131 @@
+"""Predictions for texts that are not prepared: they become a small corpus in a temporary folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairseq.data import Dictionary, indexed_dataset
+
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.checkpoints import configuration, load_state
+from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, load_cutter, words
+from fairseq_lowrank.tools.predictions import predict
+
+SPLIT = "text"
+
+
+def predict_text(
+    checkpoint: Path,
+    lines: Sequence[str],
+    *,
+    dictionary: Path | None = None,
+    pieces: Path | None = None,
+    labels: Sequence[str] | None = None,
+    unanswerable: bool = False,
+    max_tokens: int = 8192,
+) -> list[str]:
+    """Return a label, a number or an answer for each line.
+
+    Args:
+        checkpoint: a model of `sentence_prediction` or `question_answering`.
+        lines: a sentence, or two separated by a tab; for questions the question, a tab, and the paragraph.
+        dictionary: `dict.txt` of the model (default: that of the data that the model was trained on).
+        pieces: see :func:`~fairseq_lowrank.tools.cutting.load_cutter`.
+        labels: names of the classes in their order (default: those of the data that the model was trained on).
+        unanswerable: whether questions may have no answer, which is an empty one.
+        max_tokens: tokens of a batch.
+
+    Raises:
+        UserError: the checkpoint is of another task, or something that it needs is not given.
+    """
+    if not lines:
+        raise UserError("--text: there is no line. Give a text with a line for each prediction.")
+    state = load_state(checkpoint)
+    task = configuration(state, "task", "_name") or configuration(state, "task", "task")
+    if task not in ("sentence_prediction", "question_answering"):
+        raise UserError(f"{checkpoint}: trained with --task {task}. Use a model of sentences or questions.")
+    asks_questions = task == "question_answering"
+    data = Path(str(configuration(state, "task", "data")))
+    dictionary = dictionary or data / ("question" if asks_questions else "input0") / "dict.txt"
+    if not dictionary.is_file():
+        raise UserError(f"the dictionary {dictionary} of {checkpoint} does not exist. Add --dict FILE.")
+    rows, cutter = [line.split("\t") for line in lines], load_cutter(pieces)
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        if asks_questions:
+            check_columns(rows, 2, "a question, a tab, and a paragraph")
+            about = {"name": SPLIT, "unanswerable": unanswerable}
+            cut = [[cutter.word(text[start:end]) for start, end in words(text)] for _, text in rows]
+            write(folder / "question", dictionary, [cutter(question, IN_PARAGRAPHS) for question, _ in rows])
+            write(folder / "paragraph", dictionary, [" ".join(piece for word in one for piece in word) for one in cut])
+            entries = [
+                {
+                    "text": text,
+                    "words": words(text),
+                    "pieces": [len(word) for word in one],
+                    "questions": [{"id": str(number), "answers": []}],
+                }
+                for number, ((_, text), one) in enumerate(zip(rows, cut, strict=True))
+            ]
+            (folder / f"{SPLIT}.jsonl").write_text(
+                "".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8"
+            )
+        else:
+            check_columns(rows, len(rows[0]) if len(rows[0]) < 3 else 2, "as many sentences as the first line, 1 or 2")
+            names = [] if configuration(state, "task", "regression_target", False) else class_names(state, data, labels)
+            about = {"name": SPLIT, "labels": names, "measures": [], "server": None, "answers": None, "names": None}
+            for column in range(len(rows[0])):
+                write(folder / f"input{column}", dictionary, [cutter(row[column]) for row in rows])
+            (folder / "label").mkdir()
+            (folder / "label" / "dict.txt").write_text("".join(f"{name} 1\n" for name in names), encoding="utf-8")
+        (folder / "task.json").write_text(json.dumps(about), encoding="utf-8")
+        found = predict(checkpoint, folder, [SPLIT], max_tokens)[SPLIT].files
+    if asks_questions:
+        answers = json.loads(found[f"{SPLIT}.json"])
+        return [answers[str(number)] for number in range(len(rows))]
+    return found[f"{SPLIT}.txt"].splitlines()
+
+
+def check_columns(rows: list[list[str]], number: int, expected: str) -> None:
+    for line, row in enumerate(rows, 1):
+        if len(row) != number:
+            raise UserError(f"--text: line {line} has {len(row)} columns. Give {expected}.")
+
+
+def class_names(state: dict, data: Path, labels: Sequence[str] | None) -> list[str]:
+    """Return the names of a model's classes: those given, or those of the data that it was trained on."""
+    number = configuration(state, "task", "num_classes")
+    if labels is None:
+        file = data / "label" / "dict.txt"
+        if not file.is_file():
+            raise UserError(
+                f"the names of the {number} labels are unknown: {file} does not exist. Add --labels NAME NAME …."
+            )
+        known = Dictionary.load(str(file))
+        # fairseq-preprocess fills dictionaries up with made-up words
+        labels = known.symbols[known.nspecial :][:number]
+    if len(labels) != number:
+        raise UserError(
+            f"--labels {' '.join(labels)}: {len(labels)} names, and the model has {number} classes. Give {number}."
+        )
+    return list(labels)
+
+
+def write(folder: Path, dictionary: Path, lines: list[str]) -> None:
+    """Binarise lines as fairseq-preprocess does, and note on standard error how many tokens are unknown."""
+    known = Dictionary.load(str(dictionary))
+    folder.mkdir()
+    known.save(str(folder / "dict.txt"))
+    builder = indexed_dataset.make_builder(str(folder / f"{SPLIT}.bin"), impl="mmap", vocab_size=len(known))
+    tokens = unknown = 0
+    for line in lines:
+        encoded = known.encode_line(line, add_if_not_exist=False, append_eos=True)
+        tokens, unknown = tokens + len(encoded) - 1, unknown + int((encoded == known.unk()).sum())
+        builder.add_item(encoded)
+    builder.finalize(str(folder / f"{SPLIT}.idx"))
+    if 10 * unknown > tokens:
+        print(f"{unknown} of {tokens} tokens are not in {dictionary}. Add the model's --pieces FILE.", file=sys.stderr)

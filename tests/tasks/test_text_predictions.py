@@ -1,0 +1,137 @@
+"""Predictions for plain text are those for the same text in a prepared corpus."""
+
+import io
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq_lowrank.cli import main
+from fairseq_lowrank.files import write_lines
+
+WORDS = ["good", "bad", "fine", "poor", "film", "play", "so", "it", "is"]
+FEW = "--lr 1e-2 --max-update 4 --batch-size 4"
+
+
+@pytest.fixture
+def prepare_sentences(fairseq_command, tmp_path):
+    """``prepare_sentences(columns, targets, labels)``: a prepared corpus whose valid part is its training part."""
+
+    def prepare(columns, targets, labels):
+        data = tmp_path / "bin"
+        write_lines(tmp_path / "dict.txt", [f"{word} 1" for word in WORDS])
+        write_lines(tmp_path / "labels.txt", [f"{label} 1" for label in labels])
+        fields = {f"input{number}": column for number, column in enumerate(columns)}
+        for name, lines in (fields | ({"label": targets} if labels else {})).items():
+            write_lines(tmp_path / name, lines)
+            words = tmp_path / ("labels.txt" if name == "label" else "dict.txt")
+            prefixes = [f"--{part}pref={tmp_path / name}" for part in ("train", "valid")]
+            fairseq_command(
+                "preprocess", "--only-source", "--srcdict", words, *prefixes, "--destdir", data / name, "--workers", 1
+            )
+        if not labels:
+            (data / "label").mkdir()
+            for part in ("train", "valid"):
+                write_lines(data / "label" / f"{part}.label", targets)
+        measures = ["accuracy"] if labels else ["pearson"]
+        about = {"name": "own", "labels": labels, "measures": measures, "server": None, "answers": None, "names": None}
+        (data / "task.json").write_text(json.dumps(about))
+        return data
+
+    return prepare
+
+
+def text_of(*columns):
+    return ["\t".join(row) for row in zip(*columns, strict=True)]
+
+
+SENTENCES = [f"{WORDS[number % 4]} {WORDS[4 + number % 5]} it is {WORDS[(3 * number) % 9]}" for number in range(12)]
+CLASSES = (
+    "--task sentence_prediction --criterion sentence_prediction --init-token 0 --arch roberta_base --attention mha"
+)
+
+
+def test_labels_of_pairs_are_those_of_the_prepared_corpus(prepare_sentences, train, tmp_path, capsys, monkeypatch):
+    second, labels = SENTENCES[::-1], ["yes", "no", "maybe"]
+    data = prepare_sentences([SENTENCES, second], [labels[number % 3] for number in range(12)], labels)
+    model = train(data, f"{CLASSES} --num-classes 3 --separator-token 2 {FEW}")
+    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
+    expected = (tmp_path / "corpus" / "valid.txt").read_text().splitlines()
+    write_lines(tmp_path / "text", text_of(SENTENCES, second))
+    capsys.readouterr()
+    assert main(["predict", str(model), "--text", str(tmp_path / "text"), "--output", str(tmp_path / "said")]) == 0
+    assert capsys.readouterr().out.splitlines() == expected and set(expected) <= set(labels)
+    assert (tmp_path / "said" / "predictions.txt").read_text().splitlines() == expected
+    # without the data of the training the flags say what is needed
+    shutil.move(data, tmp_path / "gone")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(text_of(SENTENCES, second)) + "\n"))
+    given = ["--dict", str(tmp_path / "gone" / "input0" / "dict.txt"), "--labels", "a", "b", "c"]
+    assert main(["predict", str(model), "--text", "-", *given]) == 0
+    assert capsys.readouterr().out.split() == ["abc"[labels.index(label)] for label in expected]
+    for flags, words in ((given[:2], "--labels"), (given[2:], "--dict"), ([*given[:2], "--labels", "a"], "--labels a")):
+        assert main(["predict", str(model), "--text", str(tmp_path / "text"), *flags]) == 2
+        assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_numbers_are_those_of_the_prepared_corpus(prepare_sentences, train, tmp_path, capsys):
+    data = prepare_sentences([SENTENCES], [str(number / 4) for number in range(12)], [])
+    model = train(data, f"{CLASSES} --num-classes 1 --regression-target {FEW}")
+    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
+    expected = [float(line) for line in (tmp_path / "corpus" / "valid.txt").read_text().splitlines()]
+    write_lines(tmp_path / "text", SENTENCES)
+    capsys.readouterr()
+    assert main(["predict", str(model), "--text", str(tmp_path / "text"), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["text"] for row in rows] == SENTENCES
+    assert [float(row["prediction"]) for row in rows] == pytest.approx(expected, abs=1e-5)
+    write_lines(tmp_path / "text", [*SENTENCES[:2], "good\tbad"])
+    assert main(["predict", str(model), "--text", str(tmp_path / "text")]) == 2
+    assert "line 3" in capsys.readouterr().err
+    write_lines(tmp_path / "text", ["unheard words"])
+    assert main(["predict", str(model), "--text", str(tmp_path / "text")]) == 0
+    assert "2 of 2 tokens" in capsys.readouterr().err
+
+
+SPANS = "--task question_answering --criterion question_answering"
+
+
+def paragraph(number: int, length: int) -> dict:
+    """A paragraph in SQuAD's form with a question on each of two things."""
+    things = [("door", "red"), ("roof", "grey"), ("wall", "blue"), ("gate", "pink")][number : number + 2]
+    text = "It was so. " * length + " ".join(f"The {thing} is {colour}." for thing, colour in things)
+    asked = [
+        {
+            "id": f"{number}-{thing}",
+            "question": f"Which colour has the {thing}?",
+            "answers": [{"text": colour, "answer_start": text.index(f"is {colour}") + 3}],
+        }
+        for thing, colour in things
+    ]
+    return {"context": text, "qas": asked}
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_answers_are_those_of_the_prepared_corpus(prepare_questions, train, tmp_path, capsys, unanswerable):
+    paragraphs = [paragraph(number, 1 + 8 * number) for number in range(3)]
+    data = prepare_questions(paragraphs, unanswerable=unanswerable, pieces=300)
+    window = "--window 60 --doc-stride 16 --max-question-length 20"
+    model = train(data, f"{SPANS} --arch roberta_base --attention mha {window} {FEW}")
+    assert main(["predict", str(model), "--data", str(data), "--output", str(tmp_path / "corpus")]) == 0
+    expected = json.loads((tmp_path / "corpus" / "valid.json").read_text())
+    asked = [(one["question"], each["context"], one["id"]) for each in paragraphs for one in each["qas"]]
+    write_lines(tmp_path / "text", [f"{question}\t{context}" for question, context, _ in asked])
+    pieces = ["--pieces", str(tmp_path / "data" / "own" / "bpe.model")]
+    flags = [*pieces, *["--unanswerable"] * unanswerable]
+    capsys.readouterr()
+    assert main(["predict", str(model), "--text", str(tmp_path / "text"), *flags, "--json"]) == 0
+    assert [row["prediction"] for row in json.loads(capsys.readouterr().out)] == [expected[name] for *_, name in asked]
+    assert any(expected.values()) or unanswerable
+
+
+def test_flags_of_text_are_refused_without_it(capsys):
+    assert main(["predict", "model.pt", "--data", "bin", "--labels", "a", "--unanswerable"]) == 2
+    assert "--labels --unanswerable" in capsys.readouterr().err
+    assert main(["predict", "model.pt", "--text", "nowhere"]) == 2
+    assert "--text nowhere" in capsys.readouterr().err
