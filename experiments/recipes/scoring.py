@@ -43,11 +43,11 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     found = {}
     for split in splits:
         output = run.folder / f"generate-{split}.out"
-        hypotheses = read_sentences(output, "H")
+        hypotheses = read_hypotheses(output)
         write_lines(output.with_suffix(".txt"), hypotheses)
         text = run.data / "tok" / f"{split}.{target}"
         # of data that somebody else binarised there is no text
-        references = list(read_lines(text)) if text.exists() else read_sentences(output, "T")
+        references = list(read_lines(text)) if text.exists() else read_references(output)
         # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
         raw = run.data / "raw" / f"test.{target}"
         raw = list(read_lines(raw)) if split == "test" and raw.exists() else None
@@ -108,17 +108,24 @@ def execute_anew(execute: Execute, words: list[str], output: Path, settings: Set
     execute(words, output)
 
 
-def read_sentences(path: Path, kind: str) -> list[str]:
-    """Return the best hypotheses (`H`) or the references (`T`) in a fairseq-generate output, in the corpus's order.
+def read_hypotheses(path: Path) -> list[str]:
+    """Return the best hypotheses in a fairseq-generate output (subwords already joined), in the corpus's order."""
+    return read_sentences(path, r"H-(\d+)\t[^\t]*\t(.*)")
 
-    Subwords are joined in the output already.
-    """
+
+def read_references(path: Path) -> list[str]:
+    """Return the target sentences in a fairseq-generate output (subwords already joined), in the corpus's order."""
+    return read_sentences(path, r"T-(\d+)\t(.*)")
+
+
+def read_sentences(path: Path, pattern: str) -> list[str]:
+    """Return the texts of the lines that match a pattern, in the order of their numbers."""
     found = {}
     for text in read_lines(path):
-        if match := re.match(rf"{kind}-(\d+)\t(?:[^\t]*\t)?(.*)", text):
+        if match := re.match(pattern, text):
             found.setdefault(int(match[1]), match[2])  # of several (--nbest) the best comes first
     if sorted(found) != list(range(len(found))):
-        raise ValueError(f"{path} holds {len(found)} sentences '{kind}' but not those numbered 0 to {len(found) - 1}")
+        raise ValueError(f"{path} holds {len(found)} sentences but not those numbered 0 to {len(found) - 1}")
     return [found[index] for index in range(len(found))]
 
 
