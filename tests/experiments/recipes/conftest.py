@@ -9,6 +9,7 @@ from experiments.recipes.engine import Engine
 from experiments.recipes.recipe import Recipe
 from experiments.recipes.settings import Settings
 from fairseq_lowrank import cli
+from tests.tools.conftest import trained  # noqa: F401  a fixture
 
 COMMON = {
     "translation": "--arch lowrank_transformer --source-lang de --target-lang en --encoder-layers 1 --decoder-layers 1 "
