@@ -19,6 +19,11 @@ class UserError(ValueError):
     """What was asked for does not go together, or a checkpoint with it."""
 
 
+def flag_name(name: str) -> str:
+    """Return the flag of an argument's name: --head-dim of head_dim."""
+    return f"--{name.replace('_', '-')}"
+
+
 def show_traceback() -> None:
     """Print the traceback of the exception that is handled, where ``LOWRANK_TRACEBACK`` asks for it."""
     if os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):

@@ -23,6 +23,7 @@ from experiments.recipes.results import append_measurement, read_results
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.messages import flag_name
 
 PAPER = "evidence"
 
@@ -216,7 +217,7 @@ def complete(
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
     """The line of a finished run. Its ``seconds`` are of processor time."""
-    axes = "".join(f" --{axis.replace('_', '-')} {value}" for axis, value in run.method.axes.items())
+    axes = "".join(f" {flag_name(axis)} {value}" for axis, value in run.method.axes.items())
     return {
         "paper": PAPER,
         "table": task.TABLE,

@@ -37,7 +37,7 @@ class Commands:
     def __call__(self, words: Sequence[str], log: Path, keep: int | None = None) -> None:
         """Run a command to its end, appending all that it says to `log`.
 
-        It writes there itself and inherits the open file `keep`, so that it goes on, and a lock on that file with it,
+        It writes there itself and inherits the open file `keep`, so that it continues, and keeps a lock on that file,
         where this process dies.
 
         Raises:

@@ -226,7 +226,7 @@ class Engine:
         return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
 
     def keep_log(self, run: Run) -> str:
-        """Pack a run's log beside the results, without this machine's paths; its path from the results' folder.
+        """Pack a run's log next to the results, without this machine's paths; its path from the results' folder.
 
         A log of that name that another run left stays: this one's name then carries the run's fingerprint.
         """
@@ -246,7 +246,7 @@ class Engine:
         return kept.as_posix()
 
     def report(self, options: Sequence[str]) -> int:
-        """The results of this paper beside the published values."""
+        """The results of this paper next to the published values."""
         self.refuse_busy(self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings))
         return self.tool("python -m experiments", "report", str(self.results), "--paper", self.recipe.paper, *options)
 
@@ -262,7 +262,7 @@ class Engine:
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
-        """Spectra of the attention of rows on the test set, in the folder `name` (with another seed than 1 `name`-seedN) beside the
+        """Spectra of the attention of rows on the test set, in the folder `name` (with another seed than 1 `name`-seedN) next to the
         lines of results.
 
         Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as

@@ -37,7 +37,7 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that has hardly begun does not know when to stop
             words += ["--max-len-a", "0", "--max-len-b", "10"]
-        execute_anew(execute, words, run.folder / f"generate-{split}.out", settings)
+        execute_from_scratch(execute, words, run.folder / f"generate-{split}.out", settings)
     if settings.dry_run:
         return {}
     found = {}
@@ -69,7 +69,7 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
     task = last_value(run.flags, "--task", "language_modeling")
     words += ["--task", task] if task == "segment_lm" else ["--context-window", str(length * 25 // 32)]
     words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best), *settings.evaluate]
-    execute_anew(execute, words, output, settings)
+    execute_from_scratch(execute, words, output, settings)
     return {} if settings.dry_run else read_perplexity(output, settings.metric)
 
 
@@ -80,7 +80,7 @@ def score_masked_language_model(run: Run, settings: Settings, execute: Execute) 
     words += ["--task", last_value(run.flags, "--task", ""), "--path", str(run.best), "--valid-subset", "test"]
     words += ["--max-tokens", last_value(run.flags, "--max-tokens", "4096")]
     words += ["--no-progress-bar", "--log-format", "json"]
-    execute_anew(execute, words, output, settings)
+    execute_from_scratch(execute, words, output, settings)
     return {} if settings.dry_run else read_validation(output)
 
 
@@ -89,7 +89,7 @@ def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
     data, output = run.bin, run.folder / "predictions"
     splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
     words = ["fairseq-lowrank", "predict", str(run.best), "--data", str(data), "--subset", *splits]
-    execute_anew(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
+    execute_from_scratch(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
     return {} if settings.dry_run else read_scores(output / "scores.json")
 
 
@@ -101,7 +101,7 @@ SCORES = {
 }
 
 
-def execute_anew(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
+def execute_from_scratch(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
     """Run a command whose output is all of a file."""
     if not settings.dry_run:
         output.unlink(missing_ok=True)

@@ -127,7 +127,7 @@ def dictionaries(run: Run) -> str:
 
 
 def check_data(run: Run) -> None:
-    """Refuse a run whose corpus was prepared anew from another text since its training began.
+    """Refuse a run whose corpus was prepared again from another text since its training began.
 
     Raises:
         ValueError: the dictionaries are not those of the training. One of before they were noted is not refused.
@@ -136,7 +136,7 @@ def check_data(run: Run) -> None:
     if note.get("dictionaries", ours := dictionaries(run)) != ours:
         raise ValueError(
             f"{run.folder} holds a training on another text than {run.data} has now, with other dictionaries: move that "
-            "folder away to train anew"
+            "folder away to train again"
         )
 
 
