@@ -17,6 +17,11 @@ class UserError(ValueError):
     """A mistake of the user, which a command reports in one line with exit code 2."""
 
 
+def flag_name(name: str) -> str:
+    """Return the flag of an argument's name: --head-dim of head_dim."""
+    return f"--{name.replace('_', '-')}"
+
+
 class FlagError(UserError):
     """A flag with a value that cannot be used.
 

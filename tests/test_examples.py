@@ -60,6 +60,8 @@ def recipe(tmp_path, capsys):
         kept = tmp_path / f"calls-{next(calls)}"
         kept.mkdir()
         work = {"LOWRANK_WORK": tmp_path / "work", "RESULTS": tmp_path / "results.jsonl", "DRY_RUN": 1, "THREADS": 1}
+        if name.startswith("own/"):
+            work |= {"CORPUS": tmp_path, "SEEDS": 1}
         done = shell(name, **work | {"CALLS": kept, "BASH_FUNC_python%%": KEEP} | variables)
         for call in sorted(kept.iterdir()):
             *_, command = arguments = (call / "arguments").read_text().splitlines()[2:]
@@ -341,6 +343,40 @@ def test_what_a_paper_trains_twice_is_pretrained_once(recipe):
 def test_an_update_that_several_gpus_make_larger_is_announced(recipe):
     assert "is 4096 tokens off the 4096 of the recipe" in recipe("mixhead/concatenated.sh", GPUS=4).stdout
     assert "tokens off" not in recipe("mixhead/concatenated.sh", GPUS=2).stdout
+
+
+def test_translations_mix_where_the_released_code_does(recipe):
+    for name, rows in (("table4", "h4-mha h4-mixhead-b"), ("concatenated", "mha mixhead-b")):
+        for sites, expected in (("", [None, "encoder,decoder"]), ("all", [None, None])):
+            said = recipe(f"mixhead/{name}.sh", ROWS=rows, SITES=sites).stdout
+            found = last_flags(said, "fairseq-train")
+            assert [command.get("--attention-sites") for command in found] == expected
+            assert (f"/mixhead-{name}-all-sites/" in said) == (sites == "all")
+    refused = recipe("mixhead/table4.sh", SITES="cross", fails=True)
+    assert refused.stdout == "SITES=cross: expected all, or encoder,decoder\n"
+
+
+def test_bert_sees_128_tokens_in_nine_tenths_of_the_updates(recipe):
+    said = recipe("fixedhead/table2.sh", PART="A", ROWS="h8-fixedhead").stdout
+    first, second = [one for one in last_flags(said, "fairseq-train") if one["--task"] == "bert_pretraining"]
+    assert (first["--tokens-per-sample"], first["--max-update"]) == ("128", "900000")
+    assert (second["--tokens-per-sample"], second["--max-update"]) == ("512", "1000000")
+    assert second["--restore-file"] == f"{first['--save-dir']}/checkpoint_last.pt" and "--reset-dataloader" in said
+    sequences = [
+        int(one["--max-tokens"]) * int(one["--update-freq"]) // int(one["--tokens-per-sample"])
+        for one in (first, second)
+    ]
+    assert sequences == [256, 256]
+
+
+def test_a_flag_with_a_space_reaches_the_command(recipe, tmp_path):
+    script = tmp_path / "spaces.sh"
+    script.write_text(
+        f"source {ROOT}/examples/common.sh\nPAPER=own TABLE=spaces CORPUS=brown COMMON=(--x 'a b')\n"
+        "row mha --model-overrides '{}' --y 'c  d' ''\nlanguage_model_rows\n"
+    )
+    (command,) = commands(recipe(str(script)).stdout, "fairseq-train")
+    assert command[command.index("--y") + 1 :][:2] == ["c  d", ""] and command[command.index("--x") + 1] == "a b"
 
 
 def test_seven_networks_are_trained_with_five_seeds_each(recipe):

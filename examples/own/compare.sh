@@ -26,11 +26,11 @@ for setting in HEADS EPOCHS; do
 done
 if [[ "$CORPUS" = */* ]]; then
     bin="$(cd "$CORPUS" && pwd)" || exit 2
-    CORPUS="$bin"
+    CORPUS="$bin" TABLE="$(basename "$bin")-$(cksum <<<"$bin" | cut -d ' ' -f 1)" # many folders are called data-bin
 else
-    bin="$LOWRANK_WORK/data/$CORPUS/bin"
+    bin="$LOWRANK_WORK/data/$CORPUS/bin" TABLE="$CORPUS"
 fi
-PAPER=own TABLE="$(basename "$CORPUS")"
+PAPER=own
 RESULTS="${RESULTS:-$LOWRANK_WORK${SMOKE:+/smoke}/own/$TABLE.jsonl}"
 OPTIMIZER=(--optimizer adam --adam-betas 0.9,0.98 --lr-scheduler inverse_sqrt --warmup-updates 400 --max-epoch "$EPOCHS" --no-epoch-checkpoints)
 if [ -e "$bin/dict.txt" ]; then

@@ -24,7 +24,7 @@ from experiments.reporting.comparison import attention_flags
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.files import whole_file
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, flag_name
 
 PAPER = "evidence"
 
@@ -220,7 +220,7 @@ def complete(
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
     """The line of a finished run. Its ``seconds`` are of processor time."""
-    axes = "".join(f" --{axis.replace('_', '-')} {value}" for axis, value in run.method.axes.items())
+    axes = "".join(f" {flag_name(axis)} {value}" for axis, value in run.method.axes.items())
     return {
         "paper": PAPER,
         "table": task.TABLE,

@@ -37,17 +37,17 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that has hardly begun does not know when to stop
             words += ["--max-len-a", "0", "--max-len-b", "10"]
-        execute_anew(execute, words, run.folder / f"generate-{split}.out", settings)
+        execute_from_scratch(execute, words, run.folder / f"generate-{split}.out", settings)
     if settings.dry_run:
         return {}
     found = {}
     for split in splits:
         output = run.folder / f"generate-{split}.out"
-        hypotheses = read_sentences(output, "H")
+        hypotheses = read_hypotheses(output)
         write_lines(output.with_suffix(".txt"), hypotheses)
         text = run.data / "tok" / f"{split}.{target}"
         # of data that somebody else binarised there is no text
-        references = list(read_lines(text)) if text.exists() else read_sentences(output, "T")
+        references = list(read_lines(text)) if text.exists() else read_references(output)
         # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
         raw = run.data / "raw" / f"test.{target}"
         raw = list(read_lines(raw)) if split == "test" and raw.exists() else None
@@ -69,7 +69,7 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
     task = last_value(run.flags, "--task", "language_modeling")
     words += ["--task", task] if task == "segment_lm" else ["--context-window", str(length * 25 // 32)]
     words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best), *settings.evaluate]
-    execute_anew(execute, words, output, settings)
+    execute_from_scratch(execute, words, output, settings)
     return {} if settings.dry_run else read_perplexity(output, settings.metric)
 
 
@@ -80,7 +80,7 @@ def score_masked_language_model(run: Run, settings: Settings, execute: Execute) 
     words += ["--task", last_value(run.flags, "--task", ""), "--path", str(run.best), "--valid-subset", "test"]
     words += ["--max-tokens", last_value(run.flags, "--max-tokens", "4096")]
     words += ["--no-progress-bar", "--log-format", "json"]
-    execute_anew(execute, words, output, settings)
+    execute_from_scratch(execute, words, output, settings)
     return {} if settings.dry_run else read_validation(output)
 
 
@@ -89,7 +89,7 @@ def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
     data, output = run.bin, run.folder / "predictions"
     splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
     words = ["fairseq-lowrank", "predict", str(run.best), "--data", str(data), "--subset", *splits]
-    execute_anew(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
+    execute_from_scratch(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
     return {} if settings.dry_run else read_scores(output / "scores.json")
 
 
@@ -101,24 +101,31 @@ SCORES = {
 }
 
 
-def execute_anew(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
+def execute_from_scratch(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
     """Run a command whose output is all of a file."""
     if not settings.dry_run:
         output.unlink(missing_ok=True)
     execute(words, output)
 
 
-def read_sentences(path: Path, kind: str) -> list[str]:
-    """Return the best hypotheses (`H`) or the references (`T`) in a fairseq-generate output, in the corpus's order.
+def read_hypotheses(path: Path) -> list[str]:
+    """Return the best hypotheses in a fairseq-generate output (subwords already joined), in the corpus's order."""
+    return read_sentences(path, r"H-(\d+)\t[^\t]*\t(.*)")
 
-    Subwords are joined in the output already.
-    """
+
+def read_references(path: Path) -> list[str]:
+    """Return the target sentences in a fairseq-generate output (subwords already joined), in the corpus's order."""
+    return read_sentences(path, r"T-(\d+)\t(.*)")
+
+
+def read_sentences(path: Path, pattern: str) -> list[str]:
+    """Return the texts of the lines that match a pattern, in the order of their numbers."""
     found = {}
     for text in read_lines(path):
-        if match := re.match(rf"{kind}-(\d+)\t(?:[^\t]*\t)?(.*)", text):
+        if match := re.match(pattern, text):
             found.setdefault(int(match[1]), match[2])  # of several (--nbest) the best comes first
     if sorted(found) != list(range(len(found))):
-        raise ValueError(f"{path} holds {len(found)} sentences '{kind}' but not those numbered 0 to {len(found) - 1}")
+        raise ValueError(f"{path} holds {len(found)} sentences but not those numbered 0 to {len(found) - 1}")
     return [found[index] for index in range(len(found))]
 
 

@@ -31,7 +31,7 @@ from fairseq.models.masked_lm import MaskedLMModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.tasks.sentence_pairs import Framed, RunningText, SegmentLabels, SentencePairs, draw_pairs
 
 
@@ -185,7 +185,7 @@ def check_settings(cfg: BertPretrainingConfig) -> None:
         )
     for name in ("short_pair_prob", "leave_unmasked_prob", "random_token_prob"):
         if not 0 <= (value := getattr(cfg, name)) <= 1:
-            raise UserError(f"--{name.replace('_', '-')} {value:g}: expected a number from 0 to 1")
+            raise UserError(f"{flag_name(name)} {value:g}: expected a number from 0 to 1")
     if not 0 < cfg.mask_prob < 1:
         raise UserError(f"--mask-prob {cfg.mask_prob:g}: expected a number between 0 and 1")
     if (both := cfg.leave_unmasked_prob + cfg.random_token_prob) > 1:

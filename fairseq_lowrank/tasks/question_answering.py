@@ -17,7 +17,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, OmegaConf, open_dict
 from torch import Tensor
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.models.question_answering import add_span_head
 from fairseq_lowrank.tasks.spans import Pieces, windows
 
@@ -177,7 +177,7 @@ class QuestionAnsweringTask(FairseqTask):
                 )
         for name in ("doc_stride", "max_answer_length", "max_question_length"):
             if getattr(cfg, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: expected a number of tokens >= 1")
+                raise UserError(f"{flag_name(name)} {getattr(cfg, name)}: expected a number of tokens >= 1")
         least = cfg.max_question_length + 4 + cfg.double_separator
         if not least <= cfg.window <= cfg.max_positions:
             raise UserError(

@@ -12,6 +12,7 @@ def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
     lines = [
         "S-1\tb",
         "T-1\tB",
+        "T-0\tA",
         "H-1\t-0.5\ttwo words",
         "D-1\t-0.5\ttwo words",
         "P-1\t-0.5",
@@ -19,12 +20,13 @@ def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
         "W-0\t1\ts",
     ]
     write_lines(tmp_path / "out", lines)
-    assert scoring.read_sentences(tmp_path / "out", "H") == ["", "two words"]
-    write_lines(tmp_path / "out", [*lines[:3], "H-1\t-0.9\tthe second best", *lines[3:], "H-0\t-0.2\tthe other"])
-    assert scoring.read_sentences(tmp_path / "out", "H") == ["", "two words"]
-    write_lines(tmp_path / "out", lines[:5])
+    assert scoring.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    write_lines(tmp_path / "out", [*lines[:4], "H-1\t-0.9\tthe second best", *lines[4:], "H-0\t-0.2\tthe other"])
+    assert scoring.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    assert scoring.read_references(tmp_path / "out") == ["A", "B"]
+    write_lines(tmp_path / "out", lines[:6])
     with pytest.raises(ValueError, match="not those numbered 0 to 0"):
-        scoring.read_sentences(tmp_path / "out", "H")
+        scoring.read_hypotheses(tmp_path / "out")
 
 
 REFERENCES = ["a man isn &apos;t riding a brown horse , slowly .", "two dogs run through the deep snow ."]
