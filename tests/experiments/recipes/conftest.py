@@ -4,7 +4,6 @@ import logging
 import shlex
 
 import pytest
-from tests.tools.conftest import trained  # noqa: F401  a fixture
 
 from experiments.recipes.engine import Engine
 from experiments.recipes.recipe import Recipe
