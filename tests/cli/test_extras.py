@@ -15,7 +15,11 @@ SETUP = Path(__file__).resolve().parents[2] / "setup.py"
     ("command", "package", "extra"),
     [
         (["average", "a.pt", "b.pt", "--output", "c.pt"], "tqdm", "analysis"),
-        (["representation", "--length", "4", "--steps", "1", "--output", "out"], "matplotlib", "analysis"),
+        (
+            ["advise", "--arch", "transformer_lm", "--vocab-size", "99", "--length", "9", "--output", "out"],
+            "matplotlib",
+            "analysis",
+        ),
         (["average", "a.pt", "b.pt", "--output", "c.pt"], "fairseq", "fairseq"),
     ],
 )
