@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,8 @@ PRESET_CLASSES = {
 """The class of each preset; ``tests/attention/test_class.py`` proves each."""
 
 Weights = tuple[Tensor, Tensor | None]
-"""A projection ``[heads * size, inputs]`` and its bias."""
+Plain = tuple[Weights, Weights, Weights]
+"""A projection ``[heads * size, inputs]`` and its bias; a plain layer has one of queries, keys and values."""
 
 
 @torch.no_grad()
@@ -65,8 +67,8 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
     """
     spec, dims = layer.spec, layer.projection.dims
     allowed = {"mixing": ("none", "diagonal"), "score_mixing": ("none",), "head_output": ("none",)}
-    for axis, values in allowed.items():
-        if getattr(spec, axis) not in values:
+    for axis, choices in allowed.items():
+        if getattr(spec, axis) not in choices:
             raise UserError(
                 f"{axis}={getattr(spec, axis)!r}: no plain attention computes this. Keep the layer as it is."
             )
@@ -98,13 +100,13 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
     return result.train(layer.training)
 
 
-def _own(projection: nn.Module, copies: int = 1) -> Weights:
+def _own(projection: Any, copies: int = 1) -> Weights:
     """Return a projection's weight and bias, for ``copies`` heads in a row that share it."""
     bias = projection.bias
     return projection.weight.repeat(copies, 1), None if bias is None else bias.repeat(copies)
 
 
-def _grouped(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _grouped(layer: Any) -> Plain:
     """Queries of one or all heads, keys and values of one, some or all."""
     dims = layer.projection.dims
     size = {"q_proj": dims.head_dim, "k_proj": dims.head_dim, "v_proj": dims.value_dim}
@@ -119,18 +121,18 @@ def _grouped(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
     return expand("q_proj"), expand("k_proj"), expand("v_proj")
 
 
-def _shared_key_value(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _shared_key_value(layer: Any) -> Plain:
     keys = _own(layer.k_proj)
     return _own(layer.q_proj), keys, keys
 
 
-def _el(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _el(layer: Any) -> Plain:
     states = torch.eye(layer.embed_dim).to(layer.q_proj.weight), None
     return _own(layer.q_proj), states, states
 
 
 def _embedded(combine: Callable[[Tensor, Tensor], Tensor], weigh: bool) -> Callable:
-    def plain(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+    def plain(layer: Any) -> Plain:
         result = []
         for name in ("query", "key", "value"):
             projection, embedding = getattr(layer, f"{name[0]}_proj"), getattr(layer.head_embeddings, name)
@@ -139,12 +141,12 @@ def _embedded(combine: Callable[[Tensor, Tensor], Tensor], weigh: bool) -> Calla
             if weigh:
                 weight = weight * (1 + embedding.flatten())[:, None]
             result.append((weight, combine(bias, embedding.flatten())))
-        return tuple(result)
+        return cast(Plain, tuple(result))
 
     return plain
 
 
-def _latent(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _latent(layer: Any) -> Plain:
     if not isinstance(layer.latent_norm, nn.Identity):
         raise UserError(
             "projection='latent': its norm depends on the input, so no plain attention computes this. Keep the layer as it is."
@@ -153,7 +155,7 @@ def _latent(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
     return _own(layer.q_proj), (layer.k_proj.weight @ down, None), (layer.v_proj.weight @ down, None)
 
 
-def _low_rank(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _low_rank(layer: Any) -> Plain:
     def whole(name: str) -> Weights:
         weight, bias = _own(getattr(layer, f"{name[0]}_proj"), layer.num_heads)
         down = getattr(layer, f"{name[0]}_factor_proj").weight.unflatten(0, (layer.num_heads, -1))
@@ -162,19 +164,19 @@ def _low_rank(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
     return _own(layer.q_proj), whole("key"), whole("value")
 
 
-def _collaborative(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _collaborative(layer: Any) -> Plain:
     weight, bias = _own(layer.q_proj, layer.num_heads)
     features = layer.head_features.flatten()
     queries = weight * features[:, None], None if bias is None else bias * features
     return queries, _own(layer.k_proj, layer.num_heads), _own(layer.v_proj)
 
 
-def _factorized(layer: MultiheadAttention) -> tuple[Weights, Weights, Weights]:
+def _factorized(layer: Any) -> Plain:
     queries = layer.q_proj.weight @ layer.q_latent_proj.weight, layer.q_proj.bias
     return queries, _own(layer.k_proj, layer.num_heads), _own(layer.v_proj, layer.num_heads)
 
 
-_PLAIN: dict[str, Callable[[MultiheadAttention], tuple[Weights, Weights, Weights]]] = {
+_PLAIN: dict[str, Callable[[MultiheadAttention], Plain]] = {
     "independent": _grouped,
     "single": _grouped,
     "multi-query": _grouped,
@@ -189,7 +191,7 @@ _PLAIN: dict[str, Callable[[MultiheadAttention], tuple[Weights, Weights, Weights
 }
 
 
-def _mapped(layer: MultiheadAttention, *projections: Weights) -> tuple[Weights, Weights, Weights]:
+def _mapped(layer: Any, *projections: Weights) -> Plain:
     """Fold a map of features or heads into the projections."""
     result = []
     for name, (weight, bias) in zip(("query", "key", "value"), projections, strict=True):
@@ -202,4 +204,4 @@ def _mapped(layer: MultiheadAttention, *projections: Weights) -> tuple[Weights, 
         equation = "de,hdx->hex" if layer.spec.head_map == "features" else "ji,jdx->idx"
         joint = torch.einsum(equation, matrix, heads).flatten(0, 1)
         result.append((joint, None) if bias is None else (joint[:, :-1], joint[:, -1]))
-    return tuple(result)
+    return cast(Plain, tuple(result))

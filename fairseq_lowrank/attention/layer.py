@@ -21,7 +21,7 @@ from fairseq_lowrank.attention.decoding import (
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
-from fairseq_lowrank.attention.maps import HEAD_MAPS
+from fairseq_lowrank.attention.maps import HEAD_MAPS, HeadMap
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS, Mixing
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS, HeadOutput
@@ -80,6 +80,8 @@ class MultiheadAttention(TorchMHACompat):
     """
 
     beam_size = 1
+    head_map: HeadMap | None
+    head_output: HeadOutput | None
     k_proj: Any
     v_proj: Any
     q_proj: Any

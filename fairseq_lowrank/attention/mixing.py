@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -141,7 +141,7 @@ def _build_positionwise(num_heads: int, head_dim: int, normalization: str = "non
     return PositionwiseMixingWeights(torch.eye(num_heads), head_dim, normalization)
 
 
-MixingBuilder = Callable[..., Mixing | None]
+MixingBuilder = Callable[..., Any]
 MIXINGS: dict[str, MixingBuilder] = {
     "none": lambda num_heads, head_dim: None,
     "static": _build_static,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from fairseq_lowrank.attention.build import build_attention
@@ -43,7 +45,7 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
 
 
 def _replacement(
-    name: str, part: nn.MultiheadAttention, preset: str, backend: str, axes: dict[str, int | str | None]
+    name: str, part: nn.MultiheadAttention, preset: str, backend: str, axes: dict[str, Any]
 ) -> MultiheadAttention:
     layer = build_attention(
         preset,

@@ -92,8 +92,8 @@ AXES = {
     ),
     "factor_rank": Axis(
         "rank",
-        "lrkv: rank of each head's own part of keys and values (default: head size / 4); tpa: products of keys and values (default: 2); "
-        "dcmha: rank of the mixing of each query (default: 2)",
+        "lrkv: rank of each head's own part of keys and values (default head size / 4); tpa: products of keys and values (default 2); "
+        "dcmha: rank of the mixing of each query (default 2)",
     ),
     "query_rank": Axis("query_rank", "tpa: products of queries (default: 6)"),
 }

@@ -152,8 +152,8 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
             continue
         operations = []
 
-        def operation(query, mixing=mixing, operations=operations):
-            operations[:] = [type(mixing).operation(mixing, query)]
+        def operation(query, inputs=None, mixing=mixing, operations=operations):
+            operations[:] = [type(mixing).operation(mixing, query, inputs)]
             return operations[0]
 
         def again(module, args, kwargs, output, name=layer.name, mixing=mixing, operations=operations):
@@ -163,7 +163,7 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
                 patterns = module.forward(*args, **kwargs)[1]
             finally:
                 module.mixing = mixing
-            found[name] = patterns, operations[0].matrices()
+            found[name] = patterns, operations[0].mixing_matrix()
 
         mixing.operation = operation
         changed.append(mixing)

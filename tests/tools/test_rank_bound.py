@@ -89,7 +89,7 @@ def test_patterns_before_mixing_give_the_layers_weights(trained, name):
         nonlocal compared
         patterns, matrix = unmixed[layer.name]
         rule = StaticMixing if matrix.dim() == 2 else PositionwiseMixing
-        mixed = rule(matrix).full(patterns.transpose(0, 1)).transpose(0, 1)
+        mixed = rule(matrix).mix_heads(patterns.transpose(0, 1)).transpose(0, 1)
         torch.testing.assert_close(mixed, weights)
         torch.testing.assert_close(patterns.sum(-1), torch.ones(patterns.shape[:-1]))
         assert (mixed - patterns).abs().max() > 0.01

@@ -24,7 +24,8 @@ class Exclusive(HeadOutput):
         super().__init__(dims)
         self.weight = no_weight_decay(torch.zeros(dims.num_heads))
 
-    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor) -> Tensor:
+    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
+        assert values is not None
         direction = torch.nn.functional.normalize(values, dim=-1)
         own = (heads * direction).sum(dim=-1, keepdim=True) * direction
         return heads - torch.tanh(self.weight)[:, None, None] * own
