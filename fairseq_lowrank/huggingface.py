@@ -15,7 +15,6 @@ projections stay the model's own.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Collection, Iterator
@@ -25,21 +24,22 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
-from fairseq_lowrank.attention.projections import AttentionDims
 from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
+from fairseq_lowrank.tools.transformers_models import SITES, attention_modules, query_sizes, supported
+
+__all__ = ["apply_attention", "attention_modules", "load_attention", "mixing_state", "save_attention", "supported"]
 
 IMPLEMENTATION = "lowrank"
 """The name of our function in ``config._attn_implementation``."""
-SITES = ("encoder", "decoder", "cross")
 TRAIN = ("all", "mixing")
 CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
 """The axes that a model of transformers leaves open. The others belong to its projections."""
@@ -144,7 +144,7 @@ def apply_attention(
 def _add_modules(module: nn.Module, spec: AttentionSpec) -> None:
     """Add mixing, output and activation of ``spec`` to one attention module."""
     weight = next(module.parameters())
-    dims = _sizes(module)
+    dims = query_sizes(module)
     sizes = {"embed_dim": dims.embed_dim, "rank": spec.factor_rank or 2}
     for name, builders in (("mixing", MIXINGS), ("score_mixing", SCORE_MIXINGS)):
         choice = getattr(spec, name)
@@ -226,50 +226,6 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
     return model
 
 
-def attention_modules(model: nn.Module) -> list[tuple[nn.Module, str, int]]:
-    """Return the modules whose attention can be chosen, each with its site and its index within the site."""
-    counts = dict.fromkeys(SITES, 0)
-    found = []
-    for module in model.modules():
-        if _calls_the_interface(type(module)) and (site := _site(module)) and _sizes(module):
-            found.append((module, site, counts[site]))
-            counts[site] += 1
-    return found
-
-
-def supported(model_class: type[PreTrainedModel], config: PretrainedConfig | None = None) -> bool:
-    """Return True if the attention of this class's models can be chosen.
-
-    The model is built without memory (on the meta device), from ``config`` or from the defaults of its configuration, with at most
-    two layers.
-    """
-    config = small_config(model_class.config_class()) if config is None else config
-    with torch.device("meta"):
-        model = model_class(config)
-    return model._can_set_attn_implementation() and bool(attention_modules(model))
-
-
-def small_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return ``config`` with at most two layers in each part, which is enough to see how the model computes attention."""
-    names = (
-        "num_hidden_layers",
-        "num_layers",
-        "n_layer",
-        "encoder_layers",
-        "decoder_layers",
-        "num_decoder_layers",
-        "depth",
-    )
-    parts = [config, *(part for name in config.sub_configs if (part := getattr(config, name, None)) is not None)]
-    for part in parts:
-        for name in names:
-            if isinstance(value := getattr(part, name, None), int) and value > 2:
-                setattr(part, name, 2)
-        if isinstance(types := getattr(part, "layer_types", None), list):
-            part.layer_types = types[:2]
-    return config
-
-
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -319,7 +275,7 @@ def attention_forward(
         hidden = ~hidden
     modules = {name: getattr(module, name, None) for name in _MODULES}
     inputs = getattr(module, "attention_inputs", None)
-    if any(modules.values()) and (heads := _sizes(module).num_heads) != query.size(1):
+    if any(modules.values()) and (heads := query_sizes(module).num_heads) != query.size(1):
         raise UserError(
             f"{type(module).__name__}: mixing of {heads} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
@@ -380,39 +336,6 @@ def _dense_attention(call: AttentionCall, softcap: float | None, sinks: Tensor |
 
 AttentionInterface.register(IMPLEMENTATION, attention_forward)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)  # without it transformers drops masks in silence
-
-
-def _calls_the_interface(kind: type[nn.Module]) -> bool:
-    """Return True if the class's own ``forward`` looks a function up in ``ALL_ATTENTION_FUNCTIONS``."""
-    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
-
-
-def _site(module: nn.Module) -> str:
-    """Return where a module attends. Models say so by ``is_cross_attention``, ``is_causal`` and ``is_decoder``."""
-    if getattr(module, "is_cross_attention", False):
-        return "cross"
-    if getattr(module, "is_causal", False):
-        return "decoder"
-    parameters = inspect.signature(module.forward).parameters
-    reads_others = any(name in parameters for name in ("key_value_states", "encoder_hidden_states"))
-    if reads_others and getattr(module, "is_decoder", "key_value_states" not in parameters):
-        return "cross"
-    return "encoder"
-
-
-def _sizes(module: nn.Module) -> AttentionDims | None:
-    """Return the sizes of a module's query heads, or None if the module does not say them."""
-    config = getattr(module, "config", None)
-    heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
-    heads = heads or _first(config, "num_attention_heads", "num_heads", "n_head")
-    size = _first(module, "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
-    width = _first(module, "embed_dim", "hidden_size", "d_model") or _first(config, "hidden_size", "d_model") or 0
-    return AttentionDims(width, heads, size, size, width, width) if heads and size else None
-
-
-def _first(holder: object, *names: str) -> int | None:
-    return next((value for name in names if isinstance(value := getattr(holder, name, None), int)), None)
 
 
 def _mixing_tensors(module: nn.Module) -> dict[str, Tensor]:

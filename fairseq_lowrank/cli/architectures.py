@@ -1,27 +1,49 @@
-"""List fairseq's architectures and where `--attention` can choose their attention.
+"""List fairseq's architectures, or models of transformers, and where their attention can be chosen.
 
 Every architecture is built without memory, with one layer a stack; a minute for all of them, a second for one.
 
   fairseq-lowrank architectures
   fairseq-lowrank architectures bart_base s2t_conformer
   fairseq-lowrank architectures --json
+  fairseq-lowrank architectures --transformers                 a minute for all base models
 
 A site that an architecture makes by itself is named with the class of its attention: `--attention-sites` chooses the others.
 What needs a package that is not installed, or the checkpoint of another model, is not built, and said to be so.
 """
 
+import logging
+
 from fairseq_lowrank.cli import _output
 
 NAME = "architectures"
-HELP = "list fairseq's architectures and the sites where attention can be chosen"
+HELP = "list architectures of fairseq or models of transformers, and the sites where attention can be chosen"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("names", nargs="*", metavar="ARCH", help="architectures (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="ARCH", help="architectures, or classes such as BertModel (default: all)"
+    )
+    parser.add_argument("--transformers", action="store_true", help="models of the installed transformers")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args) -> None:
+    if args.transformers:
+        from fairseq_lowrank.tools.transformers_models import table_of_classes
+
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        classes = table_of_classes(args.names)
+        lines = [
+            ["model", "sites", "why not"],
+            *([name, ", ".join(sites) or "–", reason] for name, sites, reason in classes),
+        ]
+        chosen = sum(bool(sites) for _, sites, _ in classes)
+        data = {
+            "models": [dict(zip(("model", "sites", "reason"), row, strict=True)) for row in classes],
+            "covered": chosen,
+        }
+        _output.show(args, data, f"{_columns(lines)}\n{chosen} of {len(classes)} take apply_attention")
+        return
     import fairseq_lowrank.plugin  # noqa: F401
     from fairseq_lowrank.plugin import architectures
 

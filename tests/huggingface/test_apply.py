@@ -8,7 +8,7 @@ import transformers
 from transformers import AttentionInterface, AutoModelForMaskedLM
 from transformers_families import CAUSAL, FAMILIES, GENERATING, build
 
-from fairseq_lowrank import huggingface
+from fairseq_lowrank import cli, huggingface
 from fairseq_lowrank.huggingface import (
     apply_attention,
     attention_modules,
@@ -319,3 +319,13 @@ def test_bfloat16_is_near_float32():
 def test_classes_say_whether_they_are_supported():
     assert supported(transformers.BertModel) and supported(transformers.LlamaForCausalLM)
     assert not supported(transformers.XLNetModel)
+
+
+def test_architectures_lists_models_and_counts_them(capsys):
+    assert cli.main(["architectures", "--transformers", "BertModel", "BartModel", "XLNetModel", "AutoformerModel"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "encoder, decoder, cross" in rows["BartModel"]
+    assert "itself" in rows["XLNetModel"]
+    assert "not built" in rows["AutoformerModel"]
+    assert rows["2"].startswith("2 of 4")
+    assert cli.main(["architectures", "--transformers", "NoModel"]) == 2
