@@ -111,7 +111,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
     """Return unmixed heads ``[B, H, T, Dv]`` of queries ``[B, H, T, D]``; ``mask`` is added to their scores."""
     heads = q.size(1)
     if mask is None and k.size(1) == v.size(1) == heads:
-        return F.scaled_dot_product_attention(q, k, v, **options)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None, **options)
     groups = math.gcd(k.size(1), v.size(1))
     if groups not in (1, heads):
         # Groups become entries of the batch, whose heads then share what they read: nothing is copied.
