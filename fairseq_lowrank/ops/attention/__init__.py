@@ -71,14 +71,14 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
     """Multi-head attention over projected heads.
 
     Args:
-        call: what is asked for.
+        call: the tensors and the choices.
         backend: one of :data:`BACKENDS`; ``auto`` takes the fastest that can compute it.
 
     Returns:
         ``[B, H, T, Dv]`` heads in the dtype of ``call.v``, and the weights ``[B, H, T, S]`` (float32 or better) or ``None``.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute what is asked for.
+        ValueError: shapes or dtypes that do not fit, an unknown choice, or a backend that cannot compute the call.
     """
     call.check()
     return compute(call, backend)

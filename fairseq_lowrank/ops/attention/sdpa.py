@@ -27,7 +27,7 @@ from fairseq_lowrank.ops.attention.tree import is_traced
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """What of ``call`` this backend cannot compute, in words, or ``None``."""
+    """Return what this backend cannot compute of ``call``, in words, or ``None``."""
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     # PyTorch's kernel for CPUs hides before it scales: hidden scores would become the largest, or not a number
@@ -146,7 +146,7 @@ def hides_later_keys(call: AttentionCall) -> bool:
 
 
 def needs_causal_tensor(call: AttentionCall) -> bool:
-    """Whether causality has to become a T×S tensor: SDPA takes no mask beside ``is_causal`` and aligns it top left.
+    """Return True if causality has to become a T×S tensor: SDPA takes no mask with ``is_causal`` and aligns it top left.
 
     Ours is aligned bottom right: the same where T = S, and no mask at all where T = 1.
     """
