@@ -1,4 +1,4 @@
-"""What an attention layer is made of: the axes, their values, the presets that name papers' methods, the refusals."""
+"""The axes of an attention layer, their values, and the presets that name methods of papers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ PRESETS: dict[str, dict[str, str]] = {
     "knocking-linear": {"head_map": "features"},
     "mea": {"head_map": "heads"},
 }
-"""The axes that each value of ``--attention`` sets; an axis that is given overrides its preset."""
+"""The axes that each value of ``--attention`` sets. An axis flag overrides the preset."""
 
 NEEDED = {
     "fixedhead": ("head_dim", "a head size", "the paper sets it to the sequence length"),
@@ -148,11 +148,11 @@ class AttentionSpec:
         head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
             is FixedHead (Bhojanapalli et al. 2020, section 3, eq. 9).
         value_dim: size d_v of a head's values; ``None`` means the head size.
-        key_value_heads: g heads of keys and values, of which head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
+        key_value_heads: g heads of keys and values; head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
             own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
         projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
         score: how scores are computed, see :data:`~.scores.SCORE_FUNCTIONS`.
-        synthesizer_heads: g second layers of the dense synthesizer, of which head i of h reads that of ⌊i·g/h⌋; ``None`` means h.
+        synthesizer_heads: g second layers of the dense synthesizer; head i of h reads layer ⌊i·g/h⌋; ``None`` means h.
         score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
         activation: ``softmax`` or ``sigsoftmax``.
         mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
@@ -205,7 +205,7 @@ class AttentionSpec:
             )
         if self.synthesizer_heads is not None and self.score != "synthesizer-dense":
             raise ValueError(
-                f"synthesizer_heads={self.synthesizer_heads} works only with score 'synthesizer-dense', not with {self.score!r}. Remove it."
+                f"synthesizer_heads={self.synthesizer_heads} with score {self.score!r}: it works only with 'synthesizer-dense'"
             )
 
         self._check_combinations()
@@ -254,7 +254,7 @@ class AttentionSpec:
 
     @classmethod
     def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
-        """The spec of a preset, with every axis in ``axes`` that is not ``None`` put over it.
+        """Return the spec of a preset; each axis in ``axes`` that is not ``None`` overrides it.
 
         Raises:
             ValueError: an unknown preset, axis or value, or a preset without what it :data:`needs <NEEDED>`.
@@ -328,9 +328,7 @@ class AttentionSpec:
             ValueError: these scores cannot work in such a layer.
         """
         if context.unused_key_projection and self.score != "synthesizer-dense":
-            raise ValueError(
-                f"unused_key_projection works only with score 'synthesizer-dense', not with {self.score!r}. Remove it."
-            )
+            raise ValueError(f"unused_key_projection with score {self.score!r}: it works only with 'synthesizer-dense'")
         score = SCORE_FUNCTIONS[self.score](projection, context._replace(synthesizer_heads=self.synthesizer_heads))
         if score.num_parameters > LARGEST_PROJECTION:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What turns a row of attention scores into a row of probabilities."""
+"""Activations: they turn a row of attention scores into a row of probabilities."""
 
 from __future__ import annotations
 
@@ -129,5 +129,5 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """``tensor`` in float32 where it is narrower than that, else unchanged."""
+    """Return ``tensor`` in float32 if its dtype is narrower, else unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,4 +1,4 @@
-"""Hand-written backward passes that say so where they are asked for more than first derivatives."""
+"""Errors of hand-written backward passes for more than first derivatives."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def head_overlap(call: AttentionCall, spaces: Sequence[str], query_padding: Tens
     (12hn²d_k for both passes), for each of the two.
 
     Args:
-        call: what attention was asked for; its values, mixing and dropout are not read, and gradients do not reach its mask.
+        call: the call of attention; its values, mixing and dropout are not read, and gradients do not reach its mask.
         spaces: which to compute: ``row``, ``column`` or both.
         query_padding: ``[B, T]`` bool, true at queries that are padding.
 
@@ -75,7 +75,7 @@ def head_overlap(call: AttentionCall, spaces: Sequence[str], query_padding: Tens
     if unknown := set(spaces) - set(_GRAM):
         raise ValueError(f"spaces={sorted(unknown)}: expected {', '.join(_GRAM)}")
     refuse_transforms(_FIRST_ORDER)
-    # Values and mixing come after the probabilities: what stands for them has no gradient.
+    # Values and mixing come after the probabilities, so they have no gradient here.
     mask = call.mask if call.mask.additive is None else replace(call.mask, additive=call.mask.additive.detach())
     structure, tensors, numbers = flatten(replace(call, v=call.v.detach(), mask=mask, prob_mixing=None))
     return _HeadOverlap.apply((structure, numbers), tuple(spaces), query_padding, *tensors)

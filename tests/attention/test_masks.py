@@ -115,7 +115,7 @@ def test_sdpa_is_told_of_causality_and_spared_right_padding(make, inputs, device
         for key_padding_mask in (None, right, right.float()):
             layer(x, x, x, attn_mask=mask, key_padding_mask=key_padding_mask, need_weights=False)
             call = sdpa_calls.pop()
-            assert call["is_causal"] and call.get("attn_mask") is None
+            assert call["is_causal"] and call["attn_mask"] is None
     layer(x, x, x, attn_mask=CAUSAL, key_padding_mask=right.flip(1), need_weights=False)
     call = sdpa_calls.pop()
     assert not call["is_causal"] and call["attn_mask"] is not None

@@ -71,7 +71,7 @@ def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tenso
     """Multi-head attention over projected heads.
 
     Args:
-        call: the request.
+        call: the tensors and the choices.
         backend: one of :data:`BACKENDS`; ``auto`` takes the fastest that can compute it.
 
     Returns:

@@ -45,7 +45,7 @@ MAX_BLOCK_ELEMENTS, MAX_BLOCK_ELEMENTS_GPU = 1 << 19, 1 << 25
 # Fewer than these, 16 MiB, a GPU reads and writes faster than it is told to: then a block has more queries.
 MIN_BLOCK_ELEMENTS_GPU = 1 << 22
 
-# In place of −∞ in masked scores: exp gives exactly 0 beside any real score, and a row without any stays finite.
+# In place of −∞ in masked scores: exp gives exactly 0 next to any real score, and a row without any stays finite.
 # Several parts of a mask may hide the same key: their sum stays finite too.
 _HIDDEN = torch.finfo(torch.float32).min / 8
 # Two finite biases at this floor are still far from hidden.
@@ -53,7 +53,7 @@ _LEAST_BIAS = _HIDDEN / 8
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """What of ``call`` this backend cannot compute, in words, or ``None``."""
+    """Return what this backend cannot compute of ``call``, in words, or ``None``."""
     return "the attention weights (need_weights)" if call.need_weights else None
 
 
@@ -122,7 +122,7 @@ class BlockedAttention:
         self.call, self.seed, self.mask = call, seed, call.mask
         self.batch, self.heads, self.queries, self.num_keys = call.scores.shape
         self.groups = call.v.size(1)
-        # Queries of which causality hides the same keys as of the first so many; all queries where it hides nothing.
+        # Number of queries after which causality starts from 0 again; all queries if it hides nothing.
         self.offset: int | None
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
@@ -136,7 +136,7 @@ class BlockedAttention:
         self.score_mixing = None if call.score_mixing is None else call.score_mixing.blocks()
         self.prob_mixing = None if call.prob_mixing is None else call.prob_mixing.blocks()
         self.activation = ACTIVATIONS[call.activation]
-        # Of the two only a mask hides where it is finite.
+        # A mask hides at finite values too, a bias only at −inf.
         self.biases = {}
         if call.score_bias is not None:
             self.biases["score"] = _Bias(call.score_bias, self.dtype, hides_from=float("-inf"))
@@ -277,7 +277,7 @@ class _Bias:
 
 
 def _rows(call: AttentionCall) -> int:
-    """Queries of a block, if there are as many."""
+    """Return the queries of a block, if there are as many."""
     batch, heads, _, keys = call.scores.shape
     rows = max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, keys // 128 * 16))
     if call.v.device.type == "cpu":
@@ -286,7 +286,7 @@ def _rows(call: AttentionCall) -> int:
 
 
 def _max_block_elements(call: AttentionCall, device: str) -> int:
-    """Of a block of several batch entries on a kind of device."""
+    """Return the most scores that a block of several batch entries may hold on this device."""
     if device != "cpu":
         return MAX_BLOCK_ELEMENTS_GPU
     limits = [

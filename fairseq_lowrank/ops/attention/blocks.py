@@ -25,7 +25,7 @@ class Workspace:
 
     Args:
         like: its dtype is that of the products, its device that of all.
-        elements: as many numbers as a buffer holds; one of which a block asks for more grows.
+        elements: size of a buffer. A buffer grows if a block needs more.
     """
 
     def __init__(self, like: Tensor, elements: int) -> None:

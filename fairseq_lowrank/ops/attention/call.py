@@ -1,4 +1,4 @@
-"""The request to the attention operation, in parts that every backend understands."""
+"""The call of attention, in parts that every backend understands."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ class AttentionCall(TensorTree):
 
     @property
     def mixes_weights(self) -> bool:
-        """Whether probabilities of different heads meet."""
+        """Return True if probabilities of different heads are mixed."""
         return self.prob_mixing is not None and self.prob_mixing.head_scale is None
 
     def scaled(self, heads: Tensor) -> Tensor:
-        """``heads`` of unmixed probabilities, times what the mixing scales them by, if it does only that."""
+        """Return ``heads`` of unmixed probabilities, scaled by a mixing that only scales heads."""
         scale = None if self.prob_mixing is None else self.prob_mixing.head_scale
         return heads if scale is None else heads * scale.to(heads.dtype)
 
     def check(self) -> None:
-        """Refuse what no backend can compute.
+        """Check what no backend can compute.
 
         Raises:
             ValueError: shapes that do not fit together, or values out of range.
@@ -109,7 +109,7 @@ class AttentionCall(TensorTree):
 
 
 def check_rate(name: str, rate: float) -> None:
-    """Refuse what is no rate of dropout.
+    """Check that ``rate`` is a rate of dropout.
 
     Raises:
         ValueError: with the argument's name.

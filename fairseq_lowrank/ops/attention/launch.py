@@ -64,8 +64,8 @@ def tile_of(
         # The derivative of sigsoftmax spills some of the registers of 4 warps.
         warps = 8 if kernel == "key_gradients" and not plain else 4
         return Tile(32, 32, min(width, 64), 4, 1) if dtype == torch.float32 else Tile(64, 32, width, warps, 1)
-    # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers beside its operands, and in
-    # the backward pass beside the numbers that dropout draws.
+    # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers together with its operands, and
+    # in the backward pass with the numbers that dropout draws.
     most = 32 if kernel in ("query_gradients", "key_gradients") and dropout else 64
     # A second tile in flight takes registers, which others need for the scores.
     backward = kernel in ("query_gradients", "key_gradients", "value_gradients")
@@ -199,7 +199,7 @@ class Launch:
         return q, k, v, self.scale, self.score_mixing, self.prob_mixing, self.mask, self.dropout, statistics
 
     def _matrix_gradient(self, kernel: str, mixing: HeadMixing | None) -> tuple[Tensor | None, kernels.Matrix]:
-        """Memory for the gradient of M: of each query where it is position-wise, else a part from each program."""
+        """Return memory for the gradient of M: for each query if it is position-wise, else a part from each program."""
         if mixing is None or mixing.head_scale is not None:
             return None, _matrix(None)
         if not isinstance(mixing, StaticMixing):

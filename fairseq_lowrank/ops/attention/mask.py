@@ -25,7 +25,7 @@ class AttentionMask(TensorTree):
             the logarithm of a sum, are wrong by up to the number of keys (PyTorch's in gradients, Triton's in values too):
             hide with −inf what is to be hidden.
         num_appended_keys: so many of the last keys are hidden from nobody by causality, which counts the others alone.
-        query_repeats: causality counts the queries from 0 again this many times, each time over T / repeats of them.
+        query_repeats: causality counts queries from 0 again this many times, each time over T / query_repeats of them.
     """
 
     causal: bool = False
@@ -35,7 +35,7 @@ class AttentionMask(TensorTree):
     query_repeats: int = 1
 
     def append_keys(self, keys: int, count: int) -> AttentionMask:
-        """The mask for ``count`` more keys behind these, which every query sees."""
+        """Return the mask with ``count`` more keys at the end, which every query sees."""
         padding = None if self.key_padding is None else F.pad(self.key_padding, (0, count))
         additive = self.additive
         if additive is not None:
@@ -43,19 +43,19 @@ class AttentionMask(TensorTree):
         return replace(self, key_padding=padding, additive=additive, num_appended_keys=self.num_appended_keys + count)
 
     def repeat_queries(self, times: int) -> AttentionMask:
-        """The mask for the same queries ``times`` times in a row, as beams that share their keys ask them."""
+        """Return the mask for the same queries ``times`` times in a row, as for beams that share their keys."""
         additive = self.additive
         if additive is not None and additive.dim() > 1 and additive.size(-2) > 1:
             additive = torch.cat([additive] * times, dim=-2)
         return replace(self, additive=additive, query_repeats=self.query_repeats * times)
 
     def visible_prefix(self, queries: int, keys: int) -> tuple[int, int]:
-        """How many queries causality counts, and how many more keys than its own index plus one a query sees."""
+        """Return how many queries causality counts, and how many more keys than its index plus one a query sees."""
         positions = queries // self.query_repeats
         return positions, keys - self.num_appended_keys - positions
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
-        """Where keys are hidden, by any part: bool, broadcastable to ``[B, H, T, S]``."""
+        """Return where any part hides keys: bool, broadcastable to ``[B, H, T, S]``."""
         hidden = None
         positions, offset = self.visible_prefix(num_queries, num_keys)
         if self.causal and (positions > 1 or offset < 0):
@@ -88,22 +88,22 @@ class AttentionMask(TensorTree):
 
     @property
     def bias(self) -> Tensor | None:
-        """The additive mask where it is a float tensor."""
+        """Return the additive mask if it is a float tensor."""
         return self.additive if self.additive is not None and self.additive.dtype != torch.bool else None
 
     @property
     def differs_by_head(self) -> bool:
-        """Whether the heads may see different keys."""
+        """Return True if the heads may see different keys."""
         return self.additive is not None and self.additive.dim() > 2 and self.additive.size(-3) > 1
 
     def select_head(self, batch: slice, head: int) -> AttentionMask:
-        """What one head of some batch entries sees; gradients do not reach it."""
+        """Return the mask of one head for some batch entries; gradients do not reach it."""
         padding = None if self.key_padding is None else self.key_padding[batch]
         additive = None if self.additive is None else select_head(self.additive.detach(), batch, head)
         return replace(self, key_padding=padding, additive=additive)
 
     def has_visible_key(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
-        """Whether a query sees any key: True if every one does, else bool, broadcastable to ``[B, H, T, 1]``."""
+        """Return where a query sees any key: True if every query does, else bool, broadcastable to ``[B, H, T, 1]``."""
         if self.additive is not None:
             hidden = self.hidden(num_queries, num_keys, device)
             return True if hidden is None else ~hidden.all(dim=-1, keepdim=True)
@@ -121,7 +121,7 @@ class AttentionMask(TensorTree):
         return seen.repeat(1, self.query_repeats)[:, None, :, None]
 
     def dense(self, q: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor | None:
-        """All parts as one additive float tensor for q ``[B, H, T, D]``, in ``dtype``, broadcastable to ``[B, H, T, S]``."""
+        """Return all parts as one additive float tensor for q ``[B, H, T, D]``, in ``dtype``, broadcastable to ``[B, H, T, S]``."""
         hidden, bias = self.hidden(q.size(2), num_keys, q.device), self.bias
         if hidden is None:
             return None
@@ -130,24 +130,24 @@ class AttentionMask(TensorTree):
 
 
 def hiding_value(dtype: torch.dtype) -> float:
-    """A float mask of this dtype hides where it is this or less."""
+    """Return the value up to which a float mask of this dtype hides."""
     return torch.finfo(dtype).min / 2
 
 
 def hides(mask: Tensor) -> Tensor:
-    """Where a mask hides, by itself: a bool one where it is True, a float one from :func:`hiding_value` down."""
+    """Return where a mask hides: where a bool mask is True, and where a float mask is at most :func:`hiding_value`."""
     return mask if mask.dtype == torch.bool else mask <= hiding_value(mask.dtype)
 
 
 def narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """``bias`` in ``dtype``: −inf stays, and what is finite stays finite."""
+    """Return ``bias`` in ``dtype``: −inf stays, and finite numbers stay finite."""
     if torch.finfo(bias.dtype).min >= torch.finfo(dtype).min:
         return bias.to(dtype)
     return torch.where(bias == float("-inf"), bias, bias.clamp(min=hiding_value(dtype))).to(dtype)
 
 
 def select_head(tensor: Tensor, batch: slice, head: int) -> Tensor:
-    """The view of one head and some batch entries of a tensor broadcastable to ``[B, H, ., .]``."""
+    """Return the view of one head and some batch entries of a tensor broadcastable to ``[B, H, ., .]``."""
     if tensor.dim() < 3:
         return tensor
     if tensor.dim() == 4 and tensor.size(0) > 1:

@@ -1,4 +1,4 @@
-"""How heads are mixed: their scores before the softmax, their probabilities after it. P̄_i = Σ_j M[j, i] P_j."""
+"""Mixing of heads: of scores before the softmax, of probabilities after it. P̄_i = Σ_j M[j, i] P_j."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HeadMixing(TensorTree):
         return None
 
     def mixing_matrix(self) -> Tensor:
-        """M as ``[H, H]``, or ``[B, T, H, H]`` (indices b, t, j, i) where each query has its own, in float32 or better."""
+        """Return M as ``[H, H]``, or ``[B, T, H, H]`` (indices b, t, j, i) if each query has its own, in float32 or better."""
         raise NotImplementedError
 
     def blocks(self) -> Any:
@@ -47,7 +47,7 @@ class HeadMixing(TensorTree):
         raise NotImplementedError
 
     def mix_heads(self, heads: Tensor) -> Tensor:
-        """The formula: Σ_j M_t[j, i] P_j[t] of P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
+        """Return the formula Σ_j M_t[j, i] P_j[t] for P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
         matrices = self.mixing_matrix().to(heads.dtype)
         with without_autocast(heads):
             if matrices.dim() == 4:
@@ -59,7 +59,7 @@ class HeadMixing(TensorTree):
             return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:
-        """M[:, i] of one mixed head, broadcastable to ``[b, H, T, 1]``."""
+        """Return M[:, i] of one mixed head, broadcastable to ``[b, H, T, 1]``."""
         matrices = self.mixing_matrix()
         if matrices.dim() == 2:
             return matrices[:, head, None, None]
@@ -117,7 +117,7 @@ class PositionwiseMixing(HeadMixing):
 
     @classmethod
     def of_queries(cls, query: Tensor, query_weight: Tensor, base: Tensor) -> PositionwiseMixing:
-        """M_t[j, i] = Σ_d q_{t,j,d} W^M[d, i] + B[j, i] (Mixhead paper, section 3.1), in float32 or better.
+        """Compute M_t[j, i] = Σ_d q_{t,j,d} W^M[d, i] + B[j, i] (Mixhead paper, section 3.1), in float32 or better.
 
         Args:
             query: ``[B, H, T, D]`` queries, after any head embedding, before the scale and before anything is folded in.
@@ -212,7 +212,7 @@ class _DiagonalBlocks:
 
 
 def _wide_product(queries: Tensor, weight: Tensor) -> Tensor:
-    """``queries [..., D] @ weight [D, H]`` in float32 or better, of which autograd keeps the queries in their own dtype."""
+    """Return ``queries [..., D] @ weight [D, H]`` in float32 or better. Autograd keeps the queries in their original dtype."""
     wide = at_least_float32(queries)
     if wide is queries or is_traced(queries):  # a compiler chooses itself what it keeps
         return wide @ weight

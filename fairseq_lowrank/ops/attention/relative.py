@@ -18,8 +18,8 @@ from fairseq_lowrank.ops.attention.tree import TensorTree, empty_heads
 class Relative(TensorTree):
     """scale · (q_t k_sᵀ + p_t r_{δ}ᵀ), δ = t + S − T − s: what a query makes of a key, and of how far before it the key is.
 
-    In Transformer-XL q_t is the query plus u, p_t the query plus v. The last query stands where the last key does, as in
-    cached decoding and with a memory of earlier segments.
+    In Transformer-XL q_t is the query plus u, p_t the query plus v. The last query has the position of the last key,
+    as in cached decoding and with a memory of earlier segments.
 
     Args:
         content: q_t k_sᵀ and the scale.
@@ -42,7 +42,7 @@ class Relative(TensorTree):
         p, positions = self.p, self.positions
         if p.dim() != 4 or p.shape[:3] != (batch, heads, queries) or not p.is_floating_point():
             raise ValueError(
-                f"p of shape {list(p.shape)} and {p.dtype}: expected floats [{batch}, {heads}, {queries}, D] like q"
+                f"p of shape {list(p.shape)} and {p.dtype}: expected floats [{batch}, {heads}, {queries}, D], like q"
             )
         groups, dim = positions.size(1) if positions.dim() == 4 else 0, p.size(3)
         if groups < 1 or heads % groups or positions.shape != (1, groups, positions.size(2), dim):

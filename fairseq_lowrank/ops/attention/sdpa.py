@@ -27,7 +27,7 @@ from fairseq_lowrank.ops.attention.tree import is_traced
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """What of ``call`` this backend cannot compute, in words, or ``None``."""
+    """Return what this backend cannot compute of ``call``, in words, or ``None``."""
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     # PyTorch's kernel for CPUs hides before it scales: hidden scores would become the largest, or not a number
@@ -111,7 +111,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
     """Return unmixed heads ``[B, H, T, Dv]`` of queries ``[B, H, T, D]``; ``mask`` is added to their scores."""
     heads = q.size(1)
     if mask is None and k.size(1) == v.size(1) == heads:
-        return F.scaled_dot_product_attention(q, k, v, **options)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None, **options)
     groups = math.gcd(k.size(1), v.size(1))
     if groups not in (1, heads):
         # Groups become entries of the batch, whose heads then share what they read: nothing is copied.
@@ -146,7 +146,7 @@ def hides_later_keys(call: AttentionCall) -> bool:
 
 
 def needs_causal_tensor(call: AttentionCall) -> bool:
-    """Return True if causality must become a T×S tensor: SDPA takes no mask with ``is_causal`` and aligns it top left.
+    """Return True if causality has to become a T×S tensor: SDPA takes no mask with ``is_causal`` and aligns it top left.
 
     Ours is aligned bottom right: the same where T = S, and no mask at all where T = 1.
     """

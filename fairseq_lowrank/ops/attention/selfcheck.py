@@ -209,7 +209,7 @@ def random_call(generator, device, dtype, batch, heads, sizes, rules, mask, acti
 
     q, k = normal(batch, heads, queries, dim), normal(batch, key_groups, keys, dim)
     if scale is not None:
-        # scores of about 1 whatever the scale
+        # scores of about 1 for every scale
         scale = scale / max(abs(scale) * dim**0.5, 1e-6)
     v = normal(batch, value_groups, keys, value_dim)
     before, after = map(mixing, rules)

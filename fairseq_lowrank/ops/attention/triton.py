@@ -46,7 +46,7 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """What of ``call`` this backend cannot compute, in words, or ``None``."""
+    """Return what this backend cannot compute of ``call``, in words, or ``None``."""
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     if call.need_weights:
@@ -70,7 +70,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this backend does not run on a device in a dtype, or ``None``."""
+    """Return why this backend does not run on a device in a dtype, or ``None``."""
     if dtype not in DTYPES:
         return "its kernels compute in float32, bfloat16 and float16 alone"
     if device.type == "meta":
@@ -99,7 +99,7 @@ def is_precompiled_config(call: AttentionCall) -> bool:
     heads, mask = call.scores.shape[1], call.mask
     mixing = call.prob_mixing if call.mixes_weights else None
     rules = tuple(None if rule is None else type(rule) for rule in (call.score_mixing, mixing))
-    # Sigsoftmax beside mixing is left out: it spills a few registers.
+    # Sigsoftmax with mixing is left out: it spills a few registers.
     composition = rules in COMPILED_RULES and (call.activation == "softmax" or rules == (None, None))
     composition = composition and not (isinstance(mixing, PositionwiseMixing) and mixing.weight.dtype != torch.float32)
     sizes = (heads, call.v.size(3)) in COMPILED_SIZES and call.v.size(3) == call.dot_product.q.size(3)

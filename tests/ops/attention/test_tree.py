@@ -1,5 +1,6 @@
 """A kind of scores that no file of the package names is computed by every backend that can, and differentiated."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
@@ -165,3 +166,13 @@ def test_a_call_is_taken_apart_and_put_together():
         and again.dropout_p == 0.5
         and again.score_mixing is None
     )
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "blocked"])
+def test_a_running_call_is_not_serialised(backend, monkeypatch):
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail("a call was parsed"))
+    monkeypatch.setattr(json, "dumps", lambda value: pytest.fail("a call was serialised"))
+    q, k, v, weight = normal(1, 2, 70, 4), normal(1, 2, 70, 4), normal(1, 2, 70, 3), normal(2, 2)
+    call = AttentionCall(DotProduct(q, k), v, AttentionMask(True), prob_mixing=StaticMixing(weight))
+    attention(call, backend)[0].sum().backward()
+    assert all(tensor.grad is not None for tensor in (q, k, v, weight))
