@@ -108,9 +108,6 @@ def test_embed_rank_bounds_the_rank_of_the_input_embedding_and_leaves_the_output
     assert count(full) - count(model) == 200 * 32 - (200 * 5 + 5 * 32)
 
 
-ADAPTIVE = ("--adaptive-input", "--adaptive-input-cutoff", "9,30", "--tie-adaptive-weights")
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
