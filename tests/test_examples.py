@@ -102,6 +102,7 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.models import ARCH_MODEL_REGISTRY
 
+    from fairseq_lowrank.plugin import attention
     from fairseq_lowrank.plugin.flags import as_namespace
 
     output = recipe(name, SMOKE=smoke).stdout
@@ -109,8 +110,7 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
     assert training
     for command in outermost(training):
         args = options.parse_args_and_arch(options.get_training_parser(), input_args=command)
-        if hasattr(model := ARCH_MODEL_REGISTRY[args.arch], "check_args"):
-            model.check_args(as_namespace(convert_namespace_to_omegaconf(args).model))
+        attention.check_args(ARCH_MODEL_REGISTRY[args.arch], as_namespace(convert_namespace_to_omegaconf(args).model))
         assert args.seed == 1 or name.endswith("seeds.sh")
         assert args.log_format == "json"
         ends = [int(value) for flag, value in pairwise(command) if flag == "--max-update"]

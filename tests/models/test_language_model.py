@@ -108,9 +108,6 @@ def test_embed_rank_bounds_the_rank_of_the_input_embedding_and_leaves_the_output
     assert count(full) - count(model) == 200 * 32 - (200 * 5 + 5 * 32)
 
 
-ADAPTIVE = ("--adaptive-input", "--adaptive-input-cutoff", "9,30", "--tie-adaptive-weights")
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -119,19 +116,6 @@ ADAPTIVE = ("--adaptive-input", "--adaptive-input-cutoff", "9,30", "--tie-adapti
         (("--embed-rank", "8", "--share-decoder-input-output-embed"), "does not go with --share-decoder-input-output"),
         (("--embed-rank", "8", "--adaptive-input"), "does not go with --adaptive-input"),
         (("--embed-rank", "8", "--adaptive-softmax-cutoff", "9,30"), "does not go with --adaptive-softmax-cutoff"),
-        (("--adaptive-input",), "--adaptive-input needs --adaptive-input-cutoff"),
-        (
-            ("--adaptive-softmax-cutoff", "9,30", "--tie-adaptive-weights"),
-            "--tie-adaptive-weights needs --adaptive-input",
-        ),
-        (
-            (*ADAPTIVE, "--adaptive-softmax-cutoff", "9,31"),
-            "the same --adaptive-input-cutoff and --adaptive-softmax-cutoff",
-        ),
-        (
-            (*ADAPTIVE, "--adaptive-softmax-cutoff", "9,30", "--decoder-output-dim", "64"),
-            "the same --decoder-input-dim",
-        ),
         (("--scale-heads", "--head-dim", "8"), "--scale-heads needs heads * head size = embedding size: 8 * 8 != 512"),
         (("--attention", "fixedhead"), "needs a head size"),
         (("--decoder-attention-heads", "7"), "embed_dim=512 is not divisible by num_heads=7"),
