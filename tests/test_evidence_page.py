@@ -108,6 +108,24 @@ def test_rows_at_one_rate_have_as_many_seeds_as_lines():
         assert int(row["seeds run"]) == len(TRAININGS.get((of or "fast-start", name), {})), name
 
 
+def test_each_training_at_one_rate_is_printed_as_recorded():
+    printed = table("Results", "row", "seed", "lead", page=ONE_RATE)
+    for row in printed:
+        name, seed = row["row"].strip("`"), int(row["seed"])
+        for column, value in losses(TRAININGS["fast-start", name], [seed]).items():
+            assert prints(row[column], value), (name, seed, column, value)
+        heads = name.partition("-")[0]
+        fit = {
+            one: TRAININGS["fast-start", one][seed]["losses"]["fit"]["bits"]
+            for one in (name, f"{heads}-mha-2e-3", f"{heads}-mixhead-a-2e-3")
+        }
+        own, mha, mixhead = fit.values()
+        assert prints(row["lead"], mha - own), (name, seed, mha - own)
+        assert prints(row["share"].removesuffix(" %"), 100 * (mha - own) / (mha - mixhead)), (name, seed)
+    rows = table("Rows", "row", "seeds run", page=ONE_RATE)
+    assert len(printed) == sum(int(row["seeds run"]) for row in rows if ", table" not in row["row"])
+
+
 def test_each_training_joined_by_ten_is_printed_as_recorded():
     for row in table("Results of the riddle", "row", "seed", "fit"):
         name, seed = key_of(row), int(row["seed"])
