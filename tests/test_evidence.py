@@ -21,6 +21,7 @@ from fairseq_lowrank.tools import architecture, inspection
 from fairseq_lowrank.tools.parameters import count
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
+DOCS = EVIDENCE.parent.parent / "docs" / "evidence"
 
 
 @pytest.fixture
@@ -156,17 +157,17 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
 
 @pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size"])
 def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
-    rows = declared(f"{table.replace('-', '_')}.sh")
+    rows, page = declared(f"{table.replace('-', '_')}.sh"), DOCS / f"{table}.md"
     named = read_named(EVIDENCE / "contrasts.json", table)
     assert named
     for one in named:
         assert set(one.rows) <= set(rows), one
         assert (one.metric, one.split in ("fit", "valid", "test")) == ("bits", True)
-        assert f"| {one.name.split()[0]} |" in (EVIDENCE.parent.parent / "docs" / "evidence.md").read_text()
+        assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
 
 
 def test_contrasts_at_one_rate_are_between_rows_of_the_recipe(declared):
-    rows, page = declared("fast_start.sh"), EVIDENCE.parent.parent / "docs" / "evidence" / "controls-at-one-rate.md"
+    rows, page = declared("fast_start.sh"), DOCS / "controls-at-one-rate.md"
     for one in read_named(EVIDENCE / "contrasts_one_rate.json", "fast-start"):
         assert set(one.rows) <= set(rows), one
         assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")

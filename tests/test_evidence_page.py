@@ -1,4 +1,4 @@
-"""The tables of docs/evidence.md print what the recorded lines say: every cell, and no row without a line.
+"""The tables of docs/evidence/ print what the recorded lines say: every cell, and no row without a line.
 
 A row of the page names its recorded row in a comment, such as ``<!-- h4-mha -->``, so its label is free text.
 Lines may be there that the page does not tell of yet: they are recorded as each run ends.
@@ -20,24 +20,23 @@ pytest.importorskip("scipy")
 from experiments.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-ONE_RATE = (ROOT / "docs" / "evidence" / "controls-at-one-rate.md").read_text(encoding="utf-8")
+SUMMARY = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "evidence").glob("*.md"))}
 RESULTS = ROOT / "results"
 
 
-def tables(heading: str, page: str = PAGE) -> list[list[list[str]]]:
-    """The tables of a section, each as rows of cells with the header first."""
-    section = re.search(rf"^(##+) {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)[2]
-    blocks = re.findall(r"(?:^ *\|.*\n)+", section, re.MULTILINE)
+def tables(text: str) -> list[list[list[str]]]:
+    """The tables of a page or section, each as rows of cells with the header first."""
+    blocks = re.findall(r"(?:^ *\|.*\n)+", text, re.MULTILINE)
     return [
         [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in block.splitlines()] for block in blocks
     ]
 
 
-def table(heading: str, *columns: str, page: str = PAGE) -> list[dict[str, str]]:
-    """The rows of all tables of a section that have these columns."""
-    found = [one for one in tables(heading, page) if set(columns) <= set(one[0])]
-    assert found, (heading, columns)
+def table(page: str, *columns: str) -> list[dict[str, str]]:
+    """The rows of all tables of a page that have these columns."""
+    found = [one for one in tables(PAGES[page]) if set(columns) <= set(one[0])]
+    assert found, (page, columns)
     return [dict(zip(one[0], row, strict=True)) for one in found for row in one[2:]]
 
 
@@ -74,13 +73,12 @@ def losses(found: dict[int, dict], seeds: Iterable[int]) -> dict[str, float]:
     return means | {"BLEU": fmean(line["value"] for line in chosen)}
 
 
-ABOVE = "Results above the head size"
 WRONG_SOURCE = "bits a token that a wrong source costs"
 
 
 def test_each_training_above_the_head_size_is_printed_as_recorded():
     name = ""
-    for row in table(ABOVE, "row", "seed", "fit"):
+    for row in table("above-head-size", "row", "seed", "fit"):
         name = key_of(row) or name
         key, seed = ("above-head-size", name), int(row["seed"])
         for column, value in losses(TRAININGS[key], [seed]).items():
@@ -90,7 +88,7 @@ def test_each_training_above_the_head_size_is_printed_as_recorded():
 
 
 def test_each_row_of_the_fast_start_is_printed_as_recorded():
-    for row in table("Results of the fast start", "rate, row", "fit"):
+    for row in table("fast-start", "rate, row", "fit"):
         name = key_of(row)
         found, seeds = TRAININGS["fast-start", name], range(1, int(row["seeds"]) + 1)
         for column, value in losses(found, seeds).items():
@@ -103,7 +101,7 @@ def test_each_row_of_the_fast_start_is_printed_as_recorded():
 
 
 def test_rows_at_one_rate_have_as_many_seeds_as_lines():
-    for row in table("Rows", "row", "seeds run", page=ONE_RATE):
+    for row in table("controls-at-one-rate", "row", "seeds run"):
         name, of = re.fullmatch(r"`(.+?)`(?:, table (.+))?", row["row"]).groups()
         assert int(row["seeds run"]) == len(TRAININGS.get((of or "fast-start", name), {})), name
 
@@ -127,7 +125,7 @@ def test_each_training_at_one_rate_is_printed_as_recorded():
 
 
 def test_each_training_joined_by_ten_is_printed_as_recorded():
-    for row in table("Results of the riddle", "row", "seed", "fit"):
+    for row in table("joined-by-ten", "row", "seed", "fit"):
         name, seed = key_of(row), int(row["seed"])
         for column, value in losses(TRAININGS["joined-by-ten", name], [seed]).items():
             assert prints(row[column], value), (name, seed, column, value)
@@ -135,18 +133,11 @@ def test_each_training_joined_by_ten_is_printed_as_recorded():
             assert prints(cell, SOURCE_USE["joined-by-ten-source-use", name][seed]["value"]), (name, seed)
 
 
-@pytest.mark.parametrize(
-    ("heading", "of"),
-    [
-        ("Results of the fast start", "fast-start"),
-        ("Results of the riddle", "joined-by-ten"),
-        (ABOVE, "above-head-size"),
-    ],
-)
-def test_named_contrasts_are_printed_as_they_come_out(heading, of):
+@pytest.mark.parametrize("of", ["fast-start", "joined-by-ten", "above-head-size"])
+def test_named_contrasts_are_printed_as_they_come_out(of):
     named = contrasts.read_named(ROOT / "examples" / "evidence" / "contrasts.json", of)
     recorded = contrasts.load([RESULTS / "evidence.jsonl"], {"table": of})
-    rows = table(heading, "named contrast, bits", "mean")
+    rows = table(of, "named contrast, bits", "mean")
     assert [row["named contrast, bits"].split()[0] for row in rows] == [one.name.split()[0] for one in named]
     outcomes = []
     for one, row in zip(named, rows, strict=True):
@@ -172,12 +163,10 @@ CONTROLS = {  # columns of the tables of effective ranks, and the labels of `spe
 }
 
 
-@pytest.mark.parametrize(
-    ("heading", "name"), [("Results of the fast start", "h32-mixhead-a-2e-3"), (ABOVE, "h32-mixhead-a")]
-)
-def test_effective_ranks_are_printed_as_recorded(heading, name):
+@pytest.mark.parametrize(("page", "name"), [("fast-start", "h32-mixhead-a-2e-3"), ("above-head-size", "h32-mixhead-a")])
+def test_effective_ranks_are_printed_as_recorded(page, name):
     seed = 3  # of the one training whose table has no column for it
-    for row in table(heading, "site", *CONTROLS):
+    for row in table(page, "site", *CONTROLS):
         seed = int(row.get("seed") or seed)
         with (RESULTS / "evidence-spectra" / f"{name}-seed{seed}.csv").open(newline="", encoding="utf-8") as file:
             layers = [line for line in csv.DictReader(file) if line["site"] == row["site"] and not line["head"]]
@@ -188,7 +177,7 @@ def test_effective_ranks_are_printed_as_recorded(heading, name):
 
 def test_each_row_of_the_nearest_point_is_printed_as_recorded():
     found = lines("evidence-nearest-point.jsonl")
-    for row in table("Results of the nearest point", "row", "squared error"):
+    for row in table("nearest-point", "row", "squared error"):
         name = key_of(row)
         values = [line["value"] for _, line in sorted(found["nearest-point", name].items())]
         cells = row["squared error"].split(", ")
@@ -200,7 +189,7 @@ def test_each_row_of_the_nearest_point_is_printed_as_recorded():
 
 def test_each_run_of_recall_is_printed_as_recorded():
     found = lines("evidence-recall.jsonl")
-    for row in table("Results of recall", "row", "QK", "OV"):
+    for row in table("recall", "row", "QK", "OV"):
         name = key_of(row)
         for seed, cell in enumerate(list(row.values())[3:], 1):
             if not cell:
@@ -215,9 +204,9 @@ def test_each_run_of_recall_is_printed_as_recorded():
 
 MATRICES = lines("evidence-matrices.jsonl")
 PARTS = {  # heading and updates
-    "Results: n 16, full rank, five seeds": 800,
+    "n 16, full rank, five seeds": 800,
     "n 32, five seeds": 800,
-    "8,000 updates: what can be expressed, and what is learned soon": 8000,
+    "8,000 updates": 8000,
     "Positions of rank n/2": 800,
 }
 
@@ -226,7 +215,9 @@ PARTS = {  # heading and updates
 def test_each_error_of_the_known_matrices_is_printed_as_recorded(heading):
     updates = PARTS[heading]
     checked = 0
-    for header, _, *rows in tables(heading):
+    page = PAGES["known-patterns"]
+    section = re.search(rf"^### {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)[1]
+    for header, _, *rows in tables(section):
         methods = [name for name in header[1:] if ("matrices", f"n16-shared-h8-{name}") in MATRICES]
         for label, *cells in rows if methods else []:
             row = key_of({header[0]: label})
@@ -248,3 +239,30 @@ def matrices(name: str, updates: int) -> list[float]:
     """The errors of a row, and of longer runs of it, over seeds."""
     found = MATRICES.get(("matrices", name if updates == 800 else f"{name}-{updates}-updates"), {})
     return [line["value"] for line in found.values()]
+
+
+OUTCOMES = ("held", "contradicted", "unclear", "not run")
+NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)")
+
+
+def numbers(page: str) -> set[str]:
+    """The numbers of a page, without those in headings and in targets of links."""
+    text = re.sub(r"\]\([^)]*\)|^#.*$", "", page, flags=re.MULTILINE)
+    return set(NUMBER.findall(text))
+
+
+def test_every_number_of_the_summary_is_on_another_page():
+    assert not numbers(SUMMARY) - set().union(*map(numbers, PAGES.values()))
+
+
+def test_summary_is_short():
+    assert len(SUMMARY.splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_each_prediction_has_an_outcome(page):
+    predicted = [one for one in tables(PAGES[page]) if "contradicted by" in one[0]]
+    assert predicted or page == "method"
+    for header, _, *rows in predicted:
+        assert header[-1] == "outcome"
+        assert not [row for row in rows if not row[-1].startswith(OUTCOMES)]
