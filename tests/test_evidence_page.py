@@ -107,7 +107,7 @@ def test_rows_at_one_rate_have_as_many_seeds_as_lines():
 
 
 def test_each_training_at_one_rate_is_printed_as_recorded():
-    printed = table("Results", "row", "seed", "lead", page=ONE_RATE)
+    printed = table("controls-at-one-rate", "row", "seed", "lead")
     for row in printed:
         name, seed = row["row"].strip("`"), int(row["seed"])
         for column, value in losses(TRAININGS["fast-start", name], [seed]).items():
@@ -120,7 +120,7 @@ def test_each_training_at_one_rate_is_printed_as_recorded():
         own, mha, mixhead = fit.values()
         assert prints(row["lead"], mha - own), (name, seed, mha - own)
         assert prints(row["share"].removesuffix(" %"), 100 * (mha - own) / (mha - mixhead)), (name, seed)
-    rows = table("Rows", "row", "seeds run", page=ONE_RATE)
+    rows = table("controls-at-one-rate", "row", "seeds run")
     assert len(printed) == sum(int(row["seeds run"]) for row in rows if ", table" not in row["row"])
 
 
