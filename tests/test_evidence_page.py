@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 
@@ -98,6 +98,44 @@ def test_each_row_of_the_fast_start_is_printed_as_recorded():
             for cell, seed in zip(row["ahead of mha on fit, a seed each"].split(", "), seeds, strict=True):
                 bits = [TRAININGS["fast-start", one][seed]["losses"]["fit"]["bits"] for one in (mha, name)]
                 assert prints(cell, bits[0] - bits[1]), (name, seed, bits)
+
+
+def leads(of: str, name: str, mha: str, split: str) -> list[float]:
+    """The bits by which a row leads mha, by seed from 1 on."""
+    rows = TRAININGS[of, name], TRAININGS[of, mha]
+    mine, others = ([row[seed]["losses"][split]["bits"] for seed in sorted(rows[0])] for row in rows)
+    return [other - one for one, other in zip(mine, others, strict=True)]
+
+
+def test_leads_on_the_validation_set_are_printed_as_recorded():
+    for row in table("fast-start", "lead on the validation set"):
+        heads, rate = re.fullmatch(r"(h\d+)-.*-(\de-\d)", key_of(row)).groups()
+        values = leads("fast-start", key_of(row), f"{heads}-mha-{rate}", "valid")
+        for cell, value in zip(row["lead on the validation set"].split(", "), values, strict=True):
+            assert prints(cell, value), (row, values)
+
+
+def test_leads_above_the_head_size_are_printed_as_recorded():
+    of = "above-head-size"
+    mixed = leads(of, "h32-mixhead-a", "h32-mha", "fit")
+    for row in table(of, "lead on fit"):
+        values = leads(of, key_of(row), f"{key_of(row).split('-')[0]}-mha", "fit")
+        for cell, value in zip(row["lead on fit"].split(", "), values, strict=True):
+            assert prints(cell, value), (row, values)
+        if row["share"]:
+            for cell, value, whole in zip(row["share"][:-2].split(", "), values, mixed, strict=True):
+                assert prints(cell, 100 * value / whole), (row, values)
+
+
+@pytest.mark.parametrize("page", ["fast-start", "above-head-size"])
+def test_medians_of_damping_are_printed_as_recorded(page):
+    for row in table(page, "median by seed"):
+        name, _, site = key_of(row).partition("/")
+        for seed, cell in enumerate(filter(None, row["median by seed"].split(" (")[0].split(", ")), 1):
+            file = RESULTS / "evidence-damping" / f"{name}-seed{seed}.json"
+            layers = json.loads(file.read_text(encoding="utf-8"))["layers"]
+            sums = [value for layer in layers if site in ("", layer["site"]) for value in layer["column_sums"]]
+            assert prints(cell, median(sums)), (name, seed, median(sums))
 
 
 def test_rows_at_one_rate_have_as_many_seeds_as_lines():
@@ -239,6 +277,16 @@ def matrices(name: str, updates: int) -> list[float]:
     """The errors of a row, and of longer runs of it, over seeds."""
     found = MATRICES.get(("matrices", name if updates == 800 else f"{name}-{updates}-updates"), {})
     return [line["value"] for line in found.values()]
+
+
+def test_shares_of_the_lead_of_fixedhead_are_printed_as_recorded():
+    for row in table("known-patterns", "share, problem"):
+        for column, cell in list(row.items())[1:]:
+            if cell:
+                label = f"{key_of(row)}-h{column.split()[0]}"
+                methods = (f"{label}-{one}" for one in ("mha", "mha-more-heads", "fixedhead"))
+                mha, more, fixed = (fmean(map(math.log, matrices(one, 800))) for one in methods)
+                assert prints(cell.removesuffix(" %"), 100 * (mha - more) / (mha - fixed)), (label, cell)
 
 
 OUTCOMES = ("held", "contradicted", "unclear", "not run")
