@@ -18,12 +18,23 @@ import fairseq_lowrank
 from experiments.recipes.results import read_results
 from experiments.reporting.papers import load_papers
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, MultiheadAttention, build_attention
+from fairseq_lowrank.attention.classes import CLASSES, PRESET_CLASSES
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
 RESULTS = PACKAGE.parent / "results"
 EMBED_DIM, HEADS, POSITIONS = 512, 8, 512
 VOCABULARY, EMBED_RANK = 10_000, 64
+DEFAULT_RANK = 2
+"""The rank of dynamic mixing unless a spec sets one."""
+CLASS_TESTS = {
+    "equal": "test_every_plain_layer_is_one_of_an_equal_method",
+    "restricted": "test_plain_weights_give_the_same_outputs",
+    "OV": "test_outputs_of_class_ov_come_from_no_output_projection",
+    "QK": "test_scores_exceed_the_head_size_only_in_class_qk",
+    "patterns": "test_scores_of_tpa_are_not_bilinear",
+}
+"""The test in ``tests/attention/test_class.py`` that proves each class."""
 
 PAPERS = {
     "synthesizer": (
@@ -57,6 +68,45 @@ PAPERS = {
         "Sigsoftmax: reanalysis of the softmax bottleneck",
         "Kanai et al. 2018",
         "https://arxiv.org/abs/1805.10829",
+    ),
+    "gated": (
+        "Gated attention for large language models: non-linearity, sparsity, and attention-sink-free",
+        "Qiu et al. 2025",
+        "https://arxiv.org/abs/2505.06708",
+    ),
+    "mla": (
+        "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model",
+        "DeepSeek-AI 2024",
+        "https://arxiv.org/abs/2405.04434",
+    ),
+    "dcmha": (
+        "Improving Transformers with dynamically composable multi-head attention",
+        "Xiao et al. 2024",
+        "https://arxiv.org/abs/2405.08553",
+    ),
+    "diff": (
+        "Differential Transformer, in its second version",
+        "Microsoft, Diff-Transformer-V2",
+        "https://github.com/microsoft/unilm/tree/master/Diff-Transformer",
+    ),
+    "collaborative": (
+        "Multi-head attention: collaborate instead of concatenate",
+        "Cordonnier et al. 2020",
+        "https://arxiv.org/abs/2006.16362",
+    ),
+    "mfa": (
+        "Multi-matrix factorization attention",
+        "Hu et al. 2024",
+        "https://arxiv.org/abs/2412.19255",
+    ),
+    "lrkv": ("Low-rank key value attention", "O'Neill et al. 2026", "https://arxiv.org/abs/2601.11471"),
+    "tpa": ("Tensor product attention is all you need", "Zhang et al. 2025", "https://arxiv.org/abs/2501.06425"),
+    "xsa": ("Exclusive self-attention", "Zhai 2026", "https://arxiv.org/abs/2603.09078"),
+    "knocking": ("Knocking-heads attention", "Zhou et al. 2025", "https://arxiv.org/abs/2510.23052"),
+    "mea": (
+        "Explicit multi-head attention for inter-head interaction in large language models",
+        "Peng et al. 2026",
+        "https://arxiv.org/abs/2601.19611",
     ),
 }
 """Title, authors and address of papers that no table of ours is about; the others stand in ``reporting/papers.json``."""
@@ -248,6 +298,138 @@ VARIANTS: dict[str, Variant] = {
         "Keys and values are the hidden states, cut into heads (as the MHE poster takes it), so d_k = d/h, and h·d_k = d numbers are cached.",
         "el",
     ),
+    "gated-head": Variant(
+        "Gated heads: a sigmoid for each head",
+        "O_i = 2σ(x w_i) P_i V_i,   w_i: d → 1, from 0",
+        f"{_PARAMETERS} + d·h",
+        _CACHED,
+        ("gated",),
+        "Each query weighs each head's output by a number between 0 and 2. It starts as `mha`, with outputs unchanged. `--gate-start half` "
+        "gives σ as published, which halves the outputs at the start. A smaller start alone can speed up a training, so compare both "
+        "starts. Use it when you want the cheapest output that depends on the query.",
+        "gated-head",
+    ),
+    "gated": Variant(
+        "Gated attention: a sigmoid for each feature of each head",
+        "O_i = 2σ(x W_i) ⊙ P_i V_i,   W_i: d × d_k, from 0",
+        f"{_PARAMETERS} + d·h·d_k",
+        _CACHED,
+        ("gated",),
+        "Each query weighs each feature of each head's output. It starts as `mha`, with outputs unchanged. `--gate-start half` gives σ as "
+        "published, which halves the outputs at the start. Use it when a quarter more attention parameters are no problem.",
+        "gated",
+    ),
+    "mla": Variant(
+        "Multi-head latent attention, without its rotary part",
+        "c = RMSNorm(y W_c)   K_i = c W^k_i   V_i = c W^v_i   Q_i = x W_Q,i,   W_c: d × r",
+        "d·r + 2·r·h·d_k + 2·d·h·d_k + r",
+        "r",
+        ("mla",),
+        "A token caches r numbers. For few queries W^k is absorbed into the query and W^v into the output, so that c is the one key and "
+        "value of all heads. Apart from its norm it is plain attention with factored weights. Keys and values need one input, and scores are dot "
+        "products. Use it when the cache of decoding is too large. Counted with r = d/2, the default.",
+        "mla",
+    ),
+    "dcmha": Variant(
+        "Dynamically composable heads: each query mixes scores and probabilities",
+        "M_t = I + Σ_ρ w1_ρ(x_t) w2_ρ(x_t)ᵀ + diag(tanh(x_t W_d))   for ρ = 1 … r\n"
+        "S'_i[t] = Σ_j L_t[j, i] S_j[t]   P̄_i[t] = Σ_j M_t[j, i] P_j[t],   w2 and W_d from 0, L_t built like M_t",
+        f"{_PARAMETERS} + 4·d·h·r + 2·d·h",
+        _CACHED,
+        ("dcmha",),
+        "The query-wise part of DCMHA, before and after the softmax. It starts as `mha`. The matrices are computed from the layer's input, so "
+        "`--mixing-orthogonality` has no matrix to act on and is refused. Use it when you want the strongest mixing and can pay for it. "
+        "Counted with rank r = 2, the default (`--rank`).",
+        "dcmha",
+    ),
+    "diff": Variant(
+        "Differential attention: one pattern less another",
+        "O_i = P_2i V_i − σ(x w_i) P_2i+1 V_i,   w_i: d → 1, from 0",
+        "5·d·h·d_k + d·h",
+        _CACHED,
+        ("diff",),
+        "Two heads of queries share the key and value of head i, as in the authors' second version. There are 2h heads of queries, so queries "
+        "have twice the parameters. It does not start as `mha`, and `--load-alignments` refuses it, because its weights can be negative. With a constant factor it is plain "
+        "attention of 2h heads. Use it when attention spreads over irrelevant tokens.",
+        "diff",
+    ),
+    "collaborative": Variant(
+        "Collaborative heads: shared queries and keys, weighed by each head",
+        "S_i = (x W_Q) diag(m_i) (y W_K)ᵀ / √d_k   V_i = y W_V,i,   W_Q and W_K: d × D, m_i from ones in block i",
+        "2·d·D + h·D + 2·d·h·d_k",
+        "D + h·d_k",
+        ("collaborative",),
+        "All heads read the same D features, and each weighs them. With D = h·d_k, the default, it can be every plain attention: "
+        "`fairseq-lowrank convert` does that exactly. With D > d_k the scores of a head can have rank D. Use it when heads of a trained model "
+        "are redundant and you want a smaller D. Counted with D 256.",
+        "collaborative",
+        {"shared_dim": 256},
+    ),
+    "mfa": Variant(
+        "Multi-matrix factorization attention: wide queries through a latent",
+        "Q_i = (x C) U_i   K = y W_K   V = y W_V   O_i = softmax(Q_i Kᵀ / √d_k) V,   C: d × r, U_i: r × d_k",
+        "d·r + r·h·d_k + 2·d·d_k + h·d_k·d",
+        "2·d_k",
+        ("mfa",),
+        "One key and one value serve all heads, so heads can be wide (`--head-dim`) with a small cache. "
+        "Here d_k is the head size and r the size of the latent (`--latent-dim`). Use it when you want scores of high rank and a small cache. "
+        "Counted with d_k 128 and r 256.",
+        "mfa",
+        {"head_dim": 128, "latent_dim": 256},
+    ),
+    "lrkv": Variant(
+        "Low-rank differences of keys and values",
+        "K_i = y W_K + y A_i B_i   V_i = y W_V + y A'_i B'_i,   A_i: d × r, B_i: r × d_k",
+        "2·d·d_k + 2·d·h·r + 2·h·r·d_k + 2·d·h·d_k",
+        "2·d_k + 2·h·r",
+        ("lrkv",),
+        "One key and one value for all heads, and a difference of rank r for each. r = 0 would be `mqa`; with r = d_k it can be every plain attention, "
+        "and `fairseq-lowrank convert` does that exactly. B_i is absorbed into the query and into the output. Use it when `mqa` loses too much and "
+        "`mha` caches too much. Counted with r = d_k/4, the default (`--rank`).",
+        "lrkv",
+    ),
+    "tpa": Variant(
+        "Tensor product attention, without its rotary part",
+        "K_i(y) = 1/r Σ_ρ a_ρ(y)_i b_ρ(y),   a_ρ: d → h, b_ρ: d → d_k linear\nV_i likewise, Q_i likewise with r_q products",
+        "2·d·h·r + 2·d·d_k·r + d·h·r_q + d·d_k·r_q + h·d_k·d",
+        "2·h·r + 2·d_k·r",
+        ("tpa",),
+        "Queries, keys and values are quadratic in the input, so scores are not bilinear in queries' and keys' inputs. A token caches the "
+        "factors. The projections have no bias. Use it when both parameters and cache must be small. Counted with r = 2 (`--rank`) and r_q = 6 "
+        "(`--query-rank`), the defaults.",
+        "tpa",
+    ),
+    "xsa": Variant(
+        "Exclusive self-attention: without the position's own value",
+        "O_i[t] = P_i[t] V_i − tanh(α_i) (P_i[t] V_i · v̂_t) v̂_t,   v̂_t = V_i[t] / ‖V_i[t]‖, α from 0",
+        f"{_PARAMETERS} + h",
+        _CACHED,
+        ("xsa",),
+        "A head leaves out what its own position says already, which the residual connection carries. It starts as `mha`. Cross attention has no "
+        "own value: with an encoder and a decoder, add `--attention-sites encoder,decoder`. Use it when you want the cheapest change of "
+        "self-attention.",
+        "xsa",
+    ),
+    "knocking-linear": Variant(
+        "Knocking heads, linear: a shared map of features",
+        "Q_i = x W_Q,i T_q   K_i = y W_K,i T_k   V_i = y W_V,i T_v,   T: d_k × d_k, shared by all heads, from I",
+        f"{_PARAMETERS} + d_k² + d_k² + d_k²",
+        _CACHED,
+        ("knocking",),
+        "The maps fold into the projections, so it can compute nothing that `mha` cannot. `fairseq-lowrank convert` does the folding. A gain is one of "
+        "optimisation. Use it when you want to test that gain.",
+        "knocking-linear",
+    ),
+    "mea": Variant(
+        "Explicit mixing of keys and values over heads, without norms",
+        "K_i ← Σ_j A[j, i] K_j   V_i ← Σ_j C[j, i] V_j,   A and C: h × h, from I",
+        f"{_PARAMETERS} + 2·h²",
+        _CACHED,
+        ("mea",),
+        "The maps fold into the projections, so it can compute nothing that `mha` cannot. `fairseq-lowrank convert` does the folding. A gain is one of "
+        "optimisation. Use it when you want to test that gain.",
+        "mea",
+    ),
     "sigsoftmax": Variant(
         "Sigsoftmax in place of softmax",
         "P_i[t, s] ∝ exp(a) σ(a)   with the score a = (Q_i K_iᵀ / √d_k)[t, s],   computed as softmax(a + log σ(a))",
@@ -426,6 +608,9 @@ def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
         "d_k": sizes.head_dim,
         "g": sizes.key_value_heads or sizes.num_heads,
         "n": POSITIONS,
+        "r": getattr(layer.projection, "rank", layer.spec.factor_rank or DEFAULT_RANK),
+        "r_q": getattr(layer.projection, "query_rank", 0),
+        "D": getattr(layer.projection, "shared_dim", 0),
     }
 
 
@@ -469,7 +654,9 @@ def code(variant: Variant) -> list[Path]:
     parts = []
     if layer.mixing is not None:
         queries = torch.empty(1, layer.num_heads, 1, layer.head_dim, device="meta")
-        parts += [layer.mixing, layer.mixing.operation(queries)]
+        inputs = torch.empty(1, 1, layer.embed_dim, device="meta")
+        parts += [layer.mixing, layer.mixing.operation(queries, inputs)]
+    parts += [part for part in (layer.head_map, layer.head_output) if part is not None]
     if spec.score != plain.score:
         parts.append(layer.score)
     if spec.activation != plain.activation:
@@ -549,8 +736,17 @@ def costs(variant: Variant) -> dict[str, str]:
     }
 
 
+def class_of(name: str) -> str:
+    """Return the class of a variant with the test that proves it; only presets have one."""
+    if name not in PRESET_CLASSES:
+        return "not classified"
+    kind = PRESET_CLASSES[name]
+    limit = " without its norm" if name == "mla" else ""
+    return f"{kind}{limit} (`{CLASS_TESTS[kind]}`)"
+
+
 def page(name: str, results: Path = RESULTS) -> str:
-    """The page of a variant, in Markdown."""
+    """Return the page of a variant, in Markdown."""
     variant = VARIANTS[name]
     cost = costs(variant)
     files = ", ".join(f"[{file}](../../fairseq_lowrank/{file})" for file in code(variant))
@@ -565,6 +761,7 @@ def page(name: str, results: Path = RESULTS) -> str:
         f"| Parameters | {cost['parameters']} |\n"
         f"| {counted} | {cost['counted']} |\n"
         f"| Numbers cached a token | {cost['cached']} |\n"
+        f"| Class | {class_of(name)} |\n"
         f"| Flags | {flags(variant)} |\n"
         f"| Code | {files} |\n"
         f"| Paper | {citations(variant)} |\n\n"
@@ -573,19 +770,29 @@ def page(name: str, results: Path = RESULTS) -> str:
 
 
 def index() -> str:
-    """The table of all variants, in Markdown."""
+    """Return the table of all variants, in Markdown."""
     rows = "".join(
-        f"| [{name}]({name}.md) | {variant.title} | {cost['parameters']} | {cost['counted']} | {cost['cached']} |\n"
+        f"| [{name}]({name}.md) | {variant.title} | {class_of(name)} | {cost['parameters']} | {cost['counted']} | {cost['cached']} |\n"
         for name, variant in VARIANTS.items()
         for cost in (costs(variant),)
     )
+    classes = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in CLASSES.items())
     return (
         "# Variants\n\n"
-        "A page each: formula, costs, flags, code, paper, what was measured. Written by `python -m experiments variants --output docs/variants`;\n"
-        f"the numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, which has also decoded a token.\n"
-        "d = embedding size, h = heads, d_k = head size, g = heads of keys and values, n = greatest length, counted\n"
-        f"with {POSITIONS}. What was measured is put in context in [results.md](../results.md) and [evidence.md](../evidence.md).\n\n"
-        "| variant | | parameters | counted | cached a token |\n| --- | --- | --- | --- | --- |\n"
+        "A page for each variant has its formula, costs, flags, code, paper and our measurements. "
+        "`python -m experiments variants --output docs/variants` writes them.\n"
+        f"The numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, which has also decoded a token.\n\n"
+        f"Sizes: d embedding size, h heads, d_k head size, g heads of keys and values, n greatest length (counted with {POSITIONS}), "
+        "r rank or size of a latent, r_q rank of queries, D size of shared queries and keys.\n"
+        "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
+        "## What a method can add\n\n"
+        "Compared with plain attention of the same heads and head size, each preset belongs to one class.\n"
+        "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it; the column names the test.\n\n"
+        f"{classes}\n"
+        "Two cells need a word. `mla` is restricted if its norm is taken out, because the norm depends on the input. "
+        "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
+        "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
+        "| variant | | class | parameters | counted | cached a token |\n| --- | --- | --- | --- | --- | --- |\n"
         f"{rows}"
     )
 

@@ -30,7 +30,7 @@ from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.layer import RegularizerInput
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
 from fairseq_lowrank.messages import UserError
@@ -91,23 +91,30 @@ def _refuse_without_layers(weights: dict[str, float], model: str) -> NoReturn:
 
 def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
     raise UserError(
-        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no trainable head mixing. "
+        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model mixes heads by no trained matrix. "
         "Add --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise."
     )
 
 
-def _refuse_weights_that_are_no_probabilities(mixing: str) -> None:
-    """The rows of mixed heads sum to 1 where M is an average, else to anything, and may be negative: a loss of −log of them would
-    be met by a larger M."""
-    if mixing not in ("none", "average"):
-        raise UserError(
-            f"--load-alignments: the alignment loss needs probabilities, and with head mixing {mixing!r} the weights of cross "
-            "attention do not sum to 1. Add --attention-sites encoder,decoder, or use --score-mixing instead."
-        )
+def _refuse_weights_that_are_no_probabilities(spec: AttentionSpec) -> None:
+    """Refuse weights of which the loss takes −log: the rows of mixed heads and of differences sum to anything.
+
+    A larger M would lower that loss. Rows sum to 1 if M is an average.
+    """
+    for flag, value, allowed in (
+        ("mixing", spec.mixing, ("none", "average")),
+        ("output", spec.head_output, ("none", "gate", "head-gate")),
+    ):
+        if value not in allowed:
+            raise UserError(
+                f"--load-alignments: the alignment loss needs probabilities, and with --head-{flag} {value} the weights of cross "
+                "attention do not sum to 1. Add --attention-sites encoder,decoder."
+            )
 
 
-def _learns(mixing: Mixing | None) -> bool:
-    return mixing is not None and isinstance(mixing.weight, nn.Parameter)
+def _learns(mixing: nn.Module | None) -> bool:
+    """Return True if a mixing has a trained matrix; dynamic mixing computes its matrix from the input alone."""
+    return isinstance(mixing, Mixing) and isinstance(mixing.weight, nn.Parameter)
 
 
 class Penalties:
@@ -240,7 +247,7 @@ class RegularisedCriterion:
             return
         options = chosen_options(args, model)
         if aligns and options is not None:
-            _refuse_weights_that_are_no_probabilities(options.spec_at("cross").mixing)
+            _refuse_weights_that_are_no_probabilities(options.spec_at("cross"))
         if not weights:
             return
         if options is None:
@@ -273,7 +280,7 @@ class RegularisedCriterion:
         if isinstance(self, LabelSmoothedCrossEntropyCriterionWithAlignment) and sample.get("alignments") is not None:
             for layer in model.modules():
                 if isinstance(layer, MultiheadAttention) and layer.encoder_decoder_attention:
-                    _refuse_weights_that_are_no_probabilities(layer.spec.mixing)
+                    _refuse_weights_that_are_no_probabilities(layer.spec)
         if not self.penalty_weights:
             return super().forward(model, sample, *args, **kwargs)
         with Penalties(self.penalty_weights, self.check_model(model)) as penalties:

@@ -10,7 +10,14 @@ from fairseq_lowrank.attention.states import split_in_proj
 from fairseq_lowrank.ops import AttentionMask
 
 # What fairseq's layers, its ONNX export and cross-self-attention call what a layer saved.
-_NAMES = {"key": "prev_key", "value": "prev_value"}
+# --cross-self-attention looks for prev_key to see whether a state has keys, so each projection caches something of that name.
+_NAMES = {
+    "key": "prev_key",
+    "value": "prev_value",
+    "latent": "prev_key",
+    "key_features": "prev_key",
+    "value_features": "prev_value",
+}
 _PADDING = "prev_key_padding_mask"
 
 

@@ -34,6 +34,18 @@ COLOURS = {
     "gqa": "#6b3fa0",
     "skv": "#9edae5",
     "el": "#393b79",
+    "gated-head": "#f7b6d2",
+    "gated": "#c2185b",
+    "mla": "#006d5b",
+    "dcmha": "#7f0000",
+    "diff": "#00a8e8",
+    "collaborative": "#a6761d",
+    "mfa": "#5a3e2b",
+    "lrkv": "#66c2a5",
+    "tpa": "#d4b106",
+    "xsa": "#ffbb78",
+    "knocking-linear": "#8da0cb",
+    "mea": "#aec7e8",
 }
 # Other kinds of attention get these, in turn.
 OTHER_COLOURS = ("#111111", "#5254a3", "#637939", "#8c6d31", "#843c39", "#7b4173")

@@ -1,7 +1,10 @@
 """The pages of the variants: every preset has one, its formulas hold of built layers, and the files are what the source gives."""
 
+import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -9,8 +12,10 @@ from experiments import __main__ as experiments
 from experiments import variants
 from experiments.variants import VARIANTS, build, cached, count, evaluate, sizes_of
 from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.attention.classes import PRESET_CLASSES
 
 PAGES = Path(__file__).parents[2] / "docs" / "variants"
+CLASS_TESTS = Path(__file__).parents[1] / "attention" / "test_class.py"
 ATTENTION = [name for name, variant in VARIANTS.items() if variant.preset is not None]
 AGAIN = "python -m experiments variants --output docs/variants"
 
@@ -26,6 +31,44 @@ def test_formulas_count_built_layers(name, embed_dim, heads):
     layer = build(VARIANTS[name], embed_dim, heads)
     assert evaluate(VARIANTS[name].parameters, sizes_of(layer)) == count(layer)
     assert evaluate(VARIANTS[name].cached, sizes_of(layer)) == cached(layer)
+
+
+RANDOM_SIZES = {
+    "fixedhead": ("head_dim",),
+    "mfa": ("head_dim", "latent_dim"),
+    "mla": ("latent_dim",),
+    "dcmha": ("factor_rank",),
+    "collaborative": ("shared_dim",),
+    "lrkv": ("factor_rank",),
+    "tpa": ("factor_rank", "query_rank"),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "gqa"])
+def test_formulas_count_layers_of_random_sizes(name, seed):
+    random = Random(f"{name} {seed}")
+    heads = random.randint(1, 9)
+    axes = {axis: random.randint(1, 40) for axis in RANDOM_SIZES.get(name, ())}
+    variant = replace(VARIANTS[name], axes=VARIANTS[name].axes | axes)
+    layer = build(variant, heads * random.randint(4, 20), heads)
+    assert evaluate(variant.parameters, sizes_of(layer)) == count(layer)
+    assert evaluate(variant.cached, sizes_of(layer)) == cached(layer)
+
+
+def class_tests():
+    spec = importlib.util.spec_from_file_location("test_class", CLASS_TESTS)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_class_of_a_preset_names_a_test_of_that_preset(preset):
+    test = getattr(class_tests(), variants.CLASS_TESTS[PRESET_CLASSES[preset]])
+    covered = [value for mark in getattr(test, "pytestmark", ()) for value in mark.args[1]]
+    assert preset in (covered or ["tpa"])
+    assert variants.class_of(preset) in (PAGES / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_formula_of_low_rank_embeddings_counts_a_built_model():

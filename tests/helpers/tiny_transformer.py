@@ -15,9 +15,14 @@ SIZES = [
 ]
 
 
-def preset_flags(preset):
-    """The flags that ask for a preset (with head size 6, not 16 / 4, and 2 heads of keys for those that need a number)."""
+def preset_flags(preset, sites=("encoder", "decoder", "cross")):
+    """Return the flags that choose a preset in a model with these sites of attention.
+
+    The head size is 6 in place of 16 / 4, and heads of keys are 2, if the preset needs a number. `xsa` leaves out cross attention.
+    """
     needed = {"fixedhead": ["--head-dim", "6"], "gqa": ["--key-value-heads", "2"]}
+    if "cross" in sites:
+        needed["xsa"] = ["--attention-sites", ",".join(site for site in sites if site != "cross")]
     return ["--attention", preset, *needed.get(preset, [])]
 
 
