@@ -24,7 +24,7 @@ START = 0.5
 class ColumnSums(Mixing):
     """M = W − (column sums of W − 1) / h, of all matrices whose columns sum to 1 the nearest to W; it starts at I."""
 
-    def operation(self, query):
+    def operation(self, query, inputs=None):
         return StaticMixing(self.weight - (self.weight.sum(0) - 1) / len(self.weight))
 
 
@@ -34,7 +34,7 @@ MIXINGS["column-sums"] = lambda num_heads, head_dim: ColumnSums(torch.eye(num_he
 class CommonMode(Mixing):
     """M = diag(a) + 1cᵀ, with a and c as the columns of the weight ``[H, 2]``; a starts at 1 and c at 0, so M at I."""
 
-    def operation(self, query):
+    def operation(self, query, inputs=None):
         own, common = self.weight.unbind(1)
         return StaticMixing(own.diag() + common)
 
