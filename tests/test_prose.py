@@ -21,7 +21,7 @@ def prose(page: Path) -> tuple[list[str], list[str]]:
     """The paragraphs and list items of a page, and the cells of its tables, without code and links' targets."""
     text = re.sub(r"```.*?```|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"`[^`]*`", "Code", text)
     lines = [line for line in text.splitlines() if not line.startswith(("    ", "\t"))]
     cells = [
         cell.strip() for line in lines if line.lstrip().startswith("|") for cell in line.strip().strip("|").split("|")
