@@ -243,7 +243,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("representation --length 0", "expected at least 2"),
         ("representation --embed-dim 0", "must be at least the length 16"),
         ("representation --head-dims nope", "argument --head-dims: invalid int value"),
-        ("report", "the following arguments are required"),
+        ("report", "nothing to report. Give files of results"),
         ("report nope", "nope does not exist"),
         ("report bare", "bare holds no .jsonl file"),
         ("report empty.txt", "no results in empty.txt"),
