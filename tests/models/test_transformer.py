@@ -33,7 +33,8 @@ def task():
 def model(request, task):
     """A model of a preset and an activation, away from its start."""
     preset, activation = request.param
-    return shake(lowrank(preset, "--attention-activation", activation, task=task))
+    model = shake(lowrank(preset, "--attention-activation", activation, task=task))
+    return model.double() if preset == "dcmha" else model  # such large mixing weights multiply rounding errors
 
 
 @pytest.fixture(scope="module")

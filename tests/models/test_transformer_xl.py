@@ -127,7 +127,13 @@ def in_segments(model, tokens, sizes):
 
 @pytest.mark.parametrize(("preset", "before"), [*((preset, False) for preset in FITTING), ("mixhead-b", True)])
 def test_segments_with_all_memory_are_one_long_pass(preset, before):
-    flags = [*TINY, *preset_flags(preset, ("decoder",)), "--memory-length", 12, *["--decoder-normalize-before"] * before]
+    flags = [
+        *TINY,
+        *preset_flags(preset, ("decoder",)),
+        "--memory-length",
+        12,
+        *["--decoder-normalize-before"] * before,
+    ]
     model = build("lowrank_transformer_xl", 50, *flags, device="cpu").double().eval()
     shake(model)
     tokens = tokens_of(12)
@@ -205,7 +211,9 @@ def test_memory_is_as_long_as_it_is_set():
 
 @pytest.mark.parametrize("preset", ["mha", "mixhead-b", "mhe-mul", "skv"])
 def test_steps_are_one_pass(preset):
-    model = build("lowrank_transformer_xl", 50, *TINY, *preset_flags(preset, ("decoder",)), device="cpu").double().eval()
+    model = (
+        build("lowrank_transformer_xl", 50, *TINY, *preset_flags(preset, ("decoder",)), device="cpu").double().eval()
+    )
     shake(model)
     tokens, state = tokens_of(6), {}
     steps = [model(tokens[:, : end + 1], incremental_state=state)[0] for end in range(6)]

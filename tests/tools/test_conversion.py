@@ -105,9 +105,9 @@ def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
 @pytest.mark.parametrize(
     "projection, before, after, message",
     [
-        ("independent", "static", "none", "values of their own"),
-        ("independent", "average", "none", "values of their own"),
-        ("head-embedding-add", "static", "none", "values of their own"),
+        ("independent", "static", "none", "different values"),
+        ("independent", "average", "none", "different values"),
+        ("head-embedding-add", "static", "none", "different values"),
         ("single", "positionwise", "none", "depends on the query"),
         ("independent", "static", "average", "average mixing is fixed"),
         ("multi-query", "static", "diagonal", "entries off the diagonal"),
