@@ -18,7 +18,13 @@ Sizes of heads, for standard attention:
   gqa → mha, or more --key-value-heads   exact: heads of keys and values are repeated
   mha → gqa --key-value-heads N      not exact: means of the heads that are joined
 
-What cannot be exact otherwise is refused with the reason. --data DIR measures the difference of the outputs. A stock
+Between methods:
+
+  mqa, sha, skv, el, mhe-add, mhe-mul, lrkv, collaborative, mfa, knocking-linear, mea → mha   exact
+  mha → lrkv --rank R, collaborative --shared-dim N    by singular values, exact at full rank, which is the default
+  mha → mla --latent-dim N                             likewise, apart from the norm of the latent, which makes it inexact
+
+Every conversion that has no exact form is refused with the reason. --data DIR measures the difference of the outputs. A stock
 fairseq checkpoint keeps its architecture.
 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
@@ -32,8 +38,15 @@ from fairseq_lowrank.cli import _output, spectrum
 from fairseq_lowrank.messages import UserError
 
 NAME = "convert"
-HELP = "change a checkpoint's head mixing or head sizes, with the same outputs if that is possible"
-SIZES = ("head_dim", "value_dim", "key_value_heads")
+HELP = "change a checkpoint's attention, with the same outputs if that is possible"
+SIZES = {
+    "head_dim": "--head-dim",
+    "value_dim": "--value-dim",
+    "key_value_heads": "--key-value-heads",
+    "latent_dim": "--latent-dim",
+    "shared_dim": "--shared-dim",
+    "factor_rank": "--rank",
+}
 
 
 def add_arguments(parser) -> None:
@@ -43,6 +56,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--head-dim", type=int, metavar="N", help="the new size of heads")
     parser.add_argument("--value-dim", type=int, metavar="N", help="the new size of values")
     parser.add_argument("--key-value-heads", type=int, metavar="N", help="the new number of key and value heads")
+    parser.add_argument("--latent-dim", type=int, metavar="N", help="size of the latent of mla (default: full rank)")
+    parser.add_argument("--shared-dim", type=int, metavar="N", help="features of collaborative (default: full rank)")
+    parser.add_argument("--rank", type=int, metavar="N", dest="factor_rank", help="rank of lrkv (default: full rank)")
     spectrum.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
     _output.add_checkpoint_argument(parser, "where to write the new checkpoint")
 
@@ -56,7 +72,7 @@ def run(args) -> None:
         )
     for name in SIZES:
         if changes.get(name, 1) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {changes[name]}: expected at least 1")
+            raise UserError(f"{SIZES[name]} {changes[name]}: expected at least 1")
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
         raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
@@ -67,7 +83,7 @@ def run(args) -> None:
     sizes = {name: changes.get(name) for name in SIZES}
     state, notes = convert(state, attention=args.attention, mixing=args.head_mixing, **sizes)
     _output.save_checkpoint(state, args.output)
-    given = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+    given = " ".join(f"{SIZES.get(name, '--' + name.replace('_', '-'))} {value}" for name, value in changes.items())
     _output.say("\n".join([f"{args.output}: {args.checkpoint} with {given}", *notes]))
     if args.data:
         _output.say(error_text(args))

@@ -1,6 +1,6 @@
-"""Checkpoints with other attention: other mixing of heads, larger heads, or another number of key and value heads.
+"""Checkpoints with different attention: mixing of heads, larger heads, numbers of key and value heads, or projections.
 
-All of it keeps the outputs, except fewer key and value heads, which are means of the old ones.
+Outputs stay the same, except with fewer key and value heads, which are means of the old ones, and with factors of low rank.
 """
 
 from __future__ import annotations
@@ -8,25 +8,31 @@ from __future__ import annotations
 import collections
 import math
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_lowrank.attention import AXES, AttentionSpec
+from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
 from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, axes_of, build, our_arguments
 from fairseq_lowrank.tools.checkpoints import model_arguments, vocab_size
+from fairseq_lowrank.tools.rewriting import FACTORED, factorize, full_rank, layer_with, relative_error
 
 # Projections whose heads all read one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")
 LEARNED = ("none", "static", "positionwise", "diagonal")
 SIZES = ("head_dim", "value_dim", "key_value_heads")
-"""Axes that are numbers, which a conversion can change; the other axes except mixing stay."""
+"""Axes that are numbers, which a conversion can change."""
+FACTORS = ("latent_dim", "shared_dim", "factor_rank")
+"""Sizes of the projections into which plain attention can be factored."""
+OF_ONE_PRESET = (*FACTORS, "query_rank", "gate_start")
+"""Axes that belong to a preset and are dropped with it."""
 
 
 def convert(
@@ -36,10 +42,11 @@ def convert(
 
     Args:
         state: see :func:`~fairseq_lowrank.tools.checkpoints.load_state`; it is not changed.
-        attention: the new `--attention`, which may differ from the old one in its mixing and in :data:`SIZES`. A size that
-            the old preset alone needed is dropped with it.
+        attention: the new `--attention`. It may differ from the old one in its mixing and in :data:`SIZES`, be `mha` of a
+            restricted or equal method, or be a factorisation of plain attention. A size that only the old preset needed is
+            dropped with it.
         mixing: the new `--head-mixing`.
-        sizes: new values of :data:`SIZES`; None leaves one as it is.
+        sizes: new values of :data:`SIZES` and :data:`FACTORS`; None leaves one as it is.
 
     Raises:
         ValueError: the new attention cannot give the same outputs, or other axes differ.
@@ -53,17 +60,26 @@ def convert(
     preset = getattr(old, "attention", None) or "mha"
     if attention not in (None, preset) and preset in NEEDED:
         setattr(new, AXES[NEEDED[preset][0]].flag, None)
+    if attention not in (None, preset):
+        for name in OF_ONE_PRESET:
+            setattr(new, AXES[name].flag, None)
     new.attention, new.head_mixing = attention or preset, mixing
     for name, size in sizes.items():
         if size is not None:
             setattr(new, AXES[name].flag, size)
     if not _learns(new):
         new.mixing_lr_scale = None
-    before, after = check_axes(old, new)
     if (size := vocab_size(state)) is None:
         raise ValueError(
             f"the checkpoint of {old.arch} has no word embeddings: expected a translation or language model"
         )
+    before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
+    if differing_axes(before, after) and (
+        after.spec.projection in FACTORED
+        or after.spec == AttentionSpec(activation=after.spec.activation, **_sizes(after))
+    ):
+        return rewrite(state, our_arguments(old), new, size)
+    check_axes(before, after, new)
     model = build(new, size)
     tensors, folds, resized, exact = dict(state["model"]), [], False, True
     for layer in attention_layers(model):
@@ -87,18 +103,108 @@ def _learns(args: Namespace) -> bool:
     return learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)
 
 
-def check_axes(old: Namespace, new: Namespace) -> tuple[AttentionOptions, AttentionOptions]:
-    """Return the attention of both arguments, after checking that they differ in mixing and sizes alone."""
-    before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
-    for axis in (field.name for field in fields(AttentionSpec) if field.name not in ("mixing", *SIZES)):
+def _sizes(options: AttentionOptions) -> dict[str, int | None]:
+    return {name: getattr(options.spec, name) for name in ("head_dim", "value_dim")}
+
+
+def differing_axes(before: AttentionOptions, after: AttentionOptions) -> list[str]:
+    """Return the axes other than mixing and sizes of heads in which two choices differ."""
+    names = (field.name for field in fields(AttentionSpec) if field.name not in ("mixing", *SIZES))
+    return [name for name in names if getattr(before.spec, name) != getattr(after.spec, name)]
+
+
+def check_axes(before: AttentionOptions, after: AttentionOptions, new: Namespace) -> None:
+    """Check that two choices differ in mixing and sizes of heads only.
+
+    Raises:
+        UserError: they differ in a further axis.
+    """
+    for axis in differing_axes(before, after)[:1]:
         ours, theirs = getattr(after.spec, axis), getattr(before.spec, axis)
-        if ours != theirs:
-            raise UserError(
-                f"--attention {new.attention}: its {axis.replace('_', ' ')} is {ours}, the checkpoint's {theirs}. "
-                "Only mixing and sizes can be converted: give --head-mixing, --head-dim, --value-dim or --key-value-heads, or "
-                "an --attention that differs in them alone."
-            )
-    return before, after
+        raise UserError(
+            f"--attention {new.attention}: its {axis.replace('_', ' ')} is {ours}, the checkpoint's {theirs}. "
+            "Use --head-mixing, --head-dim, --value-dim or --key-value-heads, or --attention mha, mla, collaborative or lrkv."
+        )
+
+
+def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dict, list[str]]:
+    """Return a checkpoint whose layers are plain attention or factors of it, and notes on what is the same.
+
+    Args:
+        state, size: the checkpoint, and the number of words of its model.
+        old, new: arguments of the model before and after. A size that `new` lacks is chosen so that nothing is lost.
+
+    Raises:
+        UserError: the old layers compute more than plain attention.
+    """
+    before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
+    if before.spec.activation != after.spec.activation:
+        check_axes(before, after, new)
+    tensors, layers = dict(state["model"]), {}
+    for layer in attention_layers(build(old, size)):
+        if layer.site in before.sites:
+            prefix = f"{layer.name}."
+            found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            layers[layer.name] = layer_with(layer.module, found)
+    plain = {name: _named(name, plain_attention, layer) for name, layer in layers.items()}
+    factor = FACTORED.get(after.spec.projection)
+    if factor is None:
+        _set_plain_sizes(new, plain.values())
+    elif getattr(new, AXES[factor[0]].flag, None) is None:
+        largest = max(full_rank(layer, after.spec.projection) for layer in plain.values())
+        setattr(new, AXES[factor[0]].flag, largest)
+    model, errors = build(new, size), {}
+    for name, _, _, module in attention_layers(model):
+        if name not in layers:
+            continue
+        result = plain[name] if factor is None else _named(name, factorize, layers[name], module)
+        errors[name] = relative_error(layers[name], result)
+        wanted, found = module.state_dict(), result.state_dict()
+        dtype = tensors[f"{name}.out_proj.weight"].dtype
+        tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}.")}
+        for key, like in wanted.items():  # a bias that this layer lacks and another one needs is 0
+            tensors[f"{name}.{key}"] = found.get(key, torch.zeros(like.shape)).to(dtype)
+    converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
+    return converted, [*rewriting_notes(errors, after.spec.projection), *dropped_parts(state)]
+
+
+def _named(name: str, change: Callable, *layers):
+    """Call a change of a layer; its errors name the layer."""
+    try:
+        return change(*layers)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+
+
+def _set_plain_sizes(args: Namespace, layers: Collection[MultiheadAttention]) -> None:
+    """Set the flags of a model whose chosen sites have these plain layers.
+
+    Raises:
+        UserError: layers need different head sizes, and there is one flag.
+    """
+    sizes = {(layer.head_dim, layer.projection.dims.value_dim) for layer in layers}
+    usual = all(layer.head_dim * layer.num_heads == layer.embed_dim for layer in layers)
+    if len(sizes) > 1 and not usual:
+        raise UserError(f"--head-dim: layers need different sizes {sorted(sizes)}. Keep the checkpoint as it is.")
+    head_dim, value_dim = next(iter(sizes))
+    args.head_dim = None if usual else head_dim
+    args.value_dim = None if value_dim == head_dim else value_dim
+    if any(layer.q_proj.bias is not None for layer in layers):
+        args.no_attention_bias = False
+
+
+def rewriting_notes(errors: dict[str, float], projection: str) -> list[str]:
+    """Say how far outputs are from those before, on random inputs of each layer."""
+    worst = max(errors, key=errors.get)
+    mean = sum(errors.values()) / len(errors)
+    measured = (
+        f"relative error of layers' outputs on random inputs: {mean:.2g} on average, {errors[worst]:.2g} in {worst}"
+    )
+    if projection == "latent":
+        return [f"not exact: the norm of the latent depends on the input. {measured}"]
+    if errors[worst] > 1e-9:
+        return [f"not exact: the rank is too small for these weights. {measured}"]
+    return [f"exact up to rounding: the model's outputs. {measured}"]
 
 
 def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dict) -> tuple[dict[str, Tensor], bool]:
@@ -299,8 +405,10 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     """The checkpoint with another model: its arguments changed, the optimizer and averaged weights of the old one gone."""
     from omegaconf import OmegaConf
 
-    names = ("attention", "head_mixing", "mixing_lr_scale", *(AXES[name].flag for name in SIZES))
+    names = ("attention", "head_mixing", "mixing_lr_scale", *(AXES[name].flag for name in (*SIZES, *OF_ONE_PRESET)))
     changes = {name: getattr(args, name, None) for name in names}
+    if getattr(args, "no_attention_bias", None) is not None:
+        changes["no_attention_bias"] = args.no_attention_bias
     cfg = state["cfg"]
     cfg = OmegaConf.to_container(cfg, resolve=False, enum_to_str=True) if OmegaConf.is_config(cfg) else dict(cfg)
     kind = Namespace if isinstance(cfg["model"], Namespace) else dict
@@ -329,8 +437,13 @@ def notes(state: dict, folded: bool, *, resized: bool = False, exact: bool = Tru
     else:
         rounding = " up to rounding" if resized else ""
         lines = [f"exact{rounding}: the model's outputs and the attention weights it returns"]
+    return lines + dropped_parts(state)
+
+
+def dropped_parts(state: dict) -> list[str]:
+    """Say which parts of a checkpoint belong to the old model and are left out."""
     dropped = ["the optimizer's state"] * ("last_optimizer_state" in state)
     dropped += ["averaged weights (EMA)"] * ("ema" in (state.get("extra_state") or {}))
-    if dropped:
-        lines.append(f"left out: {' and '.join(dropped)}; train on with --finetune-from-model or --reset-optimizer")
-    return lines
+    if not dropped:
+        return []
+    return [f"left out: {' and '.join(dropped)}; train on with --finetune-from-model or --reset-optimizer"]

@@ -95,7 +95,7 @@ class Spelled:
         scores, _ = layer(*inputs, **wanted, before_softmax=True)
         if layer.spec.activation == "sigsoftmax":
             scores = scores + nn.functional.logsigmoid(scores)
-        weights = torch.softmax(scores, dim=-1).unflatten(0, (-1, layer.num_heads))
+        weights = torch.softmax(scores, dim=-1).unflatten(0, (-1, layer.num_heads * layer.spec.queries_per_head))
         padding = self.paddings[layer in self.encoder]
         batch, heads = weights.shape[:2]
         query = layer.q_proj(kwargs["query"]).unflatten(-1, (-1, layer.head_dim))
@@ -106,7 +106,7 @@ class Spelled:
                 for i in range(j):
                     self.values["row_space_penalty"] += (rows[i] @ rows[j].T).square().sum() / batch
                     self.values["column_space_penalty"] += (rows[i].T @ rows[j]).square().sum() / batch
-            for t in real if layer.mixing is not None and isinstance(layer.mixing.weight, nn.Parameter) else ():
+            for t in real if isinstance(getattr(layer.mixing, "weight", None), nn.Parameter) else ():
                 matrix = layer.mixing.weight
                 if layer.mixing.query_weight is not None:
                     matrix = matrix + query[t, b] @ layer.mixing.query_weight

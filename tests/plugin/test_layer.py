@@ -9,6 +9,8 @@ pytest.importorskip("fairseq")
 from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
+IN_CROSS_ATTENTION = [preset for preset in PRESETS if preset != "xsa"]
+
 
 def make(preset="mha", **options):
     torch.manual_seed(1)
@@ -30,7 +32,7 @@ def decode(layer, x, state):
 PADDING = torch.tensor([[0, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=torch.bool)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", IN_CROSS_ATTENTION)
 def test_static_keys_are_projected_once(preset):
     layer, query, encoded = make(preset, encoder_decoder_attention=True), inputs(3, 2, 12), inputs(5, 2, 12, seed=3)
     expected, expected_weights = layer(query, encoded, encoded, key_padding_mask=PADDING)
@@ -44,7 +46,7 @@ def test_static_keys_are_projected_once(preset):
     assert layer._get_input_buffer(state)["prev_key"].size(2) == 5
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", IN_CROSS_ATTENTION)
 def test_keys_that_a_search_repeated_are_kept_once_a_sentence(preset):
     beam, layer = 3, make(preset, encoder_decoder_attention=True)
     query, encoded = inputs(2, 2 * beam, 12), inputs(5, 2, 12, seed=3)
@@ -76,6 +78,18 @@ def test_the_buffer_has_fairseqs_names():
     buffer = {"prev_key": inputs(2, 3, 1, 4), "prev_value": inputs(2, 3, 1, 4), "prev_key_padding_mask": None}
     assert layer._set_input_buffer(state, buffer) is state
     assert layer._get_input_buffer(state) == buffer
+
+
+@pytest.mark.parametrize("preset", ["mla", "lrkv", "tpa", "collaborative", "mfa"])
+def test_a_state_with_keys_has_the_name_that_decoders_look_for(preset):
+    # with --cross-self-attention, a decoder puts the encoder's states before the keys unless this name is there
+    layer, state = make(preset, self_attention=True), {}
+    decode(layer, inputs(1, 2, 12), state)
+    buffer, given = layer._get_input_buffer(state), {}
+    assert "prev_key" in buffer
+    layer._set_input_buffer(given, buffer)
+    step = inputs(1, 2, 12, seed=3)
+    torch.testing.assert_close(decode(layer, step, given), decode(layer, step, state))
 
 
 @pytest.mark.parametrize("preset", ["mha", "skv", "mqa"])

@@ -368,3 +368,67 @@ def test_convert_measures_the_difference_on_data(trained, translation_data, tmp_
     assert found["mean"] == pytest.approx(difference, rel=1e-4)
     same = output_error(models[0][0], models[0][0], samples, 1)
     assert same["mean"] == same["largest"] == 0
+
+
+FACTORED = {"mla": "latent", "collaborative": "collaborative", "lrkv": "low-rank-kv"}
+
+
+def command(source, tmp_path, *flags):
+    target = tmp_path / "converted.pt"
+    assert cli.main(["convert", str(source), *flags, "--output", str(target)]) == 0
+    return target
+
+
+RESTRICTED = {
+    "mqa": {},
+    "sha": {},
+    "skv": {},
+    "mhe-mul": {},
+    "lrkv": {"rank": 1},
+    "collaborative": {"shared_dim": 5},
+    "mfa": {"head_dim": 6, "latent_dim": 3},
+    "knocking-linear": {},
+    "mea": {},
+}
+
+
+@pytest.mark.parametrize("preset", RESTRICTED)
+def test_a_restricted_checkpoint_becomes_plain(preset, trained, tmp_path, capsys):
+    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention=preset, **RESTRICTED[preset])
+    model = same_outputs(source, command(source, tmp_path, "--attention", "mha"))
+    assert capsys.readouterr().out.count("exact up to rounding") == 1
+    layer = model.encoder.layers[0].self_attn
+    assert layer.spec.projection == "independent" and layer.head_map is None
+    assert layer.head_dim == {"mfa": 6, "collaborative": 5}.get(preset, 4)
+
+
+def test_a_method_without_biases_becomes_plain_with_them(trained, tmp_path):
+    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention="mhe-add", no_attention_bias=True)
+    model = same_outputs(source, command(source, tmp_path, "--attention", "mha"))
+    assert model.decoder.layers[0].encoder_attn.q_proj.bias.any()
+
+
+@pytest.mark.parametrize("preset", ["gated-head", "gated", "diff", "tpa", "mla", "dcmha"])
+def test_more_than_plain_attention_is_refused(preset, trained, tmp_path, capsys):
+    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention=preset)
+    assert cli.main(["convert", str(source), "--attention", "mha", "--output", str(tmp_path / "b.pt")]) == 2
+    assert "encoder.layers.0.self_attn" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "b.pt").exists()
+
+
+@pytest.mark.parametrize("preset", ["lrkv", "collaborative"])
+def test_a_trained_is_factored_exactly(preset, trained, tmp_path, capsys):
+    plain = trained("stock")
+    model = same_outputs(plain, command(plain, tmp_path, "--attention", preset))
+    assert "exact up to rounding" in capsys.readouterr().out
+    assert model.decoder.layers[0].self_attn.spec.projection == FACTORED[preset]
+
+
+@pytest.mark.parametrize(
+    "flags", [("mla",), ("mla", "--latent-dim", "3"), ("lrkv", "--rank", "1"), ("collaborative", "--shared-dim", "4")]
+)
+def test_a_factorisation_that_loses_says_how_much(flags, trained, tmp_path, capsys):
+    target = command(trained("stock"), tmp_path, "--attention", *flags)
+    assert "relative error" in (said := capsys.readouterr().out) and "not exact" in said
+    model, _ = checkpoints.load_model(target)
+    assert model.decoder.layers[0].self_attn.spec.projection == FACTORED[flags[0]]
