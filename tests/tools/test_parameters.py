@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import AXES
+from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
 from fairseq_lowrank.tools import parameters
 from fairseq_lowrank.tools.architecture import attention_layers, build, parse
@@ -189,6 +189,53 @@ def test_the_posters_formulas_are_the_parameters_of_built_layers():
         over = {row["attention"]: row["over_sha"] for row in rows}
         assert over["mha"] == (3 * heads**2 - 3 * heads) * head_dim**2
         assert over["mhe-mul"] == 3 * heads * head_dim
+
+
+@pytest.mark.parametrize(
+    "flags, kind",
+    [
+        ("--attention mha", "equal"),
+        ("--attention mha --head-dim 64", "QK"),
+        ("--attention mha --head-dim 8", "restricted"),
+        ("--attention fixedhead --head-dim 64", "QK"),
+        ("--attention gqa --key-value-heads 2", "restricted"),
+        ("--attention mha --head-mixing static", "OV"),
+        ("--attention mha --head-output gate --gate-start half", "OV"),
+        ("--attention collaborative", "QK"),
+        ("--attention collaborative --shared-dim 4", "restricted"),
+        ("--attention mfa --head-dim 64", "QK"),
+        ("--attention mfa --head-dim 8", "restricted"),
+        ("--attention mla", "restricted"),
+        ("--attention tpa", "patterns"),
+        ("--attention mha --attention-activation sigsoftmax", "not classified"),
+    ],
+)
+def test_the_class_of_a_layer_depends_on_axes_and_sizes(flags, kind):
+    sizes = ["--decoder-layers", "1", "--decoder-attention-heads", "16"]
+    axes = parameters.describe("transformer_lm", 100, [*sizes, *flags.split()])["axes"]
+    assert axes["decoder"]["class"] == kind
+
+
+def test_the_command_prints_the_class_of_each_site(capsys):
+    flags = ["--attention", "xsa", "--attention-sites", "encoder,decoder"]
+    assert cli.main(["params", "--arch", "transformer_iwslt_de_en", "--vocab-size", "100", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[1:] for line in printed.splitlines() if line.startswith("class  ")] == [["OV", "OV", "equal"]]
+    assert "class OV: " in printed and "class equal: " in printed
+
+
+def test_the_sizes_of_a_projection_are_those_that_were_built():
+    assert parameters.describe("transformer_lm", 100, ["--attention", "mla"])["axes"]["decoder"]["latent_dim"] == 256
+    assert parameters.describe("transformer_lm", 100, ["--attention", "lrkv"])["axes"]["decoder"]["factor_rank"] == 16
+
+
+def test_a_sweep_has_every_preset(monkeypatch):
+    monkeypatch.setattr(parameters, "SWEEPS", {"layers": (1,)})
+    rows = parameters.sweep(TRANSLATION, 100, "layers", progress=False)
+    found = {row["attention_kind"]: row["attention_without_biases"] for row in rows}
+    assert found.keys() == PRESETS.keys() - {"gqa"}  # which needs a number of heads
+    assert found["xsa"] - found["mha"] == 2 * 8
+    assert found["gated-head"] - found["mha"] == 3 * 8 * 512
 
 
 def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
