@@ -240,7 +240,7 @@ def test_a_sweep_has_every_preset(monkeypatch):
 
 def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 4)})
-    monkeypatch.setattr(parameters, "PRESETS", ("mha", "mixhead-a", "sha"))
+    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha", "mixhead-a", "sha")})
     rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "heads", progress=False)
     found = {(row["attention_kind"], row["heads"]): row["attention_without_biases"] for row in rows}
     for heads in (2, 4):
@@ -252,7 +252,9 @@ def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
 
 def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_were_given(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (3,)})
-    monkeypatch.setattr(parameters, "PRESETS", ("mha", "sha", "mixhead-a", "fixedhead"))
+    monkeypatch.setattr(
+        parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha", "sha", "mixhead-a", "fixedhead")}
+    )
     sizes = ["--encoder-attention-heads", "4", "--decoder-attention-heads", "8", "--encoder-embed-dim", "512"]
     axes = ["--attention-projection", "single", "--head-mixing", "positionwise"]
     rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], progress=False)
@@ -267,7 +269,7 @@ def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_wer
 
 def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 8)})
-    monkeypatch.setattr(parameters, "PRESETS", ("mha",))
+    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha",)})
     flags = ["--embed-rank", "300", "--tokens-per-sample", "64"]
     rows = parameters.sweep("lowrank_transformer_lm", 1000, "heads", flags, task="language_modeling", progress=False)
     assert [row["heads"] for row in rows] == [8]
@@ -275,7 +277,7 @@ def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
 
 def test_a_sweep_over_head_sizes_leaves_out_what_is_refused(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"head-dim": (32, 64)})
-    monkeypatch.setattr(parameters, "PRESETS", ("el", "mqa"))
+    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("el", "mqa")})
     rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "head-dim", progress=False)
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "el"] == [64]
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "mqa"] == [32, 64]
