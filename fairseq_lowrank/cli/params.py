@@ -1,7 +1,7 @@
 """Count the parameters of a fairseq text architecture, without allocating it.
 
-Prints the total and its parts, attention at each site, what the chosen attention costs over `--attention mha`, and what
-it is made of, an axis a row. Any flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
+Prints the total and its parts, attention at each site, and what the chosen attention costs over `--attention mha`. Then it
+prints the choices of each site, an axis a row, and the class: what this attention can add to plain attention. Any flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
 
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
@@ -71,7 +71,13 @@ def as_text(data: dict) -> str:
     title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
     title = ", ".join([title, *([" ".join(data["flags"])] if data["flags"] else [])])
     text = "\n".join([title, _output.table(["", "parameters", "share"], rows)])
-    return text + ("\n\nattention\n" + _output.axes_table(data["axes"]) if data["axes"] else "")
+    if not data["axes"]:
+        return text
+    from fairseq_lowrank.attention.classes import CLASSES
+
+    classes = dict.fromkeys(axes["class"] for axes in data["axes"].values())
+    meanings = [f"class {name}: {CLASSES[name]}" for name in classes if name in CLASSES]
+    return "\n".join([text, "", "attention", _output.axes_table(data["axes"]), *meanings])
 
 
 def sweep_text(rows: list[dict], quantity: str) -> str:

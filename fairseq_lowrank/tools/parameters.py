@@ -12,7 +12,9 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import nn
 from tqdm import tqdm
 
-from fairseq_lowrank.attention import AXES, PRESETS, build_attention
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
+from fairseq_lowrank.attention.classes import PRESET_CLASSES
+from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
@@ -79,7 +81,7 @@ def count(model: nn.Module) -> dict:
 
 
 OF_EMBEDDINGS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
-"""Names of further parameters of word embeddings and of the output matrix, in modules that show no kind."""
+"""Parameters of word embeddings and of the output matrix, in addition to those of modules known by their kind."""
 OF_ARCHITECTURES = ("score", "synthesizer_heads")
 """Axes that an architecture sets because it is named for them: plain attention of a Synthesizer is a Synthesizer's."""
 
@@ -94,6 +96,9 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     """The same arguments with a preset, of the flags for axes those of `keep` alone, and what makes an architecture what it is."""
     args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
+    output = HEAD_OUTPUTS[PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
+    if output is not None and output.reads_own_value and len(list(stacks(args))) > 1:
+        args.attention_sites = "encoder,decoder"  # cross attention has no value at a query's own position
     args.unused_key_projection = getattr(own, "unused_key_projection", None)
     for name, axis in AXES.items():
         if name not in keep:
@@ -101,8 +106,43 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     return args
 
 
+def class_of(layer: nn.Module, preset: str) -> str | None:
+    """Return the class of a layer compared with plain attention of its width and heads, if it is known.
+
+    Args:
+        layer: one of this package's layers, or fairseq's own.
+        preset: the value of `--attention`, to tell presets apart that differ in sizes only.
+    """
+    spec = getattr(layer, "spec", AttentionSpec())
+    names = [name for name, axis in AXES.items() if axis.choices is not None and name != "gate_start"]
+
+    def matches(known: str) -> bool:
+        plain = AttentionSpec(**PRESETS[known])
+        return all(getattr(spec, name) == getattr(plain, name) for name in names)
+
+    found = next((known for known in (preset, *PRESETS) if matches(known)), None)
+    if found is None:
+        return None
+    kind, dims = PRESET_CLASSES[found], getattr(getattr(layer, "projection", None), "dims", None)
+    if dims is None:
+        return kind
+    if found in ("mha", "fixedhead", "gqa", "mfa"):
+        if dims.head_dim * dims.num_heads > dims.embed_dim:
+            return "QK"
+        if (
+            found == "mfa"
+            or dims.head_dim * dims.num_heads < dims.embed_dim
+            or (dims.key_value_heads or dims.num_heads) < dims.num_heads
+        ):
+            return "restricted"
+        return "equal"
+    if found == "collaborative" and layer.projection.shared_dim <= dims.head_dim:
+        return "restricted"
+    return kind
+
+
 def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
-    """The counts of an architecture, and `axes`, what the first attention layer of each site is made of.
+    """Return the counts of an architecture, and `axes`, the choices and the class of the first attention layer of each site.
 
     `extra` is the difference of its total to the same model with plain attention: 0 for fairseq's own attention, and None where
     plain attention does not fit the sizes.
@@ -112,7 +152,8 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     counts = count(model)
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
-        axes.setdefault(layer.site, axes_of(layer.module))
+        kind = class_of(layer.module, getattr(args, "attention", None) or "mha")
+        axes.setdefault(layer.site, axes_of(layer.module) | {"class": kind or "not classified"})
     extra = 0
     if chooses_attention(args):
         try:
@@ -140,7 +181,7 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
 
 
 def complexity(heads: int, head_dim: int) -> list[dict]:
-    """The poster's complexity table for one attention sublayer, with counts of built layers next to its formulas."""
+    """The poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
     rows = []
     for preset, (growth, formula, evaluate) in COMPLEXITY.items():
         with torch.device("meta"):

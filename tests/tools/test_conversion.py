@@ -216,7 +216,9 @@ def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, cap
     assert model.decoder.layers[0].encoder_attn.spec.mixing == "positionwise"
 
 
-@pytest.mark.parametrize("start", [["--finetune-from-model"], ["--reset-optimizer", "--reset-dataloader", "--restore-file"]])
+@pytest.mark.parametrize(
+    "start", [["--finetune-from-model"], ["--reset-optimizer", "--reset-dataloader", "--restore-file"]]
+)
 def test_training_goes_on_as_the_command_says(trained, translation_data, tmp_path, fairseq_command, start):
     target = tmp_path / "mixhead-b.pt"
     assert cli.main(["convert", str(trained("stock")), "--attention", "mixhead-b", "--output", str(target)]) == 0

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import AXES
+from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
 from fairseq_lowrank.tools import parameters
 from fairseq_lowrank.tools.architecture import attention_layers, build, parse
@@ -191,9 +191,56 @@ def test_the_posters_formulas_are_the_parameters_of_built_layers():
         assert over["mhe-mul"] == 3 * heads * head_dim
 
 
+@pytest.mark.parametrize(
+    "flags, kind",
+    [
+        ("--attention mha", "equal"),
+        ("--attention mha --head-dim 64", "QK"),
+        ("--attention mha --head-dim 8", "restricted"),
+        ("--attention fixedhead --head-dim 64", "QK"),
+        ("--attention gqa --key-value-heads 2", "restricted"),
+        ("--attention mha --head-mixing static", "OV"),
+        ("--attention mha --head-output gate --gate-start half", "OV"),
+        ("--attention collaborative", "QK"),
+        ("--attention collaborative --shared-dim 4", "restricted"),
+        ("--attention mfa --head-dim 64", "QK"),
+        ("--attention mfa --head-dim 8", "restricted"),
+        ("--attention mla", "restricted"),
+        ("--attention tpa", "patterns"),
+        ("--attention mha --attention-activation sigsoftmax", "not classified"),
+    ],
+)
+def test_the_class_of_a_layer_depends_on_axes_and_sizes(flags, kind):
+    sizes = ["--decoder-layers", "1", "--decoder-attention-heads", "16"]
+    axes = parameters.describe("transformer_lm", 100, [*sizes, *flags.split()])["axes"]
+    assert axes["decoder"]["class"] == kind
+
+
+def test_the_command_prints_the_class_of_each_site(capsys):
+    flags = ["--attention", "xsa", "--attention-sites", "encoder,decoder"]
+    assert cli.main(["params", "--arch", "transformer_iwslt_de_en", "--vocab-size", "100", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[1:] for line in printed.splitlines() if line.startswith("class  ")] == [["OV", "OV", "equal"]]
+    assert "class OV: " in printed and "class equal: " in printed
+
+
+def test_the_sizes_of_a_projection_are_those_that_were_built():
+    assert parameters.describe("transformer_lm", 100, ["--attention", "mla"])["axes"]["decoder"]["latent_dim"] == 256
+    assert parameters.describe("transformer_lm", 100, ["--attention", "lrkv"])["axes"]["decoder"]["factor_rank"] == 16
+
+
+def test_a_sweep_has_every_preset(monkeypatch):
+    monkeypatch.setattr(parameters, "SWEEPS", {"layers": (1,)})
+    rows = parameters.sweep(TRANSLATION, 100, "layers", progress=False)
+    found = {row["attention_kind"]: row["attention_without_biases"] for row in rows}
+    assert found.keys() == PRESETS.keys() - {"gqa"}  # which needs a number of heads
+    assert found["xsa"] - found["mha"] == 2 * 8
+    assert found["gated-head"] - found["mha"] == 3 * 8 * 512
+
+
 def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 4)})
-    monkeypatch.setattr(parameters, "PRESETS", ("mha", "mixhead-a", "sha"))
+    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha", "mixhead-a", "sha")})
     rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "heads", progress=False)
     found = {(row["attention_kind"], row["heads"]): row["attention_without_biases"] for row in rows}
     for heads in (2, 4):
@@ -205,7 +252,9 @@ def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
 
 def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_were_given(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (3,)})
-    monkeypatch.setattr(parameters, "PRESETS", ("mha", "sha", "mixhead-a", "fixedhead"))
+    monkeypatch.setattr(
+        parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha", "sha", "mixhead-a", "fixedhead")}
+    )
     sizes = ["--encoder-attention-heads", "4", "--decoder-attention-heads", "8", "--encoder-embed-dim", "512"]
     axes = ["--attention-projection", "single", "--head-mixing", "positionwise"]
     rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], progress=False)
@@ -220,7 +269,7 @@ def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_wer
 
 def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 8)})
-    monkeypatch.setattr(parameters, "PRESETS", ("mha",))
+    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha",)})
     flags = ["--embed-rank", "300", "--tokens-per-sample", "64"]
     rows = parameters.sweep("lowrank_transformer_lm", 1000, "heads", flags, task="language_modeling", progress=False)
     assert [row["heads"] for row in rows] == [8]
@@ -228,7 +277,7 @@ def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
 
 def test_a_sweep_over_head_sizes_leaves_out_what_is_refused(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"head-dim": (32, 64)})
-    monkeypatch.setattr(parameters, "PRESETS", ("el", "mqa"))
+    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("el", "mqa")})
     rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "head-dim", progress=False)
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "el"] == [64]
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "mqa"] == [32, 64]
