@@ -162,6 +162,16 @@ def test_each_training_at_one_rate_is_printed_as_recorded():
     assert len(printed) == sum(int(row["seeds run"]) for row in rows if ", table" not in row["row"])
 
 
+def test_each_search_at_one_rate_is_printed_as_recorded():
+    found = lines("evidence-decoding.jsonl")
+    for row in table("Results", "row", "as trained", page=ONE_RATE):
+        name, seed = row["row"].strip("`"), int(row["seed"])
+        for column, end in (("as trained", ""), ("decoder unmixed in the search", "-decoder-unmixed")):
+            assert prints(row[column], found["fast-start-decoding", name + end][seed]["value"]), (name, seed, column)
+        assert prints(row["`mha`"], TRAININGS["fast-start", f"{name.partition('-')[0]}-mha-2e-3"][seed]["value"])
+    assert TRAININGS["fast-start", name][seed]["value"] == found["fast-start-decoding", name][seed]["value"]
+
+
 def test_each_training_joined_by_ten_is_printed_as_recorded():
     for row in table("joined-by-ten", "row", "seed", "fit"):
         name, seed = key_of(row), int(row["seed"])

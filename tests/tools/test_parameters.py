@@ -143,7 +143,7 @@ def test_every_axis_is_shown_at_every_site():
     flags = ["--attention", "mqa", "--score-mixing", "static", "--value-dim", "32", "--attention-sites", "decoder"]
     axes = parameters.describe(TRANSLATION, 1000, flags)["axes"]
     assert list(axes) == ["encoder", "decoder", "cross"] and all(set(AXES) < set(of_site) for of_site in axes.values())
-    sizes = {"value_dim": 32, "key_value_heads": 1, "score_mixing": "static"}
+    sizes = {"value_dim": 32, "key_value_heads": 1, "score_mixing": "static", "class": "not classified"}
     assert axes["decoder"] == axes["encoder"] | sizes | {"projection": "multi-query"}
     assert axes["encoder"] == axes["cross"] == parameters.describe("transformer_wmt_en_de", 1000)["axes"]["encoder"]
 

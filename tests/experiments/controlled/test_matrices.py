@@ -10,8 +10,10 @@ from fairseq_lowrank.attention import PRESETS
 
 LENGTH = 6
 
+# mhe-add adds constants to values; others have no values of their own, or outputs that are not linear in them
+OTHERS = ("el", "skv", "mla", "mhe-add", "gated", "gated-head", "xsa")
 METHODS = [
-    *(Method(preset, preset, needed_axes(preset)) for preset in PRESETS if preset not in ("el", "skv", "mhe-add")),
+    *(Method(preset, preset, needed_axes(preset)) for preset in PRESETS if preset not in OTHERS),
     Method("sigsoftmax", "mixhead-b", {"activation": "sigsoftmax"}),
 ]
 
