@@ -164,7 +164,7 @@ def test_each_training_at_one_rate_is_printed_as_recorded():
 
 def test_each_search_at_one_rate_is_printed_as_recorded():
     found = lines("evidence-decoding.jsonl")
-    for row in table("Results", "row", "as trained", page=ONE_RATE):
+    for row in table("controls-at-one-rate", "row", "as trained"):
         name, seed = row["row"].strip("`"), int(row["seed"])
         for column, end in (("as trained", ""), ("decoder unmixed in the search", "-decoder-unmixed")):
             assert prints(row[column], found["fast-start-decoding", name + end][seed]["value"]), (name, seed, column)

@@ -21,7 +21,7 @@ from experiments.controlled.runs import checked_out_commit, finished
 from experiments.corpora.catalogue import parse
 from experiments.recipes.commands import Commands
 from experiments.recipes.results import append_measurement
-from experiments.recipes.scoring import bleu, read_sentences
+from experiments.recipes.scoring import bleu, read_hypotheses
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.tools.checkpoints import configuration, load_state
 
@@ -65,7 +65,7 @@ def score(state: dict, data: Path, corpus: str, generate: list[str]) -> dict:
         words = ["fairseq-generate", str(data / "bin"), "--user-dir", str(CONTROLS), "--gen-subset", "test"]
         words += ["--path", str(checkpoint), *(["--remove-bpe", pieces] if pieces else [])]
         Commands()([*words, "--max-tokens", "4096", *generate], output)
-        hypotheses = read_sentences(output, "H")
+        hypotheses = read_hypotheses(output)
     raw = data / "raw" / f"test.{target}"
     references = list(read_lines(data / "tok" / f"test.{target}"))
     return bleu(hypotheses, references, list(read_lines(raw)) if raw.exists() else None, target)

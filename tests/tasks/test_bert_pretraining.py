@@ -188,7 +188,7 @@ def test_a_checkpoint_is_validated(brown, tmp_path, fairseq_command):
         (["--layer-norm-eps", "nan"], "--layer-norm-eps nan: expected a number above 0"),
         (["--pooler-dropout", 1], "--pooler-dropout 1: expected a number from 0 to below 1"),
         (["--next-sentence-weight", -1], "--next-sentence-weight -1: expected a number >= 0"),
-        (["--arch", "roberta_base"], "a model with a next-sentence head, such as --arch lowrank_bert_base"),
+        (["--arch", "roberta_base"], "has no next-sentence head. Use --arch lowrank_bert_base"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_in_one_line(flags, message, brown, tmp_path, refusal):
