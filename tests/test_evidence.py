@@ -72,7 +72,7 @@ def test_columns_of_column_sums_stay_at_1_whatever_is_learned(controls):
     torch.testing.assert_close(layer(x, x, x)[0], other(x, x, x)[0])
 
 
-def test_common_mode_adds_the_sum_of_all_heads(controls):
+def test_common_mode_adds_the_sum_of_all_heads(controls, monkeypatch):
     torch.manual_seed(1)
     layer = build_attention("mha", 16, 4, mixing="common-mode", self_attention=True)
     plain = build_attention("mha", 16, 4, self_attention=True)
@@ -87,6 +87,11 @@ def test_common_mode_adds_the_sum_of_all_heads(controls):
     torch.testing.assert_close(mixed, own * heads + common * heads.sum(0))
     (shown,) = inspection.inspect(layer.state_dict(prefix="encoder.layers.0.self_attn."))
     torch.testing.assert_close(torch.tensor(shown["matrix"]), layer.mixing.operation(x).weight)
+    monkeypatch.delitem(MIXINGS, "common-mode")
+    (shown,) = inspection.inspect(layer.state_dict(prefix="encoder.layers.0.self_attn."))
+    assert "matrix" not in shown and shown["norms"] == {
+        "mixing.weight": pytest.approx(layer.mixing.weight.norm().item())
+    }
 
 
 def test_inspection_of_column_sums_shows_m_or_says_that_it_shows_the_weight(controls, monkeypatch):

@@ -71,7 +71,10 @@ def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()
-    if (matrix := tensors.pop("mixing.weight", None)) is not None:
+    weight, known = tensors.get("mixing.weight"), axes.get("mixing") in (None, *MIXINGS)
+    # the weight of a rule that is not registered here may have any shape; its norm is shown then
+    if weight is not None and (known or weight.size(0) == weight.size(-1)):
+        matrix = tensors.pop("mixing.weight")
         if mean is not None:
             matrix, kind = mean, "mean M_t"
         elif query_weight is not None:
