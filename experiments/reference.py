@@ -27,7 +27,7 @@ def attention_page() -> str:
             f"`--{flag.replace('_', '-')}`",
             f"`{names[flag]}`" if flag in names else "–",
             _values(kind, details),
-            _cell(text),
+            _cell(_without_values(text, details)),
         )
         for flag, (kind, details, text) in MODEL_FLAGS.items()
     ]
@@ -139,6 +139,12 @@ def _values(kind: type, details: dict) -> str:
     if "choices" in details:
         return ", ".join(f"`{value}`" for value in details["choices"])
     return {int: "an integer", float: "a number"}.get(kind, "a list" if details.get("metavar") == "SITES" else "a text")
+
+
+def _without_values(text: str, details: dict) -> str:
+    """The help of a flag without what the table says elsewhere: that it overrides the preset, and its values."""
+    values = ", ".join(details.get("choices", ()))
+    return text.removeprefix("over the preset: ").replace(f": {values}", "") if values else text
 
 
 def _default(value: object) -> str:
