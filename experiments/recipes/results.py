@@ -167,6 +167,24 @@ def append_measurement(path: Path, line: dict) -> None:
     _append(path, line)
 
 
+def append_score(path: Path, line: dict) -> None:
+    """Append a line that has a row, a seed, a metric and a value, as :func:`append_result` does.
+
+    Raises:
+        UserError: the line lacks a field or a field is of a wrong type, or the file already has the same score.
+    """
+    try:
+        check(line, required=SCORED)
+    except ValueError as error:
+        raise UserError(f"row {line.get('row')}, seed {line.get('seed')}: {error}") from error
+    same = ("row", "seed", "metric", "split", "table")
+    if any(all(line.get(name) == other.get(name) for name in same) for other in read_results(path, scores=True)):
+        raise UserError(
+            f"{path}: already has {line['metric']} of row {line['row']}, seed {line['seed']}. Delete that line to replace it."
+        )
+    _append(path, line)
+
+
 def check_writable(path: Path) -> None:
     """Open a results file for appending, as the end of a run does.
 

@@ -1,0 +1,102 @@
+"""Make a line of results from the logs of a training that no recipe ran, so that `compare` can read it.
+
+The line has the row, the seed, a metric and its value (docs/results-format.md). With `--train-log` it also has the updates,
+the speed and the learning curve. The score is one of these:
+
+- `--generate-log`: BLEU of sacrebleu, from what fairseq-generate printed. Subwords must be joined (`--remove-bpe`).
+- `--eval-log`: the perplexity that fairseq-eval-lm printed.
+- `--score`: a JSON file with `metric` and `value`, and with `sentence_values` for tests over sentences.
+- none of them: the best validation perplexity of the training log.
+
+  python -m experiments record --row mha --seed 1 --train-log mha.log --generate-log mha.out --results mine.jsonl
+  python -m experiments record --row mixhead-a --seed 1 --score mixhead-a.json --results mine.jsonl
+  python -m experiments compare mine.jsonl --pair mixhead-a mha
+"""
+
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from fairseq_lowrank.messages import UserError
+
+NAME = "record"
+HELP = "make a line of results from fairseq's own logs"
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--row", required=True, help="name of the setting, such as mixhead-a")
+    parser.add_argument("--seed", type=int, required=True, help="seed of the training, by which rows are paired")
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="the .jsonl file to append to")
+    parser.add_argument("--train-log", type=Path, metavar="LOG", help="what fairseq-train printed")
+    score = parser.add_mutually_exclusive_group()
+    score.add_argument("--generate-log", type=Path, metavar="LOG", help="what fairseq-generate printed")
+    score.add_argument("--eval-log", type=Path, metavar="LOG", help="what fairseq-eval-lm printed")
+    score.add_argument("--score", type=Path, metavar="FILE", help="a JSON file with metric and value")
+    parser.add_argument("--split", help="data that was scored (default: test, or valid without a score)")
+    parser.add_argument("--table", help="name of a group of rows, for compare --table")
+
+
+def run(args) -> None:
+    from experiments.recipes import results
+
+    if not (args.train_log or args.generate_log or args.eval_log or args.score):
+        raise UserError("nothing to record. Give --train-log, --generate-log, --eval-log or --score.")
+    line = {"row": args.row, "seed": args.seed} | ({"table": args.table} if args.table else {})
+    training = _read("--train-log", args.train_log, _training) if args.train_log else {}
+    perplexity = training.get("valid_perplexity")
+    if args.generate_log:
+        line |= _read("--generate-log", args.generate_log, _bleu)
+    elif args.eval_log:
+        line |= _read("--eval-log", args.eval_log, _perplexity)
+    elif args.score:
+        line |= _read("--score", args.score, _score)
+    elif perplexity is None:
+        raise UserError(
+            f"--train-log {args.train_log}: has no validation perplexity. Add --generate-log, --eval-log or --score."
+        )
+    else:
+        line |= {"metric": "perplexity", "value": perplexity}
+    scored = args.generate_log or args.eval_log or args.score
+    line |= {"split": args.split or ("test" if scored else "valid"), **training}
+    line["date"] = datetime.date.today().isoformat()
+    results.append_score(args.results, line)
+    print(f"{args.results}: {args.row}, seed {args.seed}: {line['metric']} {line['value']} ({line['split']})")
+
+
+def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
+    """What `read` finds in a file, with a complaint that names the flag."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        wrong = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{flag} {path}: {wrong}. Give the file that the command wrote.") from error
+
+
+def _training(path: Path) -> dict:
+    from experiments.recipes.logs import read_training_log
+
+    found = read_training_log(path)
+    return {"curve": found.pop("epochs"), "log": str(path), **found}
+
+
+def _bleu(path: Path) -> dict:
+    from experiments.recipes import scoring
+
+    hypotheses = scoring.read_hypotheses(path)
+    if not hypotheses:
+        raise ValueError("holds no hypotheses of fairseq-generate")
+    return scoring.bleu(hypotheses, scoring.read_references(path))
+
+
+def _perplexity(path: Path) -> dict:
+    from experiments.recipes.scoring import read_perplexity
+
+    return read_perplexity(path)
+
+
+def _score(path: Path) -> dict:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not {"metric", "value"} <= found.keys():
+        raise ValueError('expected an object such as {"metric": "accuracy", "value": 71.3}')
+    return {name: found[name] for name in ("metric", "value", "sentence_values") if name in found}

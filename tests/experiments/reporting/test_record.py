@@ -1,0 +1,95 @@
+"""The command that makes lines of results from fairseq's logs."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import __main__ as experiments
+
+LOG = Path(__file__).resolve().parents[3] / "results" / "logs"
+TRAINED = next(path for path in sorted(LOG.rglob("*.log.gz")) if "fast-start" in str(path))
+TRANSLATED = "S-{0}\tein hund\nT-{0}\t{1}\nH-{0}\t-0.5\t{2}\nD-{0}\t-0.5\t{2}\n"
+
+
+@pytest.fixture
+def results(tmp_path):
+    return tmp_path / "mine.jsonl"
+
+
+@pytest.fixture
+def train_log(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_bytes(gzip.decompress(TRAINED.read_bytes()))
+    return path
+
+
+def record(results, *words, row="mha", seed=1):
+    return experiments.main(["record", "--row", row, "--seed", str(seed), "--results", str(results), *map(str, words)])
+
+
+def line(results):
+    return json.loads(results.read_text().splitlines()[-1])
+
+
+def test_logs_of_fairseq_become_lines_that_compare_reads(results, train_log, tmp_path, capsys):
+    output = tmp_path / "generate.out"
+    reference = "a dog runs over the green grass"
+    for row, hypothesis in (("mha", "a dog runs over green grass"), ("mixhead-a", reference)):
+        output.write_text(TRANSLATED.format(1, reference, reference) + TRANSLATED.format(0, reference, hypothesis))
+        for seed in (1, 2):
+            assert record(results, "--train-log", train_log, "--generate-log", output, row=row, seed=seed) == 0
+    found = line(results)
+    assert (found["metric"], found["value"], found["split"]) == ("sacrebleu", 100.0, "test")
+    assert found["updates"] == found["curve"][-1]["updates"] > 0 and found["tokens_per_second"] > 0
+    capsys.readouterr()
+    assert experiments.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)
+    assert pair["seeds"] == 2 and pair["mean"] > 0
+
+
+def test_a_training_log_alone_gives_its_best_validation_perplexity(results, train_log):
+    assert record(results, "--train-log", train_log) == 0
+    found = line(results)
+    assert (found["metric"], found["split"]) == ("perplexity", "valid") and found["value"] == found["valid_perplexity"]
+
+
+def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp_path):
+    log, score = tmp_path / "eval.log", tmp_path / "score.json"
+    log.write_text("Evaluated 1,200 tokens in 1.0s\nLoss (base 2): 5.0000, Perplexity: 32.00\n")
+    score.write_text('{"metric": "accuracy", "value": 50, "sentence_values": [0, 1]}')
+    assert record(results, "--eval-log", log, "--table", "lm") == 0
+    assert {"metric": "perplexity", "value": 32.0, "tokens": 1200, "table": "lm"}.items() <= line(results).items()
+    assert record(results, "--score", score) == 0
+    assert line(results)["sentence_values"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "flag, text, words",
+    [
+        ("--generate-log", "nothing", "holds no hypotheses of fairseq-generate"),
+        ("--generate-log", TRANSLATED.format(1, "a", "a"), "holds 1 sentences but not those numbered 0 to 0"),
+        ("--eval-log", "nothing", "holds no perplexity of fairseq-eval-lm"),
+        ("--train-log", "nothing", "holds no finished epoch of fairseq-train"),
+        ("--score", "[1]", "expected an object such as"),
+        ("--score", '{"metric": "accuracy", "value": "high"}', "value is"),
+    ],
+)
+def test_files_of_another_kind_are_refused_in_one_line(results, tmp_path, capsys, flag, text, words):
+    path = tmp_path / "file"
+    path.write_text(text)
+    assert record(results, flag, path) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1 and not results.exists()
+
+
+def test_a_score_is_recorded_once_and_a_missing_file_is_named(results, train_log, tmp_path, capsys):
+    assert record(results, "--train-log", train_log) == 0
+    assert record(results, "--train-log", train_log) == 2
+    assert "already has perplexity of row mha, seed 1" in capsys.readouterr().err
+    assert record(results, "--score", tmp_path / "none.json") == 2
+    assert "No such file or directory" in capsys.readouterr().err
+    assert record(results) == 2
+    assert "nothing to record" in capsys.readouterr().err
+    assert len(results.read_text().splitlines()) == 1
