@@ -142,9 +142,9 @@ def _values(kind: type, details: dict) -> str:
 
 
 def _without_values(text: str, details: dict) -> str:
-    """The help of a flag without what the table says elsewhere: that it overrides the preset, and its values."""
+    """The help of a flag without its values, which the table lists."""
     values = ", ".join(details.get("choices", ()))
-    return text.removeprefix("over the preset: ").replace(f": {values}", "") if values else text
+    return text.replace(f": {values}", "") if values else text
 
 
 def _default(value: object) -> str:

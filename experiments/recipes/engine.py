@@ -89,7 +89,7 @@ class Engine:
             return
         with lock(run.folder) as handle:
             if handle is None:
-                say(f"{run}: another process is at it")
+                say(f"{run}: another process is running this row; skipping it")
             elif scored and (line := self.finished(complain=lambda _: None).get(run.row)):
                 self.say_done(run, line)  # by another process, since this one looked
             else:

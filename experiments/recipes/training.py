@@ -135,8 +135,7 @@ def check_data(run: Run) -> None:
     note = read_note(run.folder) or {}
     if note.get("dictionaries", ours := dictionaries(run)) != ours:
         raise ValueError(
-            f"{run.folder} holds a training on another text than {run.data} has now, with other dictionaries: move that "
-            "folder away to train again"
+            f"{run.folder} was trained with other dictionaries than {run.data} has now. Move that folder away to train from scratch."
         )
 
 

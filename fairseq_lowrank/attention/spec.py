@@ -58,8 +58,8 @@ AXES = {
     "score": Axis("attention_score", "how scores are computed", SCORE_FUNCTIONS),
     "synthesizer_heads": Axis(
         "synthesizer_heads",
-        "second layers of the dense synthesizer, g dividing the heads: head i reads that of head floor(i g / h) (default: as many "
-        "as heads; 1 meets the Mixhead paper's 248M)",
+        "dense Synthesizer: number g of second layers, a divisor of the heads; head i uses layer floor(i g / h) (default: one per "
+        "head; 1 gives the Mixhead paper's 248M parameters)",
     ),
     "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
     "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
@@ -67,7 +67,7 @@ AXES = {
     "mixing_normalization": Axis(
         "mixing_normalization",
         "divisor of each column of a learned mixing matrix: its sum (Mixhead paper, equation 13, which the paper calls "
-        "numerically unstable because the sum can be 0) or its l2 norm (equation 14) (default: none)",
+        "numerically unstable because the sum can be 0) or its l2 norm (equation 14)",
         NORMALIZATIONS,
     ),
     "head_map": Axis(

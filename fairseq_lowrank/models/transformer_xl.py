@@ -33,7 +33,7 @@ class TransformerXLConfig(TransformerLanguageModelConfig):
 
     attention_score: Optional[str] = field(  # noqa: UP045 (fairseq reads no unions)
         default="relative",
-        metadata={"help": "relative: what queries and keys make of each other, and of their distance"},
+        metadata={"help": "relative: how scores are computed from queries, keys and their distance"},
     )
     memory_length: int = field(
         default=150,
@@ -115,7 +115,7 @@ class TransformerXLDecoder(TransformerDecoder):
         score = layer.self_attn.score
         if score.name != "relative":
             raise UserError(
-                f"--attention-score {score.name}: a Transformer-XL has its positions in its scores; expected relative"
+                f"--attention-score {score.name}: a Transformer-XL encodes positions in its scores. Use relative, its default."
             )
         score.dropout, score.max_distance = args.dropout, self.args.clamp_length
         start(layer)
@@ -294,8 +294,8 @@ def _check(args, task) -> None:
         raise UserError(f"--clamp-length {args.clamp_length}: expected a distance >= 0, or -1 for none")
     if args.memory_length and isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
         raise UserError(
-            f"--memory-length {args.memory_length}: needs segments that follow each other, which --task segment_lm hands over; "
-            "expected that task, or --memory-length 0 (of a checkpoint: --model-overrides \"{'memory_length': 0}\")"
+            f"--memory-length {args.memory_length} needs consecutive segments. Add --task segment_lm, or turn memory off with "
+            "--memory-length 0 (for a checkpoint: --model-overrides \"{'memory_length': 0}\")."
         )
 
 

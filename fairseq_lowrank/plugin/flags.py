@@ -40,7 +40,7 @@ def _choices(values: Collection[str]) -> dict:
 def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
     if axis.choices is None:
         return axis.type, {"metavar": "N"}, axis.help
-    return axis.type, _choices(axis.choices), f"over the preset: {axis.help}: {', '.join(axis)}"
+    return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: the preset's choice)"
 
 
 # One entry a flag: its name in the configuration, its type, what argparse needs, and its help.
@@ -50,7 +50,7 @@ FLAGS: dict[str, tuple[type, dict, str]] = {
     "unused_key_projection": (
         bool,
         {},
-        "synthesizer-dense: have a projection of keys too, which feeds nothing: with it the Mixhead paper's 248M are met",
+        "synthesizer-dense: add a projection of keys that nothing reads; it gives the Mixhead paper's 248M parameters",
     ),
     "no_attention_bias": (bool, {}, "attention projections add no bias"),
     "attention_backend": (
@@ -61,8 +61,7 @@ FLAGS: dict[str, tuple[type, dict, str]] = {
     "attention_sites": (
         str,
         {"metavar": "SITES"},
-        f"comma list of {', '.join(SITES)}: where heads, projection, activation and mixing are as chosen; other attention "
-        "is plain mha (default: all)",
+        f"where to use the chosen attention: a comma-separated list of {', '.join(SITES)}. Plain mha elsewhere (default: all)",
     ),
     "mixing_lr_scale": (
         float,
@@ -242,13 +241,13 @@ class AttentionOptions:
             raise UserError(str(error)) from error
         if scale != 1 and not (learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)):
             raise UserError(
-                f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing} learns nothing whose rate could be scaled; expected it "
-                "with --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise"
+                f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing!r} has no parameters, so there is no learning rate to "
+                "scale. Use it with a mixing that learns, such as --attention mixhead-a."
             )
         if spec.score == "synthesizer-dense" and getattr(args, "quant_noise_scalar", 0) > 0:
             raise UserError(
-                f"--quant-noise-scalar {args.quant_noise_scalar:g} does not go with --attention-score synthesizer-dense: its second "
-                "layer is read as a table, which fairseq's noise of calls passes over; expected 0, or --quant-noise-pq"
+                f"--quant-noise-scalar {args.quant_noise_scalar:g} does not work with --attention-score synthesizer-dense: "
+                "fairseq adds this noise to module calls, and the second layer is read as a table. Remove it, or use --quant-noise-pq."
             )
         if "unused_key_projection" in flags and spec.score != "synthesizer-dense":
             raise UserError(
@@ -304,7 +303,8 @@ class AttentionOptions:
         spec = self.spec_at(site)
         if spec.score != "dot-product" and site == "decoder" and not sizes.get("self_attention", True):
             raise UserError(
-                f"--cross-self-attention puts the encoder's states before the keys, which score {spec.score!r} has no positions for"
+                f"--cross-self-attention does not work with --attention-score {spec.score}: encoder states have no position "
+                "among the keys. Remove one of the two."
             )
         try:
             layer = FairseqAttention(

@@ -31,7 +31,7 @@ class QuestionAnsweringConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "path to data directory"})
     max_positions: int = field(default=512, metadata={"help": "positions of the model, those of its pre-training"})
     window: int = field(default=384, metadata={"help": "most tokens of a question with a window of its paragraph"})
-    doc_stride: int = field(default=128, metadata={"help": "how far windows of a long paragraph are apart"})
+    doc_stride: int = field(default=128, metadata={"help": "distance in tokens between the starts of two windows"})
     max_question_length: int = field(default=64, metadata={"help": "tokens at which a question is cut off"})
     max_answer_length: int = field(default=30, metadata={"help": "most tokens of a predicted answer"})
     double_separator: bool = field(

@@ -147,8 +147,8 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
     def eval_lm_dataloader(self, dataset, *args, batch_size: int | None = None, context_window: int = 0, **options):
         if context_window:
             raise UserError(
-                f"--context-window {context_window}: expected 0, memory is the context; more of it is "
-                "--model-overrides \"{'memory_length': N}\""
+                f"--context-window {context_window}: with --task segment_lm the memory is the context. For more of it, use "
+                "--model-overrides \"{'memory_length': N}\"."
             )
         if batch_size is None:
             batch_size = 1

@@ -274,7 +274,7 @@ def test_checkpointed_activations_give_the_same_gradients():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--attention-score", "dot-product"], "--attention-score dot-product: a Transformer-XL has its positions in its scores"),
+        (["--attention-score", "dot-product"], "--attention-score dot-product: a Transformer-XL encodes positions in its scores"),
         (["--attention", "el"], "projection 'el' projects no keys"),
         (["--decoder-learned-pos"], "--decoder-learned-pos True: not in a Transformer-XL, its positions are in its scores"),
         (["--decoder-layerdrop", "0.1"], "--decoder-layerdrop 0.1: not in a Transformer-XL"),

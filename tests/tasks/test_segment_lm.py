@@ -155,7 +155,7 @@ def test_it_generates(train, fairseq_command, language_model_data, tmp_path):
     [
         (
             ["--task", "language_modeling"],
-            "--memory-length 12: needs segments that follow each other, which --task segment_lm",
+            "--memory-length 12 needs consecutive segments. Add --task segment_lm",
         ),
         (["--sample-break-mode", "eos"], "--sample-break-mode eos: segments follow each other; expected none"),
     ],
@@ -168,4 +168,4 @@ def test_a_context_window_is_refused_beside_memory(train, refusal, language_mode
     train("run", "--max-update", 1)
     evaluate = [language_model_data, "--cpu", "--task", "segment_lm", "--path", tmp_path / "run" / "checkpoint_last.pt"]
     line = refusal("eval-lm", *evaluate, "--tokens-per-sample", 12, "--context-window", 4)
-    assert "--context-window 4: expected 0, memory is the context" in line
+    assert "--context-window 4: with --task segment_lm the memory is the context" in line

@@ -49,7 +49,7 @@ def is_verified(call: AttentionCall) -> bool:
     if error is not None and key not in _warned:
         _warned.add(key)
         warnings.warn(
-            f"the triton backend of attention is wrong here ({error}): 'blocked' computes {describe(call)} from now on",
+            f"the triton kernels give wrong results on this GPU ({error}). From now on, 'blocked' computes {describe(call)}.",
             RuntimeWarning,
             stacklevel=2,
         )

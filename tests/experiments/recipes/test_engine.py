@@ -174,7 +174,7 @@ def test_rows_at_which_another_process_is_are_left_to_it(recipe, settings, engin
     with training.lock(own.run(own.rows["mha"], settings).folder):
         engine(own, settings).run_rows()
     assert [line["row"] for line in read_results(settings.results)] == ["mqa"]
-    assert "mha (seed 1): another process is at it" in capsys.readouterr().err
+    assert "mha (seed 1): another process is running this row" in capsys.readouterr().err
 
 
 def test_a_row_that_another_process_ended_meanwhile_gets_no_second_line(recipe, settings, engine, quick):

@@ -81,7 +81,7 @@ def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, 
     assert train(run, settings) == []
     first, *_ = data.glob("dict*.txt")
     first.write_text(first.read_text() + "another 1\n")
-    with pytest.raises(ValueError, match=r"holds a training on another text than .* has now"):
+    with pytest.raises(ValueError, match=r"was trained with other dictionaries than .* has now"):
         train(run, settings)
 
 
