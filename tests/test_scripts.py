@@ -17,6 +17,7 @@ def script(tmp_path):
     stubs = {
         "scripts/setup.sh": "exit",
         ".venv/bin/ruff": "exit",
+        ".venv/bin/mypy": "exit",
         ".venv/bin/pytest": 'echo "$OMP_NUM_THREADS: $*"',
         ".venv/bin/nproc": 'echo "${OMP_NUM_THREADS:-${OMP_THREAD_LIMIT:-6}}"',
     }

@@ -3,11 +3,10 @@
 import brute_force
 import pytest
 import torch
-from needed_axes import PROJECTIONS
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.attention.projections import Projection
+from fairseq_lowrank.attention.projections import PROJECTIONS, Projection
 from fairseq_lowrank.attention.projections.projection import AttentionInputs, split_heads
 from fairseq_lowrank.messages import StateDictMismatch
 
@@ -20,7 +19,7 @@ class Latent(Projection):
     Both are absorbed: q_i is multiplied by W^k_i, and W^v_i is applied to the average of c.
     """
 
-    name = "latent"
+    name = "own-latent"
 
     def __init__(self, dims):
         super().__init__(dims)
@@ -56,8 +55,8 @@ class Latent(Projection):
 
 @pytest.fixture
 def latent(make, monkeypatch):
-    monkeypatch.setitem(PROJECTIONS, "latent", Latent)
-    return lambda **options: make(projection="latent", **options)
+    monkeypatch.setitem(PROJECTIONS, "own-latent", Latent)
+    return lambda **options: make(projection="own-latent", **options)
 
 
 def expected(layer, x, hidden):
@@ -121,4 +120,4 @@ def test_it_learns_and_its_state_says_what_it_is(latent, inputs):
     latent().load_state_dict(layer.state_dict())
     with pytest.raises(StateDictMismatch) as error:
         build_attention("mha", 12, HEADS, dtype=torch.float64).load_state_dict(layer.state_dict())
-    assert (error.value.saved["projection"], error.value.current["projection"]) == ("latent", "independent")
+    assert (error.value.saved["projection"], error.value.current["projection"]) == ("own-latent", "independent")

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.ops import StaticMixing
 from fairseq_lowrank.tools import spectrum
 
 
@@ -20,7 +19,7 @@ def learned(heads=4):
 
 def test_without_mixing_the_patterns_are_those_of_the_softmax():
     patterns = torch.rand(4, 1, 5, 7, generator=generator()).softmax(-1)
-    mixed = StaticMixing(learned()).full(patterns.transpose(0, 1)).transpose(0, 1)
+    mixed = torch.einsum("jhst,ji->ihst", patterns, learned())
     found = spectrum.controls(mixed, learned(), generator())
     assert tuple(found) == spectrum.CONTROLS
     torch.testing.assert_close(found["without mixing"], patterns.double(), atol=1e-5, rtol=0)
