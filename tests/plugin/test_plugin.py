@@ -91,10 +91,8 @@ def test_a_state_that_workers_send_one_another_is_refused_by_other_layers_as_one
     build_attention("mha", 8, 2).load_state_dict(received)
     with pytest.raises(StateDictMismatch) as error:
         build_attention("mha", 8, 4).load_state_dict(received)
-    assert (error.value.saved, error.value.current) == (
-        {"num_heads": 2, "head_dim": 4},
-        {"num_heads": 4, "head_dim": 2},
-    )
+    assert {"num_heads": 2, "head_dim": 4}.items() <= error.value.saved.items()
+    assert {"num_heads": 4, "head_dim": 2}.items() <= error.value.current.items()
 
 
 def test_fairseq_alone_may_load_the_allowed_classes(tmp_path):
