@@ -234,7 +234,9 @@ class AttentionOptions:
         for flag in ("head_dim", "value_dim"):
             if flags.get(flag, 0) > LARGEST_HEAD:
                 raise UserError(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}")
-        axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in flags}
+        # fairseq's wav2vec2 has a --latent-dim too, with 0 for none
+        given = {flag for flag in flags if (flag, flags[flag]) != ("latent_dim", 0)}
+        axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in given}
         try:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
         except ValueError as error:
