@@ -38,7 +38,7 @@ def parse(task, *words):
         ("translation", ["--arch", "lightconv"], ["--attention: lightconv", "cross", "(MultiheadAttention)"]),
         ("language_modeling", ["--arch", "lightconv_lm"], ["--attention: lightconv_lm"]),
         ("speech_to_text", ["--arch", "s2t_conformer"], ["encoder", "--attention-sites decoder,cross"]),
-        ("audio_pretraining", ["--arch", "wav2vec2"], ["wav2vec2", "encoder"]),
+        ("audio_pretraining", ["--arch", "wav2vec2"], ["--attention: wav2vec2", "encoder", "(MultiheadAttention)"]),
         ("masked_lm", ["--arch", "roberta_base", "--mha-heads-to-keep", "2"], ["--mha-heads-to-keep 2"]),
         ("masked_lm", ["--arch", "roberta_base", "--mha-reg-scale-factor", "0.1"], ["--mha-reg-scale-factor 0.1"]),
         ("masked_lm", ["--arch", "roberta_base", "--attention-sites", "decoder"], ["--attention-sites decoder", "encoder"]),
