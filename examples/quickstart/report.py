@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from experiments.corpora.grammar.corpus import detokenize
-from experiments.recipes.scoring import bleu, read_sentences
+from experiments.recipes.scoring import bleu, read_hypotheses
 
 
 def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:
@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     sources, references = (path.read_text("utf-8").splitlines() for path in (arguments.sources, arguments.references))
-    outputs = read_sentences(arguments.generated, "H")
+    outputs = read_hypotheses(arguments.generated)
     for number, lines in enumerate(list(zip(sources, references, outputs, strict=True))[: arguments.show], start=1):
         for name, line in zip(("source", "reference", "output"), lines, strict=True):
             print(f"{f'{number}.' if name == 'source' else '':<4}{name:<11}{detokenize(line)}")

@@ -336,7 +336,9 @@ def _adapt_decoders(model: nn.Module, task: object) -> None:
             decoder.buffered_future_mask = _causal_marker
         if _reads_one_layer(decoder):
             decoder.need_alignment = bool(getattr(settings, "load_alignments", False))
-            decoder.extract_features = functools.partial(_extract_features, decoder)
+            # an embedding by convolution has set one of its own
+            stock = vars(decoder).get("extract_features") or functools.partial(type(decoder).extract_features, decoder)
+            decoder.extract_features = functools.partial(_extract_features, decoder, stock)
             _read_weights_where_asked(decoder)
 
 
@@ -361,6 +363,7 @@ def _reads_one_layer(decoder: nn.Module) -> bool:
 
 def _extract_features(
     decoder: nn.Module,
+    stock: Callable,
     prev_output_tokens,
     encoder_out=None,
     incremental_state=None,
@@ -369,11 +372,10 @@ def _extract_features(
     alignment_heads: int | None = None,
     **others,
 ):
-    """As the decoder's own; weights that nobody asked for are not computed."""
+    """Call `stock`, the decoder's own, without computing weights that nobody reads."""
     if alignment_layer is None and not decoder.need_alignment:
         alignment_layer = -1  # matches no layer
-    return type(decoder).extract_features(
-        decoder,
+    return stock(
         prev_output_tokens,
         encoder_out,
         incremental_state,

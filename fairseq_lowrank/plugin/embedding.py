@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MethodType
+import functools
 
 import torch
 from torch import Tensor, nn
@@ -44,13 +44,12 @@ class ConvolvedEmbedding(nn.Linear):
 def convolve_embedding(decoder: nn.Module, kernel: int) -> None:
     """Let a decoder of fairseq's embed each position by a convolution over the last `kernel` tokens."""
     decoder.project_in_dim = ConvolvedEmbedding(decoder.embed_tokens.embedding_dim, decoder.embed_dim, kernel)
-    decoder.extract_features_of_input = decoder.extract_features
-    decoder.extract_features = MethodType(_extract_features, decoder)
+    decoder.extract_features = functools.partial(_extract_features, decoder)
 
 
 # A step of generation embeds the last token alone. It is told all tokens, so nothing has to be kept between steps.
 def _extract_features(
-    decoder: nn.Module, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, **others
+    decoder: nn.Module, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, *others, **named
 ):
     """As the decoder's own, where a step of generation sees the tokens before its own, and padding counts as none before the first.
 
@@ -63,6 +62,8 @@ def _extract_features(
         embedding.context = context if decoder.quant_noise is None else decoder.quant_noise(context)
     embedding.padding = read.eq(decoder.padding_idx)
     try:
-        return decoder.extract_features_of_input(prev_output_tokens, encoder_out, incremental_state, **others)
+        return type(decoder).extract_features(
+            decoder, prev_output_tokens, encoder_out, incremental_state, *others, **named
+        )
     finally:
         embedding.context = embedding.padding = None

@@ -75,9 +75,10 @@ def test_utilities_evaluate_literals_only(evaluate, tmp_path):
 @pytest.mark.parametrize(("target", "field"), FIELDS.items())
 def test_configuration_runs_nothing(target, field, tmp_path):
     holder, name = patches.locate(f"fairseq.{target}")
-    arguments = [] if name == "build_model" else [None]
+    hostile = Namespace(**{field: HOSTILE.format(str(tmp_path / "made"))})
+    arguments = (hostile, None) if name == "build_model" else (None, hostile)
     with pytest.raises(UserError):
-        getattr(holder, name)(*arguments, Namespace(**{field: HOSTILE.format(str(tmp_path / "made"))}))
+        getattr(holder, name)(*arguments)
     assert not list(tmp_path.iterdir())
 
 
