@@ -1,4 +1,4 @@
-"""Time and peak memory of one causal self-attention layer as a whole, ours beside its peers.
+"""Time and peak memory of one causal self-attention layer as a whole, ours and its peers.
 
     python benchmarks/attention.py                               the presets and peers at n 512 to 4096, on the CPU
     python benchmarks/attention.py --layers fairseq mixhead-a mixhead-a@reference --lengths 2048 --dropout 0.1
@@ -148,7 +148,7 @@ def ours(name: str, options: argparse.Namespace, device: str | None = None) -> M
 
 
 def default_layers(options: argparse.Namespace) -> list[str]:
-    """Every preset that can have these sizes, with the number that it needs, sigsoftmax beside two of them, and on a GPU
+    """Every preset that can have these sizes, with the number that it needs, sigsoftmax with two of them, and on a GPU
     what the kernels of the triton backend compute."""
     axes = {preset: ",".join(f"{axis}={value}" for axis, value in VARIANTS[preset].axes.items()) for preset in PRESETS}
     names = [preset + (axes[preset] and f":{axes[preset]}") for preset in PRESETS]

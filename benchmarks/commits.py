@@ -1,4 +1,4 @@
-"""Time of one causal self-attention layer at this commit beside an earlier one: before and after in one run.
+"""Time of one causal self-attention layer at this commit and at an earlier one: before and after in one run.
 
     git worktree add ../before 0da9522
     python benchmarks/commits.py --before ../before --clock processor --threads 1

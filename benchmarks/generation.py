@@ -1,4 +1,4 @@
-"""Translation speed on Multi30k with beam search, and the bytes that decoding caches: ours beside stock fairseq.
+"""Translation speed on Multi30k with beam search, and the bytes that decoding caches: ours and stock fairseq.
 
     DATA=$(scripts/prepare.sh multi30k)
     python benchmarks/generation.py $DATA                         untrained models: every row writes 15 tokens a sentence
@@ -114,7 +114,7 @@ def work(connection, rows: list[str], options: argparse.Namespace, trained: dict
     generations = {row: Generation(row, options, trained.get(row)) for row in rows}
     batches = load_batches(generations[rows[0]].task, options)
     if rows == [models.STOCK] and "fairseq_lowrank" in sys.modules:
-        raise RuntimeError("stock fairseq is measured beside fairseq_lowrank, which something has imported")
+        raise RuntimeError("stock fairseq cannot be measured: something has imported fairseq_lowrank")
     cached = {row: generation.cached_bytes(batches[0]) for row, generation in generations.items()}
     connection.send((sum(batch["nsentences"] for batch in batches), cached, measure.machine(options.device)))
     while (row := connection.recv()) is not None:

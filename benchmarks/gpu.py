@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.sh measured, in one file, beside the goals that were set.
+"""What benchmarks/gpu.sh measured, in one file, next to the goals that were set.
 
 python benchmarks/gpu.py FOLDER gpu.json    gathers the results in FOLDER; the goals are printed, and written too
 """
@@ -40,7 +40,7 @@ def gathered(parts: Path) -> dict:
 
 
 def goals(found: dict) -> Iterator[Goal]:
-    """Bfloat16, causal, 16 heads of 64, forward and backward, of the operation alone beside SDPA's in the same run."""
+    """Bfloat16, causal, 16 heads of 64, forward and backward, of the operation alone and of SDPA in the same run."""
     operation = [*_results(found, "operation"), *_results(found, "long")]
 
     def of(results: list[dict], layer: str, length: int, key: str) -> float | None:

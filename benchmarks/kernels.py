@@ -223,8 +223,8 @@ def call_of(one: Configuration) -> AttentionCall:
 
 
 def compile_all(path: Path) -> dict[Configuration, list[Compiled]]:
-    """Of :func:`of_auto`, by this version of Triton, beside what others made; written after each, so that an
-    interrupted run goes on.
+    """Of :func:`of_auto`, by this version of Triton, together with what others made; written after each, so that an
+    interrupted run resumes.
     """
     grid = of_auto()
     found = {

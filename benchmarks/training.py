@@ -1,4 +1,4 @@
-"""Training speed of a small language model: lowrank_transformer_lm beside fairseq's transformer_lm of the same size.
+"""Training speed of a small language model: lowrank_transformer_lm and fairseq's transformer_lm of the same size.
 
     python benchmarks/training.py                                    stock, mha, mixhead-a, mixhead-b at n 512
     python benchmarks/training.py --length 2048 --rows stock mha --output benchmarks/results/training-2048.json

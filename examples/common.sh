@@ -6,7 +6,7 @@
 #   row h4-mha --arch lowrank_transformer_iwslt_de_en --attention mha
 #   translation_rows                                           or language_model_rows, fine_tuning_rows
 #
-# Two things that a recipe may set beside: PLUGIN, a folder of the repository that fairseq gets as --user-dir in place of the
+# Two things that a recipe may also set: PLUGIN, a folder of the repository that fairseq gets as --user-dir in place of the
 # package; FIT=2000, for losses a sentence on that many training pairs without dropout, on the validation and on the test set.
 #
 # From outside:
@@ -43,7 +43,7 @@ visible_gpus() {
     local there gpu
     there="$(nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p')" || return 0
     for gpu in $(tr , ' ' <<<"${CUDA_VISIBLE_DEVICES-$there}"); do
-        # CUDA too ends the list at the first that is not there; names it takes beside numbers.
+        # CUDA too ends the list at the first that is not there; it takes names and numbers.
         [[ " ${there//$'\n'/ } " == *" $gpu "* || "$gpu" == [GM]* ]] || break
         echo "$gpu"
     done
@@ -142,13 +142,13 @@ fine_tuning_rows() {
     engine rows
 }
 
-# report OPTIONS…: the results of this paper beside the published values.
+# report OPTIONS…: the results of this paper next to the published values.
 report() { engine report "$@"; }
 
 # compare OPTIONS…: differences of rows of this table, with their intervals.
 compare() { engine compare "$@"; }
 
-# spectra NAME [OPTIONS…] ROWS…: spectra of the attention of rows on the test set, in a folder beside the lines of results. A row that has
+# spectra NAME [OPTIONS…] ROWS…: spectra of the attention of rows on the test set, in a folder next to the lines of results. A row that has
 # its line but no checkpoint here, as in a clone of the repository, is trained for it and gets no second line.
 spectra() { engine spectra "$@"; }
 

@@ -11,7 +11,7 @@
 # Sets up .venv first (SETUP=0: takes .venv as it is or, without one, the Python on PATH), then makes the corpus, trains, translates the test set and
 # shows ten translations, the parameters against plain multi-head attention, the commands, and last the BLEU score.
 # Finished steps are kept in LOWRANK_WORK (default ~/.cache/fairseq_lowrank) and skipped the next time; training that
-# was interrupted goes on from its last epoch. THREADS=2 sets the number of threads; SMOKE=1 only shows that everything
+# was interrupted resumes from its last epoch. THREADS=2 sets the number of threads; SMOKE=1 only shows that everything
 # runs: a fraction of the data, one epoch, a useless model.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

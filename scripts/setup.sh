@@ -6,7 +6,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 #                                    a torch without CUDA, many times smaller than PyPI's
 #
-# Running it again takes a second while Python, setup.py and requirements/ are unchanged; after an interruption it goes on.
+# Running it again takes a second while Python, setup.py and requirements/ are unchanged; after an interruption it resumes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -28,7 +28,7 @@ case "$*" in
     *) fail "unknown arguments '$*'; usage: scripts/setup.sh [--test]" ;;
 esac
 
-# A .venv that does not start, is not of PYTHON's version or was moved with its folder is made anew. Its commands know where
+# A .venv that does not start, is not of PYTHON's version or was moved with its folder is made again. Its commands know where
 # they were installed in their first line or, where the path has a space or is long, in their second.
 is_whole() {
     is_recent .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null &&
@@ -36,7 +36,7 @@ is_whole() {
         { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -VV)" = "$(.venv/bin/python -VV)" ]; }
 }
 if [ -e .venv ] && { [ -z "${PYTHON:-}" ] || is_recent "$PYTHON"; } && ! is_whole; then
-    say ".venv is broken, of another Python, or was moved: making it anew"
+    say ".venv is broken, of another Python, or was moved: making it again"
     rm -rf .venv
 fi
 if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then

@@ -478,7 +478,7 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"EXTRA": "--no-save"}, "EXTRA=--no-save: --no-save takes away the checkpoint that is scored: leave it out"),
         (
             {"EXTRA": "--log-format=simple"},
-            "EXTRA=--log-format=simple: --log-format takes away the log in fairseq's form 'json', of which the line is made: leave it out",
+            "EXTRA=--log-format=simple: --log-format takes away the log in fairseq's form 'json', that the line is made from: leave it out",
         ),
         ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
         ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),

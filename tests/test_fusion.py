@@ -1,4 +1,4 @@
-"""A language model of ours beside a translation model of ours, as fairseq-generate's --lm-path takes it."""
+"""A language model of ours helps a translation model of ours in beam search (fairseq-generate --lm-path)."""
 
 import shutil
 

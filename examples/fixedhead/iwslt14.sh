@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A free head size (fixed multi-head attention paper, §3) on the corpus of the Mixhead paper's table 4: with 4, 32 and 64
-# heads, the head size that d/h gives beside one that is free of h. IWSLT'14 has n ≈ 24 on average.
+# heads, the head size that d/h gives and one that is free of h. IWSLT'14 has n ≈ 24 on average.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=fixedhead TABLE=iwslt14 CORPUS=iwslt14 VALID=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Multi30k, German to English: stock fairseq beside every way of attention, one recipe for all, and once more with
+# Multi30k, German to English: stock fairseq and every kind of attention, one recipe for all, and once more with
 # 32 heads of size 8, where the low-rank bottleneck bites. About 30 minutes a row on 2 cores. Settings: see ../common.sh.
 # Score: sacrebleu on the lower-cased, tokenised test set, beam 5, checkpoint with the best validation loss.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Show what a translation run came to: some translations, the model's parameters beside `mha`, commands, and BLEU."""
+"""Show the result of a translation run: some translations, parameters of the model and of `mha`, commands, and BLEU."""
 
 import argparse
 import logging

@@ -9,7 +9,7 @@ tokens; 2 pre-norm layers, GELU feed-forward of 4·d, learned positions, output 
 Other than there: new sequences in every update, 64 at a time, for a fixed set of 10,000 is learned by heart before the
 task is; so no dropout; embeddings times √d, as fairseq has them; d 64, which zoology has among its widths; a rate of
 2e-3, up over 100 updates and down on a cosine. Training ends when 99 % of 1,000 test sequences' answers are right, as
-is asked every 100 updates.
+is measured every 100 updates.
 
 Each query must find one key among n, so patterns are sparse, and heads of size O(log n) have them (Likhosherstov et al., arXiv
 2106.03764). The value is the error rate at the end; the number of updates is given with it.
@@ -45,7 +45,7 @@ SEEDS = (1, 2, 3)
 
 
 def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens and answers, ``[count, length]``; an answer is −100 where none is asked."""
+    """Tokens and answers, ``[count, length]``; an answer is −100 where there is no question."""
 
     def distinct(choices: int, weights: Tensor | None = None) -> Tensor:
         weights = torch.ones(choices) if weights is None else weights
@@ -95,7 +95,7 @@ class Model(nn.Module):
 
 
 def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
-    """The share of wrong answers where one is asked."""
+    """The share of wrong answers among the questions."""
     with torch.no_grad():
         chosen = torch.cat([model(batch).argmax(-1) for batch in tokens.split(250)])
     asked = answers != IGNORED

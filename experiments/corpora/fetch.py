@@ -96,7 +96,7 @@ def unpack_into(archive: Path, folder: Path) -> None:
 
 
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
-    """Refuse an archive of `size` bytes when unpacked, of which `missing` are not on the disk yet."""
+    """Refuse an archive that needs more space than the disk has: `size` bytes unpacked, `missing` of them not written yet."""
     if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
         raise ValueError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
     if (missing or size) > (free := shutil.disk_usage(folder).free):

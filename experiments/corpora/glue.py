@@ -82,7 +82,7 @@ TASKS = {
 def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
     """The examples of a file of tab-separated columns, in which quotation marks mean nothing.
 
-    Lines that lack columns, of which QQP's training part has a few, are left out of it; elsewhere they are refused.
+    Lines that lack columns are refused, except in QQP's training part, which has a few: there they are left out.
     """
     rows = whole_rows(csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE), path)
     bare = published.bare if split.startswith(("train", "valid")) else None

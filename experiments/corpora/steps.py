@@ -112,7 +112,7 @@ def read_pairs(first: Path, second: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_pairs(folder: Path, languages: tuple[str, str]) -> None:
-    """Refuse parallel text in which lines do not belong together, or of which a split has none."""
+    """Refuse parallel text whose lines do not belong together or that has an empty split."""
     for split in SPLITS:
         files = [folder / f"{split}.{language}" for language in languages]
         first, second = (sum(1 for _ in read_lines(file)) for file in files)

@@ -67,7 +67,7 @@ TASKS: dict[str, tuple[str, SentenceTask, Callable[[dict], Iterator[Example]]]] 
 def superglue(args: argparse.Namespace) -> Path:
     """A task of SuperGLUE (Wang et al., 2019): BoolQ, CB, RTE, WiC or MultiRC, from super.gluebenchmark.com's files.
 
-    WiC is asked without the places of its word, MultiRC answer by answer and scored by F1 over all of them (its F1a; its exact
+    WiC comes without the places of its word, MultiRC answer by answer and scored by F1 over all of them (its F1a; its exact
     match needs all answers to a question). COPA, WSC and ReCoRD compare candidates with one another, which this layout of single
     decisions does not.
     """

@@ -24,7 +24,7 @@ SHA256 = {
 
 
 def articles(path: Path) -> Iterator[str]:
-    """The lines of a split without the empty ones, of which the edition has two about each heading; one behind each article.
+    """Return the lines of a split with one empty line after each article; the edition's others, two at each heading, go.
 
     ``= Title =`` between empty lines begins an article, ``= = Heading = =`` a part of one; a formula may look like a title, within text.
     """

@@ -33,7 +33,7 @@ def unanswerable(paragraphs: list[dict]) -> list[dict]:
 def xquad(args: argparse.Namespace) -> Path:
     """XQuAD (Artetxe et al., 2020), English: every fifth paragraph validates, the others train. For trials.
 
-    With --unanswerable as in SQuAD 2.0: each third question is asked of a paragraph that does not answer it.
+    With --unanswerable as in SQuAD 2.0: every third question comes with a paragraph that does not answer it.
     """
     [file] = gather(args, ["xquad.en.json"], URLS)
     paragraphs = list(read_paragraphs(file))

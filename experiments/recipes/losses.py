@@ -30,7 +30,7 @@ def sentence_losses(
             shows whether the model uses its source (it counts how far a wrong one misleads it too).
 
     Raises:
-        ValueError: the subset is missing, or another source is asked for where no source is.
+        ValueError: the subset is missing, or a source is named where no source is.
     """
     try:
         task.load_dataset(subset)

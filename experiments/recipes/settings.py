@@ -15,7 +15,7 @@ OURS = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another c
 NEEDED = {
     "--no-save": "the checkpoint that is scored",
     "--disable-validation": "the checkpoint that does best on validation",
-    "--log-format": "the log in fairseq's form 'json', of which the line is made",
+    "--log-format": "the log in fairseq's form 'json', that the line is made from",
 }
 
 # The variables that switch patches of fairseq on and off by their names.

@@ -20,13 +20,13 @@ from fairseq_lowrank.messages import UserError
 
 # Metrics that answer for one value in a paper: the papers name no BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
-# Scores that stand in a line beside its own: their metric and split, None for the line's split.
+# Further scores of a line: their metric and split, None for the line's split.
 ADDED_SCORES = {
     "tokenised_bleu": None,
     "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
     "valid_perplexity": ("perplexity", "valid"),
 }
-# Scores that are means of others, and of which: GLUE's nine tasks, its two of MNLI one, and without WNLI, as most papers have it; of
+# Scores that are means of others, and those others: GLUE's nine tasks, its two of MNLI one, and without WNLI, as most papers have it; of
 # SuperGLUE what is prepared here.
 AVERAGES = {
     "glue": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte", "wnli"),
@@ -267,7 +267,7 @@ def plot_name(table: dict, task: str | None) -> str:
 
 
 def add_averages(by_seed: dict[tuple[str, str], dict[int, float]]) -> None:
-    """Add, seed by seed, the means of scores of which all parts are there, under the same seeds."""
+    """Add, seed by seed, the means of scores whose parts are all there, under the same seeds."""
     for split in sorted({split for _, split in by_seed}):
         for name, parts in AVERAGES.items():
             found = [by_seed.get((part, split), {}) for part in parts]

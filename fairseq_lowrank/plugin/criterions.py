@@ -97,7 +97,7 @@ def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
 
 
 def _refuse_weights_that_are_no_probabilities(spec: AttentionSpec) -> None:
-    """Refuse weights of which the loss takes −log: the rows of mixed heads and of differences sum to anything.
+    """Refuse weights whose −log would be a loss: the rows of mixed heads and of differences sum to anything.
 
     A larger M would lower that loss. Rows sum to 1 if M is an average.
     """

@@ -30,7 +30,7 @@ def with_old_names(module: types.ModuleType) -> types.ModuleType:
 
 
 # For --replace-unk fairseq asks the hypothesis which source word each target word is aligned with. Only --print-alignment
-# makes such an alignment, and as pairs, which are not what is asked for. And without a file of translations the flag is
+# makes such an alignment, and as pairs, which nobody asked for. And without a file of translations the flag is
 # parsed as "@@ ", the default of --remove-bpe and the name of no file. An alignment takes a tenth of the time of a
 # translation, so it is made for those models only that were prepared for the flag.
 def note_unknown_words(prepare: Callable) -> Callable:

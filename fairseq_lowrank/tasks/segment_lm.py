@@ -76,7 +76,7 @@ class SegmentDataset(BaseWrapperDataset):
 
 
 # fairseq's own truncated_bptt_lm has three faults for this: no segment's first token is ever predicted, the memory of
-# validation goes on into training, and nothing of it is saved; and importing it registers a model that cannot be built.
+# validation's segments lead into training's, and nothing of it is saved; and importing it registers a model that cannot be built.
 @register_task("segment_lm", dataclass=SegmentLanguageModelingConfig)
 class SegmentLanguageModelingTask(LanguageModelingTask):
     """fairseq's ``language_modeling``, its blocks of ``--tokens-per-sample`` in the order of the text.

@@ -110,7 +110,7 @@ def marker(style: dict) -> str:
 
 
 def _lighter(colour: str, share: float) -> str:
-    """A colour of which only a share is left, the rest white."""
+    """Mix a colour with white and keep this share of it."""
     return to_hex([1 - share * (1 - part) for part in to_rgb(colour)])
 
 

@@ -43,7 +43,7 @@ def evaluate(
 
     Returns:
         `em` and `f1`; where some questions have no answer also the same over those that have one and those that have none
-        (`em_answered`, `f1_answered`, `unanswered`, of which both are the same).
+        (`em_answered`, `f1_answered`, `unanswered`, where both are the same).
 
     Raises:
         ValueError: a question without a prediction.

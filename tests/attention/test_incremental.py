@@ -113,7 +113,7 @@ def test_encoder_keys_are_projected_once(preset, make, inputs, device):
     expected, expected_weights = layer(query, encoded, encoded, key_padding_mask=padding)
     state = {}
     steps = [layer(query[:1], encoded, encoded, padding, state)]
-    # the mask that fairseq goes on giving is that of the saved keys
+    # the mask that fairseq keeps giving is that of the saved keys
     steps += [layer(query[1:2], None, None, incremental_state=state), layer(query[2:], None, None, padding, state)]
     outputs, weights = zip(*steps, strict=True)
     torch.testing.assert_close(torch.cat(outputs), expected)

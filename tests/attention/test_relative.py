@@ -1,4 +1,4 @@
-"""Transformer-XL's scores in the layer: with every projection and mixing, beside memory, step by step, saved, refused."""
+"""Transformer-XL's scores in the layer: with every projection and mixing, with a memory, step by step, saved, refused."""
 
 import brute_force
 import pytest

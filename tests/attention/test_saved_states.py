@@ -1,4 +1,4 @@
-"""A state without mixing goes on in a layer that mixes; one that lost its mixing is refused."""
+"""A layer that mixes loads a state without mixing; a state that lost its mixing is refused."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_state_saved_without_mixing_gets_the_identity(preset):
 @pytest.mark.parametrize("assign", [False, True])
 def test_what_a_layer_held_before_does_not_enter_a_state_without_mixing(preset, assign):
     state, fresh = trained("mha"), build_attention(preset, 12, 3)
-    state = state if preset in LEARNED else dict(state)  # fixed mixing goes on from states of other code alone
+    state = state if preset in LEARNED else dict(state)  # fixed mixing continues only from states of other code
     used = build_attention(preset, 12, 3)
     empty = build_attention(preset, 12, 3, device="meta").to_empty(device="cpu")
     for layer in (used, empty):

@@ -81,7 +81,7 @@ def test_is_causal_is_the_marker(preset):
     built, x = layer(preset), normal(TIME, BATCH, SIZE)
     expected = built(x, x, x, attn_mask=CAUSAL)[0]
     assert torch.equal(built(x, x, x, is_causal=True)[0], expected)
-    # beside a mask it is a hint: the mask says everything
+    # with a mask it is only a hint: the mask says everything
     sees_all = torch.zeros(TIME, TIME)
     torch.testing.assert_close(built(x, x, x, attn_mask=sees_all, is_causal=True)[0], built(x, x, x)[0])
 

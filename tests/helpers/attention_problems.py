@@ -51,7 +51,7 @@ def problems(
 ):
     """Keyword arguments of :func:`attend`: any shapes, masks, biases and mixing. Float tensors require gradients.
 
-    Heads share keys and values in groups of any size; causality may count queries anew, and leave the last keys alone.
+    Heads share keys and values in groups of any size; causality may count queries from 0 again, and leave the last keys alone.
     """
     batch, heads = draw(st.integers(1, 2)), draw(st.sampled_from((1, 2, 3, 4)))
     repeats, appended = draw(st.sampled_from((1, 1, 1, 2, 3))), draw(st.sampled_from((0, 0, 0, 1, 2)))

@@ -72,7 +72,7 @@ def _edit(model) -> torch.Tensor:
 
 
 def _insert(model) -> torch.Tensor:
-    """What models say that insert words: of a translation of which nothing is there."""
+    """What models say that insert words: of a translation without any word yet."""
     torch.manual_seed(2)
     rows, nothing = source(), torch.tensor([[DICTIONARY.bos(), DICTIONARY.eos()]]).repeat(3, 1)
     said = model(rows, rows.ne(DICTIONARY.pad()).sum(1), nothing, whole_target())

@@ -20,7 +20,7 @@ TINY = [
 
 
 def model_of(*flags):
-    """A model of 50 words, its parameters drawn anew."""
+    """A model of 50 words, with new random parameters."""
     arguments = ["data", "--task", "language_modeling", *TINY, "--decoder-input-dim", "32", "--tokens-per-sample", "16"]
     args = options.parse_args_and_arch(options.get_training_parser("language_modeling"), [*arguments, *flags])
     dictionary = Dictionary()
@@ -103,8 +103,8 @@ def test_padding_on_the_left_changes_nothing_where_its_embedding_was_trained():
     tokens, padding = torch.randint(4, 50, (2, 6)), torch.ones(2, 3, dtype=torch.long)
     padded = torch.cat((padding, tokens), 1)
     assert model.decoder.embed_tokens.weight[1].norm() > 0.1
-    alone, beside = model(tokens)[0], model(padded)[0][:, 3:]
-    torch.testing.assert_close(beside, alone)
+    alone, shown = model(tokens)[0], model(padded)[0][:, 3:]
+    torch.testing.assert_close(shown, alone)
     state = {}
     for length in range(1, 10):
         step = model.decoder(padded[:, :length], incremental_state=state)[0]

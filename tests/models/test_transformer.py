@@ -140,7 +140,7 @@ def test_the_decoder_sees_no_future_and_builds_no_mask(model, task, source, targ
 
 
 def test_step_by_step_scores_are_those_of_the_whole_target(model, task, source):
-    """Beam search keeps keys and values and reorders them; each hypothesis is scored anew in one pass."""
+    """Beam search keeps keys and values and reorders them; each hypothesis is scored again in one pass."""
     checked = 0
     for sentence, hypotheses in zip(source, generate(model, task, source), strict=True):
         for hypothesis in hypotheses:

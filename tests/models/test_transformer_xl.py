@@ -177,7 +177,7 @@ def test_memory_is_of_the_segment_before_in_the_same_mode():
     model.eval()
     assert not remembers(1)  # validation remembers nothing of training
     model.train()
-    assert remembers(1)  # and training goes on where it was
+    assert remembers(1)  # and training continues where it was
     model(first, segment=(8, 9))
     assert True not in model.decoder.memories  # the last one of its stream
     model(first, segment=(0, 9))

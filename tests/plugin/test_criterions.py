@@ -295,9 +295,9 @@ def test_penalties_leave_no_trace_once_they_are_done(task, sample):
         criterion(model, sample)
     assert all(layer.regulariser is None for layer in layers)
     loss, _, _ = criterion(model, sample)
-    # a pass beside the criterion, between its forward and backward pass
-    beside = model(**sample["net_input"])[0].sum()
-    plain = gradients(model, beside)
+    # another pass, between its forward and backward pass
+    other = model(**sample["net_input"])[0].sum()
+    plain = gradients(model, other)
     loss.backward()
     assert all(layer.regulariser is None for layer in layers)
     assert_same(gradients(model, model(**sample["net_input"])[0].sum()), plain, rtol=0, atol=0)

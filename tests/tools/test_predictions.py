@@ -71,7 +71,7 @@ def test_a_mean_over_tasks_is_of_one_seed_whatever_the_order_of_lines():
     ]
     mean = scores(build(lines, load_papers()), "mha")["superglue-5"]
     assert mean["mean"] == 20 and mean["spread"] == 10
-    # of other seeds in one task: no mean that would stand beside another row's
+    # of other seeds in one task: no mean that could be compared with another row's
     lines = [one for one in lines if (one["task"] == tasks[0]) <= (one["seed"] > 1)]
     assert "superglue-5" not in scores(build(lines, load_papers()), "mha")
 

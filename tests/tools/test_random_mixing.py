@@ -29,17 +29,17 @@ def test_a_random_m_is_as_far_from_the_identity_or_has_the_diagonal_and_as_much_
     matrix = learned().double()
     # patterns that are unit vectors: mixed head i is column i of M
     found = spectrum.controls(matrix.t(), matrix, generator())
-    other, beside = (found[name].t() for name in ("random M", "random off-diagonal"))
+    other, off_diagonal = (found[name].t() for name in ("random M", "random off-diagonal"))
     identity = torch.eye(4, dtype=torch.float64)
     torch.testing.assert_close(found["without mixing"], identity)
     assert (other - identity).norm().item() == pytest.approx((matrix - identity).norm().item())
     assert (other - matrix).norm() > 0.1
-    torch.testing.assert_close(beside.diagonal(), matrix.diagonal())
+    torch.testing.assert_close(off_diagonal.diagonal(), matrix.diagonal())
 
     def off(m):
         return (m - torch.diag(m.diagonal())).norm().item()
 
-    assert off(beside) == pytest.approx(off(matrix)) and (beside - matrix).norm() > 0.1
+    assert off(off_diagonal) == pytest.approx(off(matrix)) and (off_diagonal - matrix).norm() > 0.1
     again = spectrum.controls(matrix.t(), matrix, generator(2))
     assert not torch.equal(again["random M"], found["random M"])
 

@@ -525,7 +525,7 @@ def _askable() -> Iterator[tuple[Verb, int, str]]:
 
 
 def pairs(seed: int) -> Iterator[Pair]:
-    """Sentence pairs without end, none of which repeats a German or an English sentence."""
+    """Yield sentence pairs without end and repeat no German or English sentence."""
     sampler = Sampler(seed)
     seen: set[tuple[str, ...]] = set()
     while True:

@@ -1,4 +1,4 @@
-"""The engine of controlled tasks: what is finished is kept, what is not goes on, and the command over both."""
+"""The engine of controlled tasks: finished runs are kept, others resume, and one command does both."""
 
 import gzip
 import json

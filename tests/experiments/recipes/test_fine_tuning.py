@@ -99,7 +99,7 @@ def test_a_pre_training_in_two_parts_continues_the_first(work, engine, commands,
     assert {first["log"], second["log"]} == {
         f"logs/own-pretraining/{name}-seed1.log.gz" for name in ("mha-short", "mha")
     }
-    # the warm-up goes on from update 3
+    # the warm-up continues from update 3
     log = own.run(own.rows["mha@rte"], settings).base.log
     rates = [
         found[1]["lr"] for text in log.read_text().splitlines() if (found := progress(text)) and found[0] == "train"

@@ -77,7 +77,7 @@ def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, 
     data = run.data / "bin"
     published = data.resolve()
     data.unlink()
-    shutil.copytree(published, data)  # the same text, prepared anew
+    shutil.copytree(published, data)  # the same text, prepared again
     assert train(run, settings) == []
     first, *_ = data.glob("dict*.txt")
     first.write_text(first.read_text() + "another 1\n")

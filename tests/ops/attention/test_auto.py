@@ -1,4 +1,4 @@
-"""What ``auto`` chooses: never a T×T tensor where sequences are long, whatever is asked for, and only backends that run."""
+"""What ``auto`` chooses: never a T×T tensor where sequences are long, whatever the call wants, and only backends that run."""
 
 import importlib
 import itertools
@@ -64,7 +64,7 @@ def test_auto_makes_no_tensor_of_all_scores_where_values_have_another_size(mask,
     assert largest.bytes < 4 * LENGTH**2
 
 
-@pytest.mark.parametrize("device_type", ["cpu", "cuda", "a device of which nothing was measured"])
+@pytest.mark.parametrize("device_type", ["cpu", "cuda", "a device that was not measured"])
 @pytest.mark.parametrize("case", CASES[::11], ids=str)
 def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, device_type):
     """Asked of a stand-in for the device: the choice reads shapes and the kind of device alone."""

@@ -69,7 +69,7 @@ def test_other_finite_numbers_are_added(value, dtype, backend):
         heads, *found = results(built, backend, mask_of(value, dtype))
         hidden = results(built, backend, mask_of(1.0, torch.float32).bool())
         rows = [row for row in range(LENGTH) if row != 3]
-        # beside keys that are not lowered nothing is left of the others ...
+        # next to keys that are not lowered nothing is left of the others ...
         torch.testing.assert_close(heads[:, :, rows], hidden[0][:, :, rows])
         # ... and a row of nothing else averages, the scores being lost in so large a number or not
         exact = built["v"].detach().float()

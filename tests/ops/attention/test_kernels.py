@@ -47,7 +47,7 @@ def test_kernels_fit_a_chip_without_spilling(chip, mixing, activation, names):
     for kernel in found.values():
         assert kernel.fits, kernel
         assert kernel.blocks >= 1
-    # as in the file: else something was changed, and benchmarks/kernels.py --auto has to compile anew
+    # as in the file: else something was changed, and benchmarks/kernels.py --auto has to compile again
     recorded = {kernel.kernel: kernel for kernel in kernels.read().get(one, ())}
     assert triton.__version__ in {known.triton for known in kernels.read()}
     assert found == {name: recorded[name] for name in names}

@@ -507,7 +507,7 @@ def test_common_layers_pass_the_check(device):
 def test_addresses_of_a_mask_have_64_bits(device):
     if device != "cpu":
         pytest.skip("its memory is empty pages of the operating system")
-    # 3 GiB, of which two pages are touched
+    # 3 GiB, but only two pages are touched
     memory = torch.from_numpy(numpy.zeros(3 * 2**30 + 1, dtype=bool))
     memory[-1] = True
     hidden = memory.as_strided((1, 4), (0, 2**30))
@@ -522,7 +522,7 @@ def test_addresses_of_a_mask_have_64_bits(device):
 def test_addresses_of_heads_have_64_bits(device):
     if device != "cpu":
         pytest.skip("its memory is empty pages of the operating system")
-    # heads 2 GiB apart, of which three pages are touched
+    # heads 2 GiB apart, but only three pages are touched
     memory = torch.from_numpy(numpy.zeros(2 * 2**30 + 32, dtype=numpy.float16))
     k = memory.as_strided((1, 3, 4, 8), (0, 2**30, 8, 1))
     q, values = torch.randn(1, 3, 5, 8).half(), torch.randn(1, 3, 4, 8).half()
