@@ -70,8 +70,8 @@ class MultiheadAttention(TorchMHACompat):
         config: the choice on every axis, sizes and options.
         dropout: probability of dropping an attention weight, or a module with ``p``, such as ``nn.Dropout``. A module may have
             ``apply_during_inference``, like ``FairseqDropout``.
-        rotary: turns projected queries and keys ``[B, H, T, D]`` by their positions ``[T]``: :class:`~.rotary.RotaryPositions`, or
-            any function or module ``rotary(heads, positions)``. Positions count all keys from 0, padding and cached keys too.
+        rotary: turns projected queries and keys ``[B, H, T, D]`` by their positions ``[T]``, like
+            :class:`~.rotary.RotaryPositions` or any function or module ``rotary(heads, positions)``. Positions count all keys from 0, padding and cached keys too.
         wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``.
 
     Attributes:
@@ -397,11 +397,11 @@ class MultiheadAttention(TorchMHACompat):
             mixes or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
+        # Mixing reads the queries before they are turned.
+        turned = q if self.rotary is None else self._rotated(q, states, mask)
         scores, values = self.score.attention_inputs(
             modules,
-            q
-            if self.rotary is None
-            else self._rotated(q, states, mask),  # mixing below reads queries without positions
+            turned,
             states,
             mask,
             training=self.training if training is None else training,
