@@ -281,12 +281,16 @@ def test_a_window_is_its_tensor(preset, make, inputs, device):
 
 @pytest.mark.parametrize("score", ["relative", "synthesizer-dense", "synthesizer-random"])
 def test_a_window_limits_other_scores(score, make, inputs, device):
-    x = inputs(200, 1, 12)
+    x = inputs(200, 1, 12).requires_grad_()
     results = []
     for backend, mask in (("blocked", SlidingWindow(5)), ("reference", window_mask(200, 5, device))):
         layer = make(score=score, self_attention=True, backend=backend, max_positions=200)
-        results.append(layer(x, x, x, attn_mask=mask, need_weights=False)[0])
-    torch.testing.assert_close(*results)
+        output, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
+        output.square().sum().backward()
+        results.append([output, x.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
+        x.grad = None
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_window_makes_no_tensor_of_all_scores(make, inputs):
