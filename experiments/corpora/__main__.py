@@ -11,7 +11,7 @@ from experiments.corpora.corpus import Corpus, positive, published_folder, work_
 from experiments.corpora.fetch import check_source, locked, source_of
 from experiments.corpora.pieces import PIECES_OF, check_pieces
 from experiments.corpora.steps import JOIN, check_settings, join_sentences
-from fairseq_lowrank.messages import missing
+from fairseq_lowrank.messages import missing_package_hint
 
 PROGRAM = "scripts/prepare.sh"
 
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         print(prepare(args))
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        message = missing(error) if isinstance(error, ModuleNotFoundError) else error
+        message = missing_package_hint(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"{PROGRAM} {args.corpus.name}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ import torch
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
-from fairseq_lowrank.tasks.spans import Pieces, best_span, with_most_context
+from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
 from fairseq_lowrank.tools.checkpoints import configuration, load_model, load_state
 from fairseq_lowrank.tools.squad import evaluate
 from fairseq_lowrank.tools.task_scores import measure
@@ -167,7 +167,7 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
     begins = {}
     for indices in places.values():
         spans = [(dataset.windows[index].begin, dataset.windows[index].end) for index in indices]
-        begins |= zip(indices, with_most_context(spans), strict=True)
+        begins |= zip(indices, has_most_context(spans), strict=True)
     none: dict[int, float] = {}
     best: dict[int, tuple[float, int, int]] = {}
     for sample in batches(model, task, split, max_tokens):
@@ -187,7 +187,7 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
         text = ""
         if answered:
             line = dataset.lines[place]
-            start, end = Pieces(line["words"], line["pieces"]).characters(first, last)
+            start, end = SubwordOffsets(line["words"], line["pieces"]).characters(first, last)
             text = line["text"][start:end]
         predictions[question["id"]] = text
         answers[question["id"]] = [text for _, text in question["answers"]]

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.corpora.squad import read_paragraphs
 from experiments.corpora.xquad import unanswerable
-from fairseq_lowrank.tasks.spans import Pieces
+from fairseq_lowrank.tasks.spans import SubwordOffsets
 from fairseq_lowrank.tools.cutting import words
 
 
@@ -34,7 +34,7 @@ def test_nearly_every_answer_of_real_paragraphs_can_be_said_in_whole_words(corpu
     answers, exact = 0, 0
     for paragraph in read_paragraphs(corpus("xquad") / "xquad.en.json.gz"):
         spans = words(paragraph["context"])
-        pieces = Pieces(spans, [1] * len(spans))
+        pieces = SubwordOffsets(spans, [1] * len(spans))
         for asked in paragraph["qas"]:
             text, start = asked["answers"][0]["text"], asked["answers"][0]["answer_start"]
             begin, end = pieces.characters(*pieces.covering(start, start + len(text)))
