@@ -154,7 +154,7 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
 
     def parameters(name: str) -> int:
         _, (_, arch, *flags) = rows[name]
-        return count(architecture.build(architecture.parse(arch, flags), PIECES))["total"]
+        return count(architecture.build_model(architecture.parse_architecture(arch, flags), PIECES))["total"]
 
     assert parameters(control) == pytest.approx(parameters(row), rel=0.005)
     assert abs(parameters("h4-mha") / parameters(row) - 1) > 0.05

@@ -27,8 +27,8 @@ def sizes(run: Run) -> dict:
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)  # hydra tells of every configuration
     try:
-        args = architecture.parse(last_value(run.flags, "--arch", ""), run.flags)
-        return parameters.count(architecture.build(args, vocab_size(run)))
+        args = architecture.parse_architecture(last_value(run.flags, "--arch", ""), run.flags)
+        return parameters.count(architecture.build_model(args, vocab_size(run)))
     finally:
         logging.disable(disabled)
 

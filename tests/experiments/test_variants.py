@@ -85,7 +85,7 @@ def test_the_formula_of_low_rank_embeddings_counts_a_built_model():
         "--decoder-attention-heads",
         "2",
     ]
-    model = architecture.build(architecture.parse("lowrank_transformer_lm", flags), 100)
+    model = architecture.build_model(architecture.parse_architecture("lowrank_transformer_lm", flags), 100)
     built = sum(model.get_parameter(f"decoder.{name}.weight").numel() for name in ("embed_tokens", "project_in_dim"))
     assert evaluate(VARIANTS["low-rank-embeddings"].parameters, {"V": 100, "r": 8, "d": 32}) == built
 

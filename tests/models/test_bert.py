@@ -53,20 +53,25 @@ def build(*flags, arch="lowrank_bert_base", task="sentence_prediction"):
     ],
 )
 def test_architectures_have_the_papers_sizes(arch, flags, millions):
-    model = architecture.build(architecture.parse(arch, flags), 30_522)
+    model = architecture.build_model(architecture.parse_architecture(arch, flags), 30_522)
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
 
 
 def test_base_is_the_published_model_and_two_rows_of_positions():
     """110,106,428 is transformers' count of BertForPreTraining; fairseq's positions begin behind the number of the padding."""
-    model = architecture.build(architecture.parse("lowrank_bert_base"), 30_522)
+    model = architecture.build_model(architecture.parse_architecture("lowrank_bert_base"), 30_522)
     assert sum(parameter.numel() for parameter in model.parameters()) == 110_106_428 + 2 * 768
 
 
 @pytest.mark.parametrize("attention, extra", [("mixhead-a", 12 * 144), ("mixhead-b", 12 * (144 + 64 * 12))])
 def test_mixhead_adds_its_matrices_to_bert_base(attention, extra):
     plain, mixed = (
-        sum(p.numel() for p in architecture.build(architecture.parse("lowrank_bert_base", flags), 100).parameters())
+        sum(
+            p.numel()
+            for p in architecture.build_model(
+                architecture.parse_architecture("lowrank_bert_base", flags), 100
+            ).parameters()
+        )
         for flags in ((), ("--attention", attention))
     )
     assert mixed - plain == extra

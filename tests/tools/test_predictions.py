@@ -101,10 +101,10 @@ NUMBERS = {"task": {"_name": "sentence_prediction", "num_classes": 1, "regressio
 @pytest.mark.parametrize(
     ("trained", "asks", "labels", "message"),
     [
-        (SENTENCES, "sentence_prediction", ["a", "b", "c"], "was trained to say 2 labels; bin has 3 labels"),
-        (SENTENCES, "sentence_prediction", [], "was trained to say 2 labels; bin has numbers"),
-        (NUMBERS, "sentence_prediction", ["a", "b"], "was trained to say numbers; bin has 2 labels"),
-        (SENTENCES, "question_answering", [], "with --task sentence_prediction; bin needs --task question_answering"),
+        (SENTENCES, "sentence_prediction", ["a", "b", "c"], "predicts 2 labels, and bin has 3 labels"),
+        (SENTENCES, "sentence_prediction", [], "predicts 2 labels, and bin has numbers"),
+        (NUMBERS, "sentence_prediction", ["a", "b"], "predicts numbers, and bin has 2 labels"),
+        (SENTENCES, "question_answering", [], "Use a model of --task question_answering for bin"),
     ],
 )
 def test_a_model_of_another_task_is_refused(trained, asks, labels, message):

@@ -86,5 +86,5 @@ def test_the_script_of_source_use_appends_a_line_a_run_once(trained, tmp_path, r
 
 
 def test_a_subset_that_is_not_there_is_named(trained):
-    with pytest.raises(ValueError, match="no subset 'fit' in the data"):
+    with pytest.raises(ValueError, match="--subset fit: the data has no such subset"):
         sentence_losses(*load_model(trained("mhe")), "fit")
