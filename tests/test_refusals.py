@@ -247,7 +247,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     EXPERIMENTS: [
         ("representation --length 0", "expected at least 2"),
-        ("representation --embed-dim 0", "must be at least the length 16"),
+        ("representation --embed-dim 0", "--embed-dim 0: X needs full row rank"),
         ("representation --head-dims nope", "argument --head-dims: invalid int value"),
         ("report", "nothing to report. Give files of results"),
         ("report nope", "nope does not exist"),

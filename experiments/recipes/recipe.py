@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
 
@@ -111,7 +111,7 @@ class Recipe:
         if row.name in rows:
             raise ValueError(f"{key} '{row.name}' is declared twice")
         try:
-            parse(row.corpus)
+            parse_corpus_name(row.corpus)
         except ValueError as error:
             raise ValueError(f"{key} '{row.name}': {error}") from error
         if row.base and row.base not in self.bases:
@@ -360,16 +360,16 @@ def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
 
     What is fine-tuned is cut into the pieces of the small corpus, `pieces_of`, that it was pre-trained on.
     """
-    corpus, values = parse(name)
-    if corpus.trial is None:
-        other = corpus.stand_in(values) if corpus.stand_in else SMOKE_CORPUS[kind]
-        corpus, fixed = parse(other)
+    corpus, values = parse_corpus_name(name)
+    if corpus.smoke_values is None:
+        other = corpus.smoke_corpus(values) if corpus.smoke_corpus else SMOKE_CORPUS[kind]
+        corpus, fixed = parse_corpus_name(other)
         values |= {name: value for name, value in fixed.items() if value}
     if pieces := values.get("pieces"):
         values["pieces"] = min(pieces, 2000)
     if pieces_of:
         values |= {"pieces_of": pieces_of, "bert": None}
-    return corpus.form(values | corpus.trial)
+    return corpus.variant_name(values | corpus.smoke_values)
 
 
 @cache
@@ -380,7 +380,7 @@ def checksum(path: Path) -> str:
 
 def training_flags(name: str) -> Sequence[str]:
     """The flags of fairseq-train that a corpus's task asks for."""
-    corpus, values = parse(name)
+    corpus, values = parse_corpus_name(name)
     return corpus.training(values) if corpus.training else ()
 
 

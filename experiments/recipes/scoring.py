@@ -7,7 +7,7 @@ import math
 import re
 from pathlib import Path
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.logs import read_validation
 from experiments.recipes.recipe import Run, last_value
 from experiments.recipes.settings import Settings
@@ -29,8 +29,8 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     """BLEU on the test set, and with VALID on the validation set too."""
     target = last_value(run.flags, "--target-lang", "en")
     splits = ("valid", "test") if settings.valid else ("test",)
-    corpus, values = parse(run.corpus)
-    pieces = corpus.undo(values)
+    corpus, values = parse_corpus_name(run.corpus)
+    pieces = corpus.bpe_to_remove(values)
     for split in splits:
         words = ["fairseq-generate", str(run.bin), "--user-dir", str(run.plugin)]
         words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]

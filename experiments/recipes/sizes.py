@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.recipe import Run, last_value
 from fairseq_lowrank.files import read_lines
 
@@ -43,7 +43,7 @@ def vocab_size(run: Run) -> int:
     dictionary = run.bin / "dict.txt"
     if dictionary.exists():
         return sum(1 for _ in read_lines(dictionary)) + special
-    pieces = parse(run.corpus)[1].get("pieces")
+    pieces = parse_corpus_name(run.corpus)[1].get("pieces")
     if pieces is None:
         raise ValueError(f"{dictionary} is not there yet: the size of the vocabulary is not known before preparation")
     return 8 * math.ceil((pieces - 1 + special) / 8)  # one piece stands for what is unknown, as a special symbol does

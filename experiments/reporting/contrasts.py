@@ -147,7 +147,7 @@ def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int,
     return found
 
 
-def between(
+def compare_rows(
     lines: list[dict],
     pairs: Iterable[Sequence[str]],
     interactions: Iterable[Sequence[str]] = (),
@@ -183,7 +183,7 @@ def between(
 
 
 @dataclass(frozen=True)
-class Named:
+class PlannedContrast:
     """A contrast that was named and predicted before the runs: A − B, or (A − B) − (C − D).
 
     Args:
@@ -198,7 +198,7 @@ class Named:
     margin: float | None = None
 
 
-def read_named(path: Path, table: str) -> list[Named]:
+def read_planned(path: Path, table: str) -> list[PlannedContrast]:
     """Read the contrasts that a JSON file names for a table: ``{TABLE: [{"name", "rows", "metric", "split", "prediction"}, …]}``.
 
     Where "= 0" is predicted, an entry may give its ``margin``.
@@ -216,10 +216,10 @@ def read_named(path: Path, table: str) -> list[Named]:
     found = []
     for entry in tables[table]:
         try:
-            one = Named(**entry)
-            _check_named(one)
+            one = PlannedContrast(**entry)
+            _check_planned(one)
         except (TypeError, ValueError) as error:
-            fields = ", ".join(field.name for field in dataclasses.fields(Named))
+            fields = ", ".join(field.name for field in dataclasses.fields(PlannedContrast))
             text = json.dumps(entry, ensure_ascii=False)[:60]
             raise UserError(f"--contrasts {path}: {text} is not a contrast ({error}); expected {fields}") from error
         found.append(one)
@@ -238,7 +238,7 @@ def read_prediction(text: str) -> tuple[str, float]:
     return SIDES[match[1]], float(match[2])
 
 
-def _check_named(one: Named) -> None:
+def _check_planned(one: PlannedContrast) -> None:
     """Raise ValueError, saying what is wrong, unless a contrast is complete."""
     if not all(isinstance(value, str) for value in (one.name, one.metric, one.split)):
         raise ValueError("name, metric and split are texts")
@@ -253,7 +253,9 @@ def _check_named(one: Named) -> None:
         raise ValueError("margin is a number above 0")
 
 
-def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statistics.DRAWS) -> list[Contrast]:
+def compare_planned(
+    lines: list[dict], named: Iterable[PlannedContrast], *, draws: int = statistics.DRAWS
+) -> list[Contrast]:
     """The named contrasts, in their order; one whose rows were not all run, or under no common seed, stands there without a comparison.
 
     Raises:
@@ -278,7 +280,7 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
             result.append(Contrast(**planned, **empty, notes=notes))
             continue
         rows = [[one.rows], []] if len(one.rows) == 2 else [[], [one.rows]]
-        [contrast] = between(chosen, *rows, draws=draws)
+        [contrast] = compare_rows(chosen, *rows, draws=draws)
         if read_prediction(one.prediction)[0] == "=" and one.margin is None:
             planned["notes"] = (*contrast.notes, "no margin was stated, so equality cannot be shown")
         result.append(dataclasses.replace(contrast, **planned))
@@ -373,7 +375,7 @@ def verdict(row: dict) -> str:
     return "; ".join(filter(None, (row["outcome"], better or "neither side clearly better", seeds)))
 
 
-def draw(rows: Sequence[dict]):
+def plot_contrasts(rows: Sequence[dict]):
     """Draw each of :func:`as_rows` as a line of one picture.
 
     A thin bar is the 95 % interval of Student's t, a broad one that over sentences. The diamond is the mean, circles are

@@ -47,7 +47,7 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
     return plots
 
 
-def draw(curves: list[dict], title: str):
+def plot_curves(curves: list[dict], title: str):
     """Draw loss against updates, and below it each row's validation loss less its baseline's, as a matplotlib figure.
 
     A line is the mean over a row's seeds, its band goes from the least to the greatest. The baseline of a run is the

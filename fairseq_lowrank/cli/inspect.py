@@ -49,11 +49,11 @@ def run(args) -> None:
     data = {"checkpoint": str(args.checkpoint), "layers": layers}
     figures = {}
     if args.output and any("matrix" in layer for layer in layers):
-        figures["mixing"] = inspection.draw_mixing(layers)
+        figures["mixing"] = inspection.plot_mixing(layers)
     if args.output and (scores := of_scores(layers)):
-        figures["score-mixing"] = inspection.draw_mixing(scores)
+        figures["score-mixing"] = inspection.plot_mixing(scores)
     if args.output and any("query" in layer for layer in layers):
-        figures["head-embeddings"] = inspection.draw_embeddings(layers)
+        figures["head-embeddings"] = inspection.plot_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)
     _output.show(args, data, as_text(layers))
 

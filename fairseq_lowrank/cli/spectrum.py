@@ -107,8 +107,8 @@ def run(args) -> None:
     if args.output:
         for site in dict.fromkeys(site for result in results for site in result["sites"]):
             shown = [result for result in results if site in result["sites"]]
-            figures[f"spectrum-{site}-layers"] = spectrum.draw_layers(shown, site)
-            figures[f"spectrum-{site}"] = spectrum.draw_mean(shown, site)
+            figures[f"spectrum-{site}-layers"] = spectrum.plot_layers(shown, site)
+            figures[f"spectrum-{site}"] = spectrum.plot_mean(shown, site)
     _output.write(args, NAME, results, flat(results), figures)
     _output.show(args, results, as_text(results))
 

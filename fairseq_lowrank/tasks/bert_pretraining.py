@@ -37,7 +37,7 @@ from fairseq_lowrank.tasks.sentence_pairs import (
     FrameWithSpecialTokens,
     SegmentLabels,
     SentencePairs,
-    draw_pairs,
+    sample_pairs,
 )
 
 
@@ -126,7 +126,7 @@ class BertPretrainingTask(FairseqTask):
                 "follow one another. Add an empty line after each document."
             )
         random = np.random.default_rng(self.cfg.seed)
-        pairs = list(draw_pairs(documents, self.cfg.tokens_per_sample - 3, self.cfg.short_pair_prob, random))
+        pairs = list(sample_pairs(documents, self.cfg.tokens_per_sample - 3, self.cfg.short_pair_prob, random))
         dataset = SentencePairs(text, pairs)
         self.datasets[split] = SortDataset(
             self._samples(dataset), sort_order=[random.permutation(len(dataset)), dataset.sizes]

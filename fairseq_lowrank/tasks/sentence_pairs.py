@@ -53,7 +53,9 @@ class Pair:
     random: bool
 
 
-def draw_pairs(documents: list[np.ndarray], longest: int, short: float, random: np.random.Generator) -> Iterator[Pair]:
+def sample_pairs(
+    documents: list[np.ndarray], longest: int, short: float, random: np.random.Generator
+) -> Iterator[Pair]:
     """Yield the pairs of the documents, drawn like in BERT's own program.
 
     Lines are taken until they have ``longest`` words (with probability ``short``: a random number of words from 2 to that).

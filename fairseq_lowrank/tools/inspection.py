@@ -126,7 +126,7 @@ def site_and_layer(name: str) -> tuple[str, int]:
     return ("decoder" if any("decoder" in part for part in stacks) or not stacks else "encoder"), layer
 
 
-def draw_mixing(layers: list[dict]):
+def plot_mixing(layers: list[dict]):
     """Return a figure with a heat map of M, or of L, for each layer: row j is the weight of head j in each mixed head i."""
     from matplotlib.ticker import MaxNLocator
 
@@ -163,7 +163,7 @@ def draw_mixing(layers: list[dict]):
     return figure
 
 
-def draw_embeddings(layers: list[dict]):
+def plot_embeddings(layers: list[dict]):
     """Return a figure of the norms of head embeddings, with a plot each for queries, keys and values."""
     from matplotlib.ticker import MaxNLocator
 

@@ -267,7 +267,7 @@ def _mean(heads: dict[str, Tensor]) -> dict:
     return {name: value.double().mean(0).tolist() for name, value in heads.items()}
 
 
-def draw_layers(results: list[dict], site: str):
+def plot_layers(results: list[dict], site: str):
     """Return a figure like the Mixhead paper's figure 1, with a plot for each layer and a colour for each checkpoint.
 
     Thin lines are heads, a bold line is their mean.
@@ -293,7 +293,7 @@ def draw_layers(results: list[dict], site: str):
     return figure
 
 
-def draw_mean(results: list[dict], site: str):
+def plot_mean(results: list[dict], site: str):
     """Return a figure like the Mixhead paper's figure 3: thin lines for layers, a bold one for their mean."""
     from fairseq_lowrank.tools import pictures
 

@@ -179,6 +179,6 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
     assert experiments.main(["variants", "gain", "el", "--output", str(tmp_path / "pages")]) == 0
     assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["el.md", "gain.md"]
     assert experiments.main(["variants", "nope"]) == 2
-    assert "variant 'nope': expected one of mha, " in capsys.readouterr().err
+    assert "VARIANT 'nope': unknown. Use one of mha, " in capsys.readouterr().err
     assert experiments.main(["variants", "--results", str(tmp_path / "none")]) == 2
     assert f"--results {tmp_path / 'none'}: is not a folder" in capsys.readouterr().err

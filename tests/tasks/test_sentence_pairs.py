@@ -11,7 +11,7 @@ from fairseq_lowrank.tasks.sentence_pairs import (
     FrameWithSpecialTokens,
     SegmentLabels,
     SentencePairs,
-    draw_pairs,
+    sample_pairs,
 )
 
 END = 2
@@ -36,7 +36,7 @@ def test_documents_are_parted_by_empty_lines_and_words_are_read_across_lines():
 
 
 def pairs(text, longest=12, short=0.0, seed=1):
-    return list(draw_pairs(text.documents(), longest, short, np.random.default_rng(seed)))
+    return list(sample_pairs(text.documents(), longest, short, np.random.default_rng(seed)))
 
 
 LONG = [np.random.default_rng(number).integers(1, 8, 60).tolist() for number in range(5)]

@@ -23,7 +23,7 @@ def question(name="q", text="308", start=2, **more) -> dict:
 def test_answers_stand_where_they_are_said_to(tmp_path):
     right = {"context": "Up 308 points", "qas": [question(start=3)]}
     assert list(read_paragraphs(write(tmp_path / "a.json", right))) == [right]
-    with pytest.raises(ValueError, match=r"a.json: the answer to q does not stand at 2"):
+    with pytest.raises(ValueError, match=r"a.json: the answer to q is not at character 2"):
         list(read_paragraphs(write(tmp_path / "a.json", {"context": "Up 308 points", "qas": [question()]})))
     (tmp_path / "a.json").write_text('{"data": [{"title": "T"}]}')
     with pytest.raises(ValueError, match="not in SQuAD's format"):

@@ -455,7 +455,7 @@ def test_a_trial_takes_a_small_corpus_of_the_same_form(kind, corpus, small):
 
 def test_a_row_on_a_corpus_that_is_none_is_refused_before_anything_runs():
     records = [["paper", "own"], ["table", "tiny"], ["row", "mha", "brown-x10", "", "", "--attention", "mha"]]
-    with pytest.raises(ValueError, match=r"^row 'mha': no corpus 'brown-x10' here; expected one of brown\["):
+    with pytest.raises(ValueError, match=r"^row 'mha': no corpus 'brown-x10' here\. Use one of brown\["):
         Recipe.read("language-model", Path(), records)
 
 

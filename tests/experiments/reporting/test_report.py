@@ -525,7 +525,7 @@ def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
         ("7", [], "line 1: 7 is no result"),
         (json.dumps(line("mha", None)), [], "line 1: value is null, expected a number"),
         (json.dumps(line("mha", 30.0)), ["--paper", "mhe"], "no results for mhe in"),
-        (json.dumps(line("mha", 30.0)), ["--logs", "logs"], "--logs logs: curves are drawn into --output"),
+        (json.dumps(line("mha", 30.0)), ["--logs", "logs"], "--logs logs: curves need a folder. Add --output"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
