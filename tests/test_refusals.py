@@ -251,7 +251,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("representation --head-dims nope", "argument --head-dims: invalid int value"),
         ("report", "nothing to report. Give files of results"),
         ("report nope", "nope does not exist"),
-        ("report bare", "bare holds no .jsonl file"),
+        ("report bare", "bare has no .jsonl file"),
         ("report empty.txt", "no results in empty.txt"),
         ("report wrong.jsonl", 'wrong.jsonl, line 1: seed is "1", expected a number'),
         ("report nope --output words.de", "--output words.de: words.de"),

@@ -43,7 +43,7 @@ def run(args) -> None:
     if args.logs and not args.output:
         raise UserError(f"--logs {args.logs[0]}: curves need a folder. Add --output DIR.")
     lines = comparison.load_results(args.results)
-    found = comparison.build(lines, papers.load_papers(), paper=args.paper, table=args.table)
+    found = comparison.build_report(lines, papers.load_papers(), paper=args.paper, table=args.table)
     plots = curves.with_logs(found, args.logs)
     if not found and not plots:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)

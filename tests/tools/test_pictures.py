@@ -111,7 +111,7 @@ def test_learning_curves_are_shown_as_differences_to_the_row_without_the_method(
     )
     everything = [plain, small, a, small_a, own]
     assert [curves.baseline_of(each, everything) for each in everything] == [None, None, plain, small, plain]
-    assert curves.difference(a, plain) == ([10, 20, 30], [-1.0, -0.5, 0.0])
+    assert curves.difference_to_baseline(a, plain) == ([10, 20, 30], [-1.0, -0.5, 0.0])
     lines = [list(line.get_ydata()) for line in curves.plot_curves(everything, "any").axes[1].lines]
     assert [-1.0, -0.5, 0.0] in lines and [0.5, 0.5] in lines
 
@@ -162,7 +162,7 @@ def test_many_rows_are_drawn_by_setting():
 def test_a_difference_lies_between_the_baselines_points_alone():
     baseline = curve("mha", 4.0, 2.0)
     other = {"row": "mqa", "points": [{"updates": at, "valid_loss": 3.0} for at in (5, 15, 25)]}
-    assert curves.difference(other, baseline) == ([15], [0.0])
+    assert curves.difference_to_baseline(other, baseline) == ([15], [0.0])
 
 
 def test_logs_without_a_baseline_have_one_plot():

@@ -207,5 +207,5 @@ def test_scores_of_a_line_are_of_the_test_part_where_its_answers_are_known(tmp_p
     line = read_scores(file)
     assert line["value"] == 88 and line["scores"] == {"mrpc-f1": 90.0, "mrpc-accuracy": 86.0}
     file.write_text(json.dumps(scores(test=("rte", {}))))
-    with pytest.raises(ValueError, match="holds no scores"):
+    with pytest.raises(ValueError, match="has no scores"):
         read_scores(file)
