@@ -481,7 +481,10 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
             "EXTRA=--log-format=simple: --log-format removes the log",
         ),
         ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: the recipe sets --seed. Use SEED"),
-        ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here. Choose from mha mixhead-a mixhead-b mixhead-random avghead"),
+        (
+            {"ROWS": "mha mixhead-c"},
+            "no row 'mixhead-c' here. Choose from mha mixhead-a mixhead-b mixhead-random avghead",
+        ),
         ({"RESULTS": "/"}, "RESULTS=/: is a folder"),
         ({"METRIC": "bleu"}, "METRIC=bleu: expected perplexity or loss"),
         ({"EVALUATE": "--context-window '1"}, "EVALUATE=--context-window '1: no closing quotation"),
@@ -489,7 +492,7 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
 )
 def test_settings_that_mean_nothing_are_refused_in_one_line(recipe, variables, message):
     refused = recipe("mixhead/table7.sh", fails=True, **variables)
-    assert (refused.returncode, refused.stdout) == (2, f"{message}\n")
+    assert refused.returncode == 2 and message in refused.stdout and refused.stdout.count("\n") == 1
 
 
 def test_0_switches_a_trial_off(recipe):

@@ -413,6 +413,6 @@ def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | Non
         [statistics.fmean(values[seed] for seed in common) for values in (score["by_seed"], found)] if common else None
     )
     if found and apart:
-        note = f"of {ratio}, for not both rows have it: seed {', '.join(map(str, sorted(apart)))}"
+        note = f"of {ratio}, because not both rows have it: seed {', '.join(map(str, sorted(apart)))}"
         ours["left_out"] += [] if note in ours["left_out"] else [note]
     return tuple(means) if means and means[1] > 0 else None

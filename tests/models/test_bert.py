@@ -183,7 +183,7 @@ def test_more_tokens_than_positions_are_refused():
         (("--spectral-norm-classification-head",), "fairseq cannot load such a head again"),
         (("--segments", "three"), "--segments: invalid choice: 'three'"),
         (("--encoder-attention-heads", "5"), "not divisible by num_heads=5"),
-        (("--attention-sites", "decoder"), "this model has no such attention; expected encoder"),
+        (("--attention-sites", "decoder"), "this model has no such attention. Choose from encoder"),
         (("--mha-heads-to-keep", "2"), "--mha-heads-to-keep 2: fairseq prunes heads of stock attention only"),
     ],
 )

@@ -135,7 +135,7 @@ def test_questions_without_an_answer_and_a_pre_trained_model(prepare_questions, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--window 60", "--window 60: expected 68 (a question of --max-question-length"),
+        ("--window 60", "--window 60: expected 68 (--max-question-length"),
         ("--window 301", "--window 301: expected 68"),
         ("--doc-stride 0 --window 200", "--doc-stride 0: expected a number of tokens >= 1"),
         ("--max-question-length 0 --window 200", "--max-question-length 0: expected a number of tokens >= 1"),

@@ -188,7 +188,7 @@ def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, ca
     [
         ([], "--pair A B"),
         (["--pair", "mha", "nothing"], "row 'nothing': no line has this row. Choose from gain, mha, mixhead-a"),
-        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has it"),
+        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has this row"),
         (["--pair", "zero", "mha", "--logarithm"], "--logarithm needs values above 0"),
         (["--pair", "two", "mha"], "its lines have several metrics. Choose one with --metric bleu|loss"),
         (["--pair", "mha", "late"], "mha − late: no common seed: [1, 2, 3] and [7]"),

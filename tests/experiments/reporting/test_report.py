@@ -104,7 +104,7 @@ def test_every_prr_of_the_poster_follows_from_its_scores_within_their_rounding(t
 
 
 def test_prr_and_peop_refuse_scores_they_are_not_made_for():
-    with pytest.raises(ValueError, match="positive MHA score"):
+    with pytest.raises(ValueError, match="PRR needs a positive score"):
         comparison.prr(3.0, 0.0)
     with pytest.raises(ValueError, match="differs from SHA"):
         comparison.peop(80.0, 79.0, 5, 5)
@@ -308,7 +308,7 @@ def test_ratios_are_of_the_seeds_that_both_rows_have():
     lines = [line("h4-mha", 30.0), line("h4-mha", 20.0, seed=2), line("h4-mixhead-a", 29.0)]
     ours = only(lines)["h4-mixhead-a"]["ours"]
     assert ours["scores"][0]["prr"] == pytest.approx(100 * 29 / 30)
-    assert ours["left_out"] == ["of PRR, for not both rows have it: seed 2"]
+    assert ours["left_out"] == ["of PRR, because not both rows have it: seed 2"]
     apart = only([line("h4-mha", 30.0), line("h4-mixhead-a", 29.0, seed=2)])["h4-mixhead-a"]["ours"]
     assert "prr" not in apart["scores"][0]
     assert only([line("h4-mha", 30.0), line("h4-mixhead-a", 29.0)])["h4-mixhead-a"]["ours"]["left_out"] == []
