@@ -119,7 +119,7 @@ def expected_message(error: BaseException) -> str | None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, UnicodeDecodeError):
         return f"a text is not in UTF-8: {error}"
-    if isinstance(error, ModuleNotFoundError) and (hint := missing(error)) != str(error):
+    if isinstance(error, ModuleNotFoundError) and (hint := missing_package_hint(error)) != str(error):
         return hint
     frames = list(traceback.walk_tb(error.__traceback__))
     package = frames[-1][0].f_globals.get("__name__", "").partition(".")[0] if frames else ""
@@ -141,7 +141,7 @@ def report(error: BaseException, program: str) -> int:
     return 1 if message is None else 2
 
 
-def missing(error: ModuleNotFoundError) -> str:
+def missing_package_hint(error: ModuleNotFoundError) -> str:
     """Return a line that names the package that is not installed, and the extra that installs it."""
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():

@@ -475,21 +475,24 @@ def test_a_recipe_explains_itself_and_refuses_arguments(name):
         ({"THREADS": "0"}, "THREADS=0: expected a whole number from 1"),
         ({"THREADS": "many"}, "THREADS=many: expected a whole number from 1"),
         ({"EXTRA": "--lr '1"}, "EXTRA=--lr '1: no closing quotation"),
-        ({"EXTRA": "--no-save"}, "EXTRA=--no-save: --no-save takes away the checkpoint that is scored: leave it out"),
+        ({"EXTRA": "--no-save"}, "EXTRA=--no-save: --no-save removes the checkpoint to score"),
         (
             {"EXTRA": "--log-format=simple"},
-            "EXTRA=--log-format=simple: --log-format takes away the log in fairseq's form 'json', that the line is made from: leave it out",
+            "EXTRA=--log-format=simple: --log-format removes the log",
         ),
-        ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: --seed is the recipe's own; use SEED"),
-        ({"ROWS": "mha mixhead-c"}, "no row 'mixhead-c' here; rows: mha mixhead-a mixhead-b mixhead-random avghead"),
-        ({"RESULTS": "/"}, "RESULTS=/: expected a file, this is a folder"),
+        ({"EXTRA": "--lr 1 --seed=3"}, "EXTRA=--lr 1 --seed=3: the recipe sets --seed. Use SEED"),
+        (
+            {"ROWS": "mha mixhead-c"},
+            "no row 'mixhead-c' here. Choose from mha mixhead-a mixhead-b mixhead-random avghead",
+        ),
+        ({"RESULTS": "/"}, "RESULTS=/: is a folder"),
         ({"METRIC": "bleu"}, "METRIC=bleu: expected perplexity or loss"),
         ({"EVALUATE": "--context-window '1"}, "EVALUATE=--context-window '1: no closing quotation"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused_in_one_line(recipe, variables, message):
     refused = recipe("mixhead/table7.sh", fails=True, **variables)
-    assert (refused.returncode, refused.stdout) == (2, f"{message}\n")
+    assert refused.returncode == 2 and message in refused.stdout and refused.stdout.count("\n") == 1
 
 
 def test_0_switches_a_trial_off(recipe):

@@ -1,24 +1,24 @@
-"""Known attention matrices: what can one attention layer learn to average with, at each number and size of heads?
+"""Known attention matrices: which of them can one attention layer learn, at each number and size of heads?
 
-n positions, fixed, are the layer's queries and keys; a content x [n, d], drawn for each problem, is its value. The answer is
-y[:, s] = A_s · x[:, s] for each slice s of the d columns: one random row-stochastic A for all columns (``shared``), or
-eight unrelated ones for eight slices of d/8 columns (``own``). Rows of A are drawn uniformly from the simplex.
+The layer's queries and keys are n fixed positions. Its values are a content x [n, d]. The answer is y[:, s] = A_s · x[:, s]
+for each slice s of the d columns. A is one random row-stochastic matrix for all columns (``shared``), or eight unrelated ones
+for eight slices of d/8 columns (``own``). Rows of A are uniform on the simplex.
 
-The layer's probabilities depend on positions alone and its output is linear in x:
+The layer's probabilities depend only on positions, and its output is linear in x:
 
     ŷ = Σ_i P̄_i x C_i,    C_i = W_V,i W_O,i
 
-with P̄_i [n, n] the (mixed) probabilities of head i, W_V,i [d, d_v] and W_O,i [d_v, d]. So for x with independent entries of
-mean 0 and variance 1 the expected squared error needs no sample of x:
+with P̄_i [n, n] the (mixed) probabilities of head i, W_V,i [d, d_v] and W_O,i [d_v, d]. If the entries of x are independent with
+mean 0 and variance 1, the expected squared error has a closed form:
 
     E‖ŷ − y‖² = Σ_ij ⟨P̄_i, P̄_j⟩⟨C_i, C_j⟩ − 2 Σ_i Σ_s ⟨P̄_i, A_s⟩ Σ_{b in s} C_i[b, b] + Σ_s |s| ‖A_s‖²
 
-It is divided by its last term, E‖y‖², and that relative squared error is the training loss: the whole gradient, no noise,
-nothing to overfit. 1 is what the output 0 has; for large n the uniform matrix has 1/2. Everything is computed in float64.
+The training loss is this error divided by its last term, E‖y‖². So the gradient has no noise, and nothing can be overfitted.
+The output 0 has the loss 1; the uniform matrix has 1/2 for large n. Everything is computed in float64.
 
-The full grid: d 64, n 16 and 32, 2 to 32 heads, Adam at 1e-2 on a cosine to 0, 800 updates, no biases. Positions are
-normal, of full rank n (rows of norm √d on average) or of rank n/2. One seed draws one problem, the same for all methods
-and head counts, and the start.
+The full grid: d 64, n 16 and 32, 2 to 32 heads, Adam at 1e-2 on a cosine to 0, 800 updates, no biases. Positions are normal,
+of full rank n (rows of norm √d on average) or of rank n/2. A seed gives the problem, which is the same for all methods and numbers
+of heads, and the initial parameters.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ SEEDS = (1, 2, 3, 4, 5)
 PRESET_METHODS = ("mha", "mixhead-a", "mixhead-b", "talking-heads", "gain", "mhe-mul")
 """Methods whose heads have the size d/h."""
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
-"""Heads of size n, and the control with as many parameters: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
+"""Heads of size n, and a control of the same size: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 
 CONTROLS = ("gain", MORE_HEADS)
 
 
 def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions ``[n, d]`` of the given rank, and the matrices ``[slices, n, n]``, in float64.
+    """Return positions ``[n, d]`` of the given rank, and the matrices ``[slices, n, n]``, in float64.
 
     Raises:
-        ValueError: a rank above n or d.
+        ValueError: the rank is above n or d.
     """
     if not 1 <= rank <= min(length, EMBED_DIM):
         raise ValueError(
@@ -75,11 +75,11 @@ def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Ten
 
 
 def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a layer without biases does to any content: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``."""
+    """Return the linear map of a layer without biases: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``."""
     embed_dim = positions.size(1)
     query = positions.unsqueeze(1)
     _, probabilities = layer(query, query, torch.zeros_like(query), need_head_weights=True)
-    # A layer says what its values are: here those of the unit contents.
+    # The layer returns its values; here the values of unit contents.
     unit = torch.eye(embed_dim, dtype=positions.dtype).unsqueeze(1)
     _, values = layer(query, unit, unit, before_softmax=True)
     outputs = layer.out_proj.weight.t().unflatten(0, (layer.num_heads, -1))
@@ -87,7 +87,7 @@ def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Ten
 
 
 def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matrices: Tensor) -> Tensor:
-    """E‖ŷ − y‖² / E‖y‖² over contents with independent entries of mean 0 and variance 1 (the module's formula).
+    """Return E‖ŷ − y‖² / E‖y‖² over contents with independent entries of mean 0 and variance 1 (the module's formula).
 
     Args:
         probabilities: P̄ ``[H, n, n]``.
@@ -98,7 +98,7 @@ def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matri
     heads, embed_dim, value_dim = values.shape
     slices, columns = matrices.size(0), embed_dim // matrices.size(0)
     patterns, wanted = probabilities.flatten(1), matrices.flatten(1)
-    # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩: no C_i, which is d×d, is needed
+    # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩ avoids the d×d matrices C_i
     side_by_side, stacked = values.transpose(0, 1).flatten(1), outputs.flatten(0, 1)
     products = (side_by_side.t() @ side_by_side) * (stacked @ stacked.t())
     products = products.view(heads, value_dim, heads, value_dim).sum((1, 3))
@@ -108,22 +108,22 @@ def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matri
     return error / size
 
 
-def build(method: Method, heads: int, seed: int) -> MultiheadAttention:
-    """The layer of a run, started from its seed, in float64.
+def build_layer(method: Method, heads: int, seed: int) -> MultiheadAttention:
+    """Build the layer of a run, initialised with its seed, in float64.
 
     Raises:
-        ValueError: the method adds to the output what comes from no content (additive value embeddings do).
+        ValueError: the output is not a linear map of the content (with additive value embeddings).
     """
     if AttentionSpec.from_preset(method.preset, **method.axes).projection == "head-embedding-add":
-        raise ValueError(f"{method.name}: additive head embeddings make the output no linear map of the content")
+        raise ValueError(f"{method.name}: with additive head embeddings the output is not a linear map of the content")
     torch.manual_seed(seed)
     return build_attention(method.preset, EMBED_DIM, heads, bias=False, **method.axes).double()
 
 
 def train(method: Method, heads: int, length: int, rank: int, target: str, seed: int, steps: int, log: Log) -> dict:
-    """Train one layer on one problem. Returns ``value``, the relative squared error at the end, and ``parameters``."""
+    """Train one layer on one problem, and return ``value``, the relative squared error at the end, and ``parameters``."""
     positions, matrices = problem(length, rank, target, seed)
-    layer = build(method, heads, seed)
+    layer = build_layer(method, heads, seed)
     optimizer = torch.optim.Adam(layer.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
@@ -140,7 +140,7 @@ def train(method: Method, heads: int, length: int, rank: int, target: str, seed:
 
 
 def methods(heads: int, length: int) -> Iterator[tuple[Method, int]]:
-    """Every method at h heads of size d/h, and how many heads it has."""
+    """Yield every method for h heads of size d/h, and its number of heads."""
     head_dim = EMBED_DIM // heads
     for preset in PRESET_METHODS:
         yield Method(preset, preset), heads
@@ -150,11 +150,11 @@ def methods(heads: int, length: int) -> Iterator[tuple[Method, int]]:
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
-    """Every run of the grid: n 16 before 32, full rank before half, and all of a problem's methods before the next seed.
+    """Yield every run of the grid: n 16 before 32, full rank before half, and all methods of a seed before the next one.
 
     Args:
         seeds: by default 1 to 5, with ``quick`` 1.
-        quick: n 16 at full rank alone.
+        quick: only n 16 at full rank.
         steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     seeds = seeds or (SEEDS[:1] if quick else SEEDS)
@@ -192,7 +192,7 @@ def _run(
 
 
 def problems(lines: list[dict]) -> dict[tuple[int, int, str], list[dict]]:
-    """The lines by (n, rank, target)."""
+    """Group lines by (n, rank, target)."""
     groups: dict[tuple[int, int, str], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["length"], line["rank"], line["target"]), []).append(line)
@@ -200,13 +200,13 @@ def problems(lines: list[dict]) -> dict[tuple[int, int, str], list[dict]]:
 
 
 def title(length: int, rank: int, target: str) -> str:
-    """What a problem asks, in words."""
-    asked = "one matrix for all columns" if target == "shared" else "eight matrices for eight slices"
-    return f"n {length}, {asked}" + ("" if rank == length else f", positions of rank {rank}")
+    """Return a problem in words."""
+    wanted = "one matrix for all columns" if target == "shared" else "eight matrices for eight slices"
+    return f"n {length}, {wanted}" + ("" if rank == length else f", positions of rank {rank}")
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """A table a problem: number and size of heads down, methods across, the geometric mean over seeds in a cell."""
+    """Return a table for each problem: sizes of heads in rows, methods in columns, geometric means over seeds in cells."""
     result = []
     for key, chosen in problems(lines).items():
         names = list(dict.fromkeys(line["method"] for line in chosen))
@@ -227,8 +227,11 @@ def _cell(values: list[float], seeds: list[int]) -> str:
     return marked(f"{geometric_mean(values):.1e}", values, seeds) if values else ""
 
 
-def draw(lines: list[dict]):
-    """Error against head size, a plot a problem and a curve a method (controls dashed); bands go over all seeds."""
+def plot(lines: list[dict]):
+    """Return a figure of error against head size, with a plot for each problem and a curve for each method.
+
+    Controls are dashed. Bands go from the least to the greatest seed.
+    """
     from matplotlib.ticker import NullLocator
 
     from fairseq_lowrank.tools import pictures

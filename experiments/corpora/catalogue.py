@@ -1,4 +1,4 @@
-"""All corpora: those modules of this package that declare one, and whose form a name is."""
+"""The list of all corpora that modules of this package declare, and the lookup of a corpus by a variant's name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ _FOUND = (getattr(import_module(f"{corpora.__name__}.{name}"), "CORPUS", None) f
 CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _FOUND if corpus}
 
 
-def parse(name: str) -> tuple[Corpus, dict[str, object]]:
-    """The corpus that a form's name is of, and the values of the arguments that show in it; that of binarised data for a path.
+def parse_corpus_name(name: str) -> tuple[Corpus, dict[str, object]]:
+    """Return the corpus of a variant's name, and the values of the arguments in the name.
+
+    A path, which begins with a slash, is the name of binarised data.
 
     Raises:
-        ValueError: it is none's; the message says what names there are.
+        ValueError: no corpus has such a name; the message lists the names.
     """
     if name.startswith("/"):
         return binarised(name), {}
@@ -26,4 +28,4 @@ def parse(name: str) -> tuple[Corpus, dict[str, object]]:
         if (values := corpus.values(name)) is not None:
             return corpus, values
     expected = ", ".join(corpus.usage for corpus in CORPORA.values())
-    raise ValueError(f"no corpus '{name}' here; expected one of {expected}")
+    raise ValueError(f"no corpus '{name}' here. Use one of {expected}.")

@@ -1,23 +1,24 @@
 """Say which bottlenecks a model has, what to change, and what the change costs in parameters.
 
 Reads a checkpoint, or an architecture with any flags of fairseq-train, and the lengths of the data's sequences. The first
-two lines say at which sites a head is too small for these lengths, and up to how many heads it is not. Then it compares
+two lines name the sites where heads are too small for these lengths, and the greatest number of heads that would be large
+enough. Then it compares
 
   head size with sequence length           (Bhojanapalli et al. 2020)
   embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen if the width exceeds them)
   depth with log₃ of the width             (Wies et al. 2021, after Levine et al. 2020)
   heads · head size with width             (Wies et al. 2021: about 25 % of parameters redundant at 4, 45 % at 16)
-  the values' numbers of a position with width
+  the size of all values of a position with width
   the cache of a token with that of grouped keys  (Ainslie et al. 2023)
 
-Every sentence gives its numbers and its source. A remedy is listed only if it suffices by the rule that it is for. If heads
-are too small, this project's own measurements follow, with their limits. What is fine is counted; --all shows it.
+Every sentence gives its numbers and its source. A remedy is listed only if it is enough by its rule. If heads are too small,
+this project's own measurements follow, with their limits. Findings without a problem are counted; --all shows them.
 
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
   fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
 
-With --output it draws depth against width: log₃ d as a curve, the embedding's rank, and the models of as many parameters.
+With --output it draws depth against width: log₃ d, the embedding's rank, and models with the same number of parameters.
 """
 
 from pathlib import Path
@@ -25,7 +26,7 @@ from pathlib import Path
 from fairseq_lowrank.cli import _output
 
 NAME = "advise"
-HELP = "name a model's bottlenecks on its data, with remedies and their cost"
+HELP = "list a model's bottlenecks on its data, with remedies and their cost"
 TAKES_FLAGS = True
 MARKS = {"bottleneck": "BOTTLENECK", "partly": "PARTLY", "fine": "fine", "note": "note"}
 
@@ -41,8 +42,8 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
     )
-    parser.add_argument("--length", type=int, metavar="N", help="sequence length, in place of the data's")
-    parser.add_argument("--all", action="store_true", help="show what is fine too")
+    parser.add_argument("--length", type=int, metavar="N", help="sequence length, instead of the data's")
+    parser.add_argument("--all", action="store_true", help="show findings without a problem too")
     _output.add_output_arguments(
         parser, "advise.json, advise.csv, and depth against width as advise-depth.png and .pdf"
     )
@@ -61,7 +62,7 @@ def run(args) -> None:
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
-            raise ValueError(f"--length {args.length}: expected at least 1")
+            raise ValueError(f"--length {args.length}: expected a number >= 1.")
         lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
         raise ValueError("sequence lengths are unknown. Add --data DIR or --length N.")
@@ -69,39 +70,44 @@ def run(args) -> None:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
             raise ValueError(
-                f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with "
-                "--only-source"
+                f"--data {data}: contains pairs of sentences, and {model_args.arch} reads running text. Give a folder made with "
+                "fairseq-preprocess --only-source."
             )
         if "text" in lengths and task.startswith("translation"):
             raise ValueError(
-                f"--data {data} holds running text; {args.checkpoint} was trained with --task {task}, on pairs"
+                f"--data {data}: contains running text, and {args.checkpoint} was trained with --task {task}. Give pairs of "
+                "sentences."
             )
         if "text" in lengths and block and break_mode != "eos":
-            # language models read blocks of the running text, whatever its sentences
+            # language models read blocks of the text, regardless of sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
-    facts = checks.Facts(model_args, vocab_size, lengths)
-    findings = checks.advise_on(facts)
+    summary = checks.ModelSummary(model_args, vocab_size, lengths)
+    findings = checks.advise_on(summary)
     if not findings:
-        raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
+        raise ValueError(
+            f"--arch {model_args.arch}: no check applies to it. Use a model with attention or word embeddings."
+        )
     stats = {name: describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
         "lengths": stats,
-        "verdict": checks.verdict(facts),
+        "verdict": checks.verdict(summary),
         "findings": [finding.as_dict() for finding in findings],
-        "parameters": facts.variants.total,
-        "measured": [one.as_dict() for one in MEASURED] if facts.short else [],
+        "parameters": summary.what_if.total,
+        "measured": [one.as_dict() for one in MEASURED] if summary.sites_too_small else [],
         "remedies_need": remedies_need(model_args, findings),
     }
-    rows = [row for stack in facts.stacks for row in depth.curve(stack)]
-    figures = {"advise-depth": depth.draw(facts.stacks, model_args.arch)} if args.output and facts.stacks else {}
+    rows = [row for stack in summary.stacks for row in depth.curve(stack)]
+    figures = (
+        {"advise-depth": depth.plot_depth(summary.stacks, model_args.arch)} if args.output and summary.stacks else {}
+    )
     _output.write(args, NAME, result | {"depth": rows}, rows, figures)
     _output.show(args, result, as_text(result, everything=args.all))
 
 
 def remedies_need(model_args, findings) -> dict | None:
-    """The architecture and plugin whose flags the remedies are, None where they are fairseq's own."""
+    """Return the architecture and plugin that the flags of the remedies need; None if all flags are fairseq's own."""
     from fairseq_lowrank.cli import user_dir
     from fairseq_lowrank.plugin.flags import FLAGS
 
@@ -112,16 +118,17 @@ def remedies_need(model_args, findings) -> dict | None:
 
 
 def from_flags(args):
-    """The model's arguments, the data folder, the vocabulary's size, how text is cut into sequences, and the task, where it is
-    known."""
+    """Return the model's arguments, data folder, size of the vocabulary, break mode, and task ("" if unknown)."""
     import argparse
 
     from fairseq_lowrank.tools.advice.lengths import read_vocab_size
-    from fairseq_lowrank.tools.architecture import parse
+    from fairseq_lowrank.tools.architecture import parse_architecture
 
-    model_args = parse(args.arch, args.flags)
+    model_args = parse_architecture(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
-        raise ValueError("--arch needs --vocab-size, or --data to take it from")
+        raise ValueError(
+            f"--arch {args.arch}: the size of the vocabulary is unknown. Add --vocab-size N or --data DIR."
+        )
     vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
@@ -129,21 +136,25 @@ def from_flags(args):
 
 
 def from_checkpoint(args):
-    """The same of a checkpoint, whose own vocabulary it is."""
+    """Return the same values as :func:`from_flags`, from a checkpoint."""
     from fairseq_lowrank.tools import checkpoints
     from fairseq_lowrank.tools.advice.lengths import read_vocab_size
 
     if args.flags:
-        raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")
+        raise ValueError(
+            f"{' '.join(args.flags)}: does not work with --checkpoint, which has its own flags. Remove it."
+        )
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
         vocab_size = read_vocab_size(data)
     if args.vocab_size not in (None, vocab_size):
-        raise ValueError(f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}")
+        raise ValueError(
+            f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}. Remove the flag."
+        )
     if args.data is None and args.length is None and not data.is_dir():
-        raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data or --length")
+        raise ValueError(f"the data folder {data} of {args.checkpoint} does not exist. Add --data DIR or --length N.")
     break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
     task = checkpoints.configuration(state, "task", "_name") or checkpoints.configuration(state, "task", "task") or ""
     return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task
@@ -172,19 +183,19 @@ def as_text(result: dict, *, everything: bool = False) -> str:
         lines += [f"  → {change['change']}{price(change['parameters'], result)}" for change in finding["changes"]]
         lines.append(f"  Source: {finding['source']}.")
     if result["measured"]:
-        lines += ["", "what came out here", *wrapped(LIMITS)]
+        lines += ["", "this project's measurements", *wrapped(LIMITS)]
         for one in result["measured"]:
             lines += wrapped(f"{one['change']}: {one['text']}. Limits: {one['limits']}.", "  - ")
     if folded:
         topics = ", ".join(dict.fromkeys(finding["topic"] for finding in folded))
         lines += ["", f"fine: {topics} ({len(folded)} findings; --all shows them)"]
     if need := result["remedies_need"]:
-        lines += ["", f"These flags go with --user-dir {need['user_dir']} --arch {need['architecture']}"]
+        lines += ["", f"These flags need --user-dir {need['user_dir']} --arch {need['architecture']}"]
     return "\n".join(lines)
 
 
 def price(parameters: int | None, result: dict) -> str:
-    """Return what a change costs, as a part of the model too, with a word if it more than doubles the model."""
+    """Return the parameters of a change and their share of the model, with a note if the model more than doubles."""
     if parameters is None:
         return ""
     share = 100 * parameters / result["parameters"]

@@ -1,26 +1,27 @@
-"""Count the parameters of a fairseq text architecture, without allocating it.
+"""Count the parameters of a fairseq text architecture, without memory for them.
 
-Prints the total and its parts, attention at each site, and what the chosen attention costs over `--attention mha`. Then it
-prints the choices of each site, an axis a row, and the class: what this attention can add to plain attention. Any flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
+Prints the total and its parts, attention at each site, and the extra parameters over `--attention mha`. Then it prints the
+choices of each site, one row for each axis, and the class: what this attention can add to plain attention. You can add any flag
+of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
 
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
   fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
   fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --output pictures/
 
-`total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or
-adaptive softmax), shared ones once; other is layer norms and the like. `extra` is the difference to the same model with
-`--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without biases` is
-what the MHE poster counts.
+`total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or adaptive
+softmax); shared parameters count once. Other parameters are those of layer norms, for example. `extra` is the difference from
+the same model with `--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without
+biases` is the number that the MHE poster counts.
 
-`--sweep` draws attention parameters of every kind of attention against a size: heads (the width grows with them, as in
-the MHE poster), layers, or head-dim (the width stays, as in FixedHead), and prints the poster's complexity table.
+`--sweep` draws attention parameters of every preset against a size, and prints the poster's complexity table. The size is heads
+(the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead).
 """
 
 from fairseq_lowrank.cli import _output
 
 NAME = "params"
-HELP = "count the parameters of an architecture, by part and by kind of attention"
+HELP = "count the parameters of an architecture, by part and by attention variant"
 TAKES_FLAGS = True
 
 
@@ -29,8 +30,8 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--vocab-size", type=int, required=True, metavar="V", help="dictionary size, fairseq's special symbols included"
     )
-    parser.add_argument("--task", help="fairseq task (default: one that fits the kind of model)")
-    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all kinds over a size")
+    parser.add_argument("--task", help="fairseq task (default: one that works with the model)")
+    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all presets over a size")
     _output.add_output_arguments(parser, "params.json, params.csv, and with --sweep the picture as .png and .pdf")
 
 
@@ -41,12 +42,12 @@ def run(args) -> None:
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
         rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, task=args.task)
-        heads, head_dim = parameters.head_sizes(parameters.parse(args.arch, args.flags, task=args.task))
+        heads, head_dim = parameters.head_sizes(parameters.parse_architecture(args.arch, args.flags, task=args.task))
         data["sweep"] = {"over": args.sweep, "rows": rows}
         data["complexity"] = parameters.complexity(heads, head_dim)
         text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
         if args.output:
-            figures = {f"params-{args.sweep}": parameters.draw(rows, args.sweep, args.arch, heads, head_dim)}
+            figures = {f"params-{args.sweep}": parameters.plot_sweep(rows, args.sweep, args.arch, heads, head_dim)}
     _output.write(args, NAME, data, rows, figures)
     _output.show(args, data, text)
 
@@ -65,8 +66,8 @@ def as_text(data: dict) -> str:
     rows.append(["", "", ""])
     rows.append(["attention without biases", f"{data['attention_without_biases']:,}", ""])
     if data["unused"]:
-        rows.append(["total without what feeds nothing", f"{data['total'] - data['unused']:,}", ""])
-    extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
+        rows.append(["total without unused parameters", f"{data['total'] - data['unused']:,}", ""])
+    extra = "plain attention does not work with these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
     title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
     title = ", ".join([title, *([" ".join(data["flags"])] if data["flags"] else [])])

@@ -1,4 +1,4 @@
-"""Attention in fairseq's models that is not of this package, and where it is."""
+"""Search for attention in fairseq's models that does not belong to this package."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attention_by_site(model: nn.Module) -> dict[str, type[nn.Module]]:
 
 
 def site_of(attention: nn.Module, in_decoder: bool) -> str:
-    """Return the site of an attention layer: the one that it was built for, or for fairseq's the stack that holds it."""
+    """Return the site of an attention layer: for ours, the site it was built for; for fairseq's, by its stack."""
     if isinstance(attention, OurAttention):
         return attention.site
     if getattr(attention, "encoder_decoder_attention", False):

@@ -1,4 +1,4 @@
-"""Texts that fairseq evaluates as Python: checked first, because a checkpoint's configuration could run any code.
+"""Checks of texts that fairseq evaluates as Python, because a checkpoint's configuration could run any code.
 
 fairseq gives some strings of a configuration, such as ``conv_feature_layers``, to ``eval``. A text that passes
 :func:`literal` is made of literals and arithmetic, so evaluating it is safe.
@@ -79,7 +79,7 @@ def count_elements(value: object) -> int:
 
 
 def check_argument(function: Callable) -> Callable:
-    """Let a function that evaluates its first argument accept literals only."""
+    """Wrap a function that evaluates its first argument: accept only literals."""
 
     @functools.wraps(function)
     def checked(text, *args, **kwargs):
@@ -91,7 +91,7 @@ def check_argument(function: Callable) -> Callable:
 
 
 def check_fields(*names: str) -> Callable[[Callable], Callable]:
-    """Return a wrapper for functions that evaluate these fields of their arguments, or these keyword arguments."""
+    """Return a wrapper of functions that evaluate these fields of their arguments, or these keyword arguments."""
 
     def wrap(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -108,7 +108,7 @@ def check_fields(*names: str) -> Callable[[Callable], Callable]:
 
 
 def check_manifest(parse: Callable) -> Callable:
-    """Let a file of audio codes hold literals only."""
+    """Accept only literals in a file of audio codes."""
 
     @functools.wraps(parse)
     def parse_manifest(manifest, dictionary):

@@ -1,4 +1,4 @@
-"""fairseq architectures from their flags, built without allocating them, and where attention sits in a model."""
+"""Models of fairseq architectures without memory for parameters, and the sites of a model's attention layers."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ class AttentionLayer(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """Every attention layer, ours or fairseq's, in the model's order."""
+    """Return every attention layer, ours or fairseq's, in the model's order."""
     return [
-        AttentionLayer(name, *_place(model, name, module), module)
+        AttentionLayer(name, *_site_and_layer(model, name, module), module)
         for name, module in model.named_modules()
         if isinstance(module, ATTENTION)
     ]
 
 
 def spec_of(module: nn.Module) -> AttentionSpec:
-    """What an attention layer computes; fairseq's own is plain."""
+    """Return the composition of an attention layer; fairseq's own is plain."""
     return getattr(module, "spec", None) or AttentionSpec()
 
 
 def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, int | str]:
-    """What an attention layer is on every axis, or would be with another `spec`: a choice, or the size that comes of it."""
+    """Return a layer's choice or size on every axis, or the one that it would have with another `spec`."""
     spec = spec or spec_of(module)
     projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
     sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
@@ -64,33 +64,32 @@ def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, i
     return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}
 
 
-def _place(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:
-    """(site, layer) of an attention layer, by what it and the modules around it are."""
+def _site_and_layer(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:
+    """Return site and number of an attention layer, from the types of the modules that contain it."""
     parts = name.split(".")
     owners = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     layer = next((int(parts[depth]) for depth, owner in enumerate(owners) if isinstance(owner, nn.ModuleList)), 0)
     return foreign.site_of(attention, any(isinstance(owner, FairseqDecoder) for owner in owners)), layer
 
 
-def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = None) -> Namespace:
-    """An architecture's arguments with its defaults filled in.
+def parse_architecture(architecture: str, flags: Sequence[str] = (), *, task: str | None = None) -> Namespace:
+    """Return an architecture's arguments, completed with its defaults.
 
     Args:
         architecture: a value of fairseq's `--arch`.
-        flags: any flags of fairseq-train; those of the model matter.
-        task: fairseq's task, by default one that fits the kind of model.
+        flags: flags of fairseq-train. Only flags of the model have an effect.
+        task: fairseq's task, by default one that works with the model.
 
     Raises:
-        ValueError: an unknown architecture, or a flag or value that fairseq refuses.
+        ValueError: the architecture is unknown, or fairseq refuses a flag or value.
     """
     if architecture not in ARCH_MODEL_REGISTRY:
         close = difflib.get_close_matches(architecture, ARCH_MODEL_REGISTRY, 5)
         ours = sorted(name for name in ARCH_MODEL_REGISTRY if name.startswith("lowrank"))
-        raise ValueError(
-            f"--arch {architecture}: unknown; {'did you mean' if close else 'there are'} {', '.join(close or ours)}?"
-        )
+        remedy = f"Did you mean {', '.join(close)}?" if close else f"Use one such as {', '.join(ours)}."
+        raise ValueError(f"--arch {architecture}: unknown architecture. {remedy}")
     if task is not None and task not in TASK_REGISTRY:
-        raise ValueError(f"--task {task}: unknown; expected one of {', '.join(sorted(TASK_REGISTRY))}")
+        raise ValueError(f"--task {task}: unknown task. Use one of {', '.join(sorted(TASK_REGISTRY))}.")
     parser = options.get_training_parser(task or _default_task(architecture))
 
     def refuse(message: str) -> None:
@@ -99,27 +98,27 @@ def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = No
     parser.error = refuse
     args = options.parse_args_and_arch(parser, input_args=["no-data", "--arch", architecture, *flags])
     if ARCH_MODEL_NAME_REGISTRY[architecture] in MODEL_DATACLASS_REGISTRY:
-        # as fairseq-train does: flags that were not given get the dataclass's defaults
+        # like fairseq-train: flags that are not given get the dataclass's defaults
         try:
             args = as_namespace(convert_namespace_to_omegaconf(args).model)
-        except InterpolationKeyError as error:  # a size that is the task's
+        except InterpolationKeyError as error:  # a size comes from the task
             raise _cannot_be_built(architecture, error) from error
     args.arch = architecture
     return args
 
 
 def chooses_attention(args: Namespace) -> bool:
-    """Whether the attention of :func:`parse`'s arguments is ours: an attention flag is given, or the architecture is ours."""
+    """Return True if an attention flag is given, or the architecture belongs to this package."""
     return chosen_options(args, ARCH_MODEL_REGISTRY[args.arch]) is not None
 
 
 def model_name(args: Namespace) -> str:
-    """The registered model (not the architecture) that arguments belong to."""
+    """Return the name of the registered model (not of the architecture) of some arguments."""
     return ARCH_MODEL_NAME_REGISTRY.get(args.arch, args.arch)
 
 
 def our_arguments(args: Namespace) -> Namespace | None:
-    """The same arguments with attention of this package, plain where none is chosen; None where the architecture has none."""
+    """Return the arguments with this package's attention, plain if none is chosen; None if that cannot be chosen."""
     args = copy(args)
     if not chooses_attention(args):
         coverage = architectures.coverage(args.arch)
@@ -136,11 +135,11 @@ def _default_task(architecture: str) -> str:
     return "masked_lm" if issubclass(model, FairseqEncoderModel) else "translation"
 
 
-def build(args: Namespace, vocab_size: int) -> nn.Module:
-    """The model of :func:`parse`'s arguments with parameters that have shapes but no memory.
+def build_model(args: Namespace, vocab_size: int) -> nn.Module:
+    """Return the model of :func:`parse_architecture`'s arguments, whose parameters have shapes but no memory.
 
     Raises:
-        ValueError: the model refuses its arguments, or needs more than them and a dictionary.
+        ValueError: the model refuses its arguments, or needs more than arguments and a dictionary.
     """
     cls = ARCH_MODEL_REGISTRY[args.arch]
     task = architectures.stand_in_task(cls, args, architectures.SizedDictionary(vocab_size))
@@ -154,15 +153,15 @@ def build(args: Namespace, vocab_size: int) -> nn.Module:
 
 
 def _cannot_be_built(architecture: str, error: Exception) -> ValueError:
-    """What to say of an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
+    """Return the error for an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
     return ValueError(
-        f"--arch {architecture}: fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())})"
-        "; expected a text architecture that needs no more, such as transformer or transformer_lm"
+        f"--arch {architecture}: fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())}). "
+        "Use a text architecture, such as transformer or transformer_lm."
     )
 
 
 def stacks(args: Namespace) -> Iterator[tuple[str, int, int, int]]:
-    """(encoder or decoder, layers, width, heads) of each stack an architecture has."""
+    """Yield name (encoder or decoder), layers, width and heads of each stack of an architecture."""
     for stack in STACKS:
         sizes = [getattr(args, f"{stack}_{size}", None) for size in ("layers", "embed_dim", "attention_heads")]
         if all(isinstance(size, int) for size in sizes):

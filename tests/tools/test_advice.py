@@ -8,7 +8,7 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.tools.advice import checks
 from fairseq_lowrank.tools.advice.lengths import read_vocab_size
 from fairseq_lowrank.tools.advice.remedies import cached
-from fairseq_lowrank.tools.architecture import build, parse
+from fairseq_lowrank.tools.architecture import build_model, parse_architecture
 from fairseq_lowrank.tools.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
@@ -17,7 +17,7 @@ SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
 
 
 def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
-    return checks.advise(parse(architecture, flags), vocab_size, lengths)
+    return checks.advise(parse_architecture(architecture, flags), vocab_size, lengths)
 
 
 def one(found, topic, **numbers):
@@ -34,7 +34,7 @@ def changes(finding):
 
 
 def total(architecture, flags, vocab_size):
-    return count(build(parse(architecture, flags), vocab_size))["total"]
+    return count(build_model(parse_architecture(architecture, flags), vocab_size))["total"]
 
 
 def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
@@ -112,7 +112,8 @@ def test_the_cost_of_fixedhead_is_that_of_the_built_model():
     costs = changes(one(found, "head size"))
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     totals = [
-        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"] for more in (flags, [])
+        count(build_model(parse_architecture("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"]
+        for more in (flags, [])
     ]
     assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
     assert costs["--score-mixing static"] == 384
@@ -224,7 +225,7 @@ def test_a_narrower_width_is_a_multiple_of_the_heads():
     (narrower,) = [change for change, cost in found.changes if cost is None]
     assert narrower.startswith("width 256 and about 24 layers, the feed-forward in proportion")
     sizes = ["--decoder-embed-dim", "256", "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "24"]
-    layers = [count(build(parse(LM, more), 257)) for more in ([], sizes)]
+    layers = [count(build_model(parse_architecture(LM, more), 257)) for more in ([], sizes)]
     before, after = (counted["attention"] + counted["feed_forward"] for counted in layers)
     assert after == pytest.approx(before, rel=0.01)
 
@@ -273,7 +274,11 @@ def test_shallow_models_are_told_that_depth_counts_most():
         one(findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth")
     ).values()
     totals = [
-        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))["total"]
+        count(
+            build_model(
+                parse_architecture("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000
+            )
+        )["total"]
         for layers in ("6", "3")
     ]
     assert cost == totals[0] - totals[1]
@@ -325,11 +330,11 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
 
 
 def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
-    args = parse("transformer", [])
+    args = parse_architecture("transformer", [])
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
     assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
-    assert "holds running text; model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
+    assert "contains running text, and model.pt was trained with --task translation" in capsys.readouterr().err
 
 
 def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):
@@ -337,7 +342,7 @@ def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, tra
     assert cli.main(["advise", "--checkpoint", checkpoint, "--vocab-size", "99", "--length", "9"]) == 2
     assert "--vocab-size 99" in capsys.readouterr().err
     assert cli.main(["advise", "--checkpoint", checkpoint, "--data", str(translation_data)]) == 2
-    assert "holds pairs of sentences" in capsys.readouterr().err
+    assert "contains pairs of sentences" in capsys.readouterr().err
     size = read_vocab_size(language_model_data)
     assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vocab_size"] == size
@@ -355,15 +360,15 @@ def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--arch", TRANSLATION, "--length", "20"], "needs --vocab-size"),
+        (["--arch", TRANSLATION, "--length", "20"], "Add --vocab-size N"),
         (["--arch", TRANSLATION, "--vocab-size", "100"], "--data DIR"),
         (["--arch", TRANSLATION, "--vocab-size", "100", "--length", "0"], "--length 0"),
         (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
-        (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "holds no train.idx"),
+        (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "has no train.idx"),
         (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
         (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "no attention or embeddings"),
         (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
-        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha has no place"),
+        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha: does not work with --checkpoint"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, message, capsys):
@@ -414,7 +419,10 @@ def test_fewer_keys_are_offered_with_what_they_keep_of_a_token(flags, grouped, o
 
 def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
     random = ["--attention-score", "synthesizer-random", "--attention", "mqa"]
-    assert cached(build(parse(LM, random), 1000)) == cached(build(parse(LM, ["--attention", "mqa"]), 1000)) / 2
+    assert (
+        cached(build_model(parse_architecture(LM, random), 1000))
+        == cached(build_model(parse_architecture(LM, ["--attention", "mqa"]), 1000)) / 2
+    )
     for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
 
@@ -468,7 +476,7 @@ def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags
 def test_verdict_counts_the_heads_that_are_large_enough():
     def verdict(flags, length, architecture=TRANSLATION):
         lengths = {name: numpy.array([length]) for name in (("text",) if "_lm" in architecture else SHORT)}
-        return checks.verdict(checks.Facts(parse(architecture, flags), 1000, lengths))
+        return checks.verdict(checks.ModelSummary(parse_architecture(architecture, flags), 1000, lengths))
 
     found = verdict([], 240)
     assert (found["too_small"], found["large_enough"]) == (["encoder", "cross"], ["decoder"])

@@ -224,11 +224,11 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
         (["inspect", str(trained("stock"))], "neither head mixing nor head embeddings"),
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
-        (["spectrum", str(trained("stock")), "--subset", "tests"], "no subset 'tests'"),
+        (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
-        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected at least 1"),
-        (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected at least 1"),
-        (["spectrum", str(trained("stock")), "--sequences", "0"], "at least 1"),
+        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected a number"),
+        (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
+        (["spectrum", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
     ):
         assert cli.main(arguments) == 2
         error = capsys.readouterr().err

@@ -83,4 +83,4 @@ def test_the_spectrum_command_shows_the_controls_beside_a_checkpoint(trained, ca
 
 def test_checkpoints_without_static_mixing_have_no_controls(trained, capsys):
     assert cli.main(["spectrum", str(trained("stock")), "--random-mixing", "--sequences", "1"]) == 2
-    assert "--random-mixing: no checkpoint has static mixing" in capsys.readouterr().err.splitlines()[-1]
+    assert "--random-mixing: no checkpoint has one M" in capsys.readouterr().err.splitlines()[-1]

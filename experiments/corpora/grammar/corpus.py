@@ -1,8 +1,8 @@
-"""Write a German-English corpus, made up from a small synchronous grammar.
+"""Write a German-English corpus from a small synchronous grammar.
 
-A tree (``trees.py``) is drawn at random and read off twice, by ``german.py`` and ``english.py``. What makes German
-hard to translate word by word is all there: gender, case and agreement, separable verbs, the participle or infinitive
-at the end, the verb last in subordinate clauses and second in main clauses whatever comes first.
+A random tree (``trees.py``) is written as a sentence twice, by ``german.py`` and ``english.py``. The grammar has the features
+that make German hard to translate word by word: gender, case and agreement, separable verbs, and the participle or infinitive
+at the end. The verb is last in subordinate clauses, and second in main clauses after any first phrase.
 """
 
 import argparse
@@ -60,7 +60,7 @@ EVENTS = [verb for verb in VERBS if not verb.stative]
 
 @dataclass(frozen=True)
 class Pair:
-    """A sentence and its translation as tokens, with the tree and the construction they come from."""
+    """A sentence and its translation as tokens, with their tree and construction."""
 
     tree: Sentence
     german: tuple[str, ...]
@@ -69,13 +69,13 @@ class Pair:
 
 @functools.cache
 def _nouns(kinds: tuple[str, ...]) -> list[Noun]:
-    """The nouns of one of the kinds."""
+    """Return the nouns of one of the kinds."""
     return [noun for noun in NOUNS if not set(kinds).isdisjoint(noun.kinds)]
 
 
 @functools.cache
 def _adjectives(kinds: tuple[str, ...]) -> list[Adjective]:
-    """The adjectives for a noun of these kinds."""
+    """Return the adjectives for a noun of these kinds."""
     return [adjective for adjective in ADJECTIVES if not set(kinds).isdisjoint(adjective.kinds)]
 
 
@@ -84,7 +84,7 @@ def _is_person(phrase: Nominal) -> bool:
 
 
 def _pronoun_for(phrase: Nominal) -> Pronoun | None:
-    """The pronoun that may stand for a person named before; none for neuter nouns, which English calls he or she."""
+    """Return the pronoun for a person; None for neuter nouns, which are he or she in English."""
     if isinstance(phrase, Pronoun):
         return phrase
     if isinstance(phrase, Gap) or not _is_person(phrase) or (phrase.gender == "n" and not phrase.plural):
@@ -97,7 +97,7 @@ def _is_indefinite(phrase: Nominal) -> bool:
 
 
 class Sampler:
-    """Draws trees. One generator of random numbers decides everything, so a seed fixes the corpus."""
+    """A generator of random trees. All random numbers have one source, so a seed fixes the corpus."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -129,7 +129,7 @@ class Sampler:
     # --- noun phrases -----------------------------------------------------------------------------------------------
 
     def noun(self, kinds: tuple[str, ...]) -> Noun:
-        """A noun of one of the kinds, if there is any that the sentence does not contain yet."""
+        """Return a noun of one of the kinds that is not in the sentence yet, if there is one."""
         nouns = _nouns(kinds)
         noun = self.random.choice([noun for noun in nouns if noun.english not in self.used] or nouns)
         self.used.add(noun.english)
@@ -138,7 +138,7 @@ class Sampler:
     def noun_phrase(
         self, kinds: tuple[str, ...], *, owner: Pronoun | None = None, definite: bool = False
     ) -> NounPhrase:
-        """`owner` is whom a possessive may refer to; `definite` leaves out "a", bare nouns and numbers."""
+        """Return a noun phrase; a possessive may refer to `owner`, and `definite` excludes "a", bare nouns and numbers."""
         noun = self.noun(kinds)
         plural = not noun.mass and "single" not in noun.kinds and self.chance(0.1 if "place" in noun.kinds else 0.3)
         if noun.mass:
@@ -185,7 +185,7 @@ class Sampler:
         return self.noun_phrase(kinds, definite=not set(kinds) & {"person", "animal"})
 
     def object(self, slot: Slot, subject: Nominal, *, definite: bool = False) -> Argument:
-        """What fills a slot of a verb with this subject."""
+        """Return a complement for a slot of a verb with this subject."""
         if slot.case == "direction":
             place = self.noun_phrase(("place",), definite=True)
             preposition, case, english_preposition = place.noun.direction
@@ -213,7 +213,7 @@ class Sampler:
         return self.object(Slot("dat", ("person",), (("mit", "with"),)), subject)
 
     def may_have_company(self, clause: Clause) -> bool:
-        """Company goes with verbs of going and being busy; after an object, "mit" would seem to belong to that."""
+        """Return True for verbs of going or being busy, without an object: after one, "mit" would seem to belong to it."""
         person = _is_person(clause.subject) and not isinstance(clause.subject, Gap)
         going = all(slot.case == "direction" or "city" in slot.kinds for slot in clause.verb.slots)
         return person and going and not clause.verb.stative
@@ -221,7 +221,7 @@ class Sampler:
     # --- clauses ----------------------------------------------------------------------------------------------------
 
     def tense(self, verb: Verb, person: bool) -> str:
-        """present, habit, past, future, modal, since or experience, as far as the verb allows."""
+        """Return present, habit, past, future, modal, since or experience, if the verb allows it."""
         weights = {"present": 26, "past": 12 if verb.stative else 24, "since": 8 * verb.durative}
         if not verb.stative and set(verb.subjects) & {"person", "animal"}:
             weights |= {"habit": 20, "future": 10, "modal": 18, "experience": 5 * (person and not verb.durative)}
@@ -231,7 +231,7 @@ class Sampler:
         return self.random.choice([time for time in TIMES if use in time.uses])
 
     def complements(self, verb: Verb, subject: Nominal, gap: tuple[int, Gap] | None = None) -> tuple[Argument, ...]:
-        """What fills the verb's slots; `gap` is the index of one and what it holds instead of a noun phrase."""
+        """Return complements for the verb's slots; `gap` is the index of one slot and its content."""
         parts = []
         for index, slot in enumerate(verb.slots):
             if gap and gap[0] == index:
@@ -250,7 +250,7 @@ class Sampler:
         tense: str | None = None,
         extras: bool = True,
     ) -> Clause:
-        """A clause with its subject in front. Without `extras` it has no adverbials but those its tense needs."""
+        """Return a clause that begins with its subject. Without `extras` it has only the adverbials that its tense needs."""
         if verb is None:
             verb = self.random.choice([v for v in VERBS if subject is None or "person" in v.subjects])
         subject = subject or self.subject(verb.subjects)
@@ -279,7 +279,7 @@ class Sampler:
         return clause
 
     def with_habit(self, clause: Clause, person: bool) -> Clause:
-        """Mark a habit: by how often, by when, or by "gern"."""
+        """Mark a habit by a frequency, a time, or "gern"."""
         sudden = clause.verb.reflexive or (clause.verb.auxiliary == "sein" and not clause.verb.slots)
         mark = self.weighted({"frequency": 4, "time": 4, "gern": 3 * (person and not sudden)})
         if mark == "time":
@@ -287,7 +287,7 @@ class Sampler:
         return replace(clause, adverb="gern" if mark == "gern" else self.random.choice(list(FREQUENCIES)))
 
     def negate(self, clause: Clause) -> Clause:
-        """The clause denied, with "nicht" or "kein", where that is natural; else the clause as it is."""
+        """Return the clause negated by "nicht" or "kein" if that is natural; else the unchanged clause."""
         parts = clause.complements
         if (
             clause.adverb not in ("", "gern")
@@ -309,7 +309,7 @@ class Sampler:
         return self.negate(clause) if self.chance(probability) else clause
 
     def quality_clause(self, subject: Nominal | None = None, *, comparison: bool = True) -> Clause:
-        """Someone or something is old, or older than something of its kind."""
+        """Return a clause such as "X is old", or "X is older than Y"."""
         subject = subject or self.subject(
             self.random.choice([("person",), ("animal",), ("thing", "clothing", "vehicle"), ("place",), ("text",)])
         )
@@ -339,7 +339,7 @@ class Sampler:
         return Sentence("statement", self.maybe_negate(self.clause()))
 
     def inversion(self) -> Sentence:
-        """Something other than the subject comes first: a time, a place, or an object its case gives away."""
+        """Return a sentence that begins with a time, a place, or an object whose case is visible."""
         while True:
             clause = self.maybe_negate(self.clause())
             fronts: list[str | int] = []
@@ -388,7 +388,7 @@ class Sampler:
         return Sentence("predicate", self.maybe_negate(self.quality_clause()))
 
     def relative_sentence(self) -> Sentence:
-        """A relative clause on the subject, or on the last object."""
+        """Return a sentence with a relative clause on the subject, or on the last object."""
         if self.chance(0.5):
             verb = self.random.choice([v for v in VERBS if not v.swap])
             phrase = self.with_relative(self.noun_phrase(verb.subjects, definite=True))
@@ -432,7 +432,7 @@ class Sampler:
         return replace(phrase, determiner=determiner, owner=None, relative=clause)
 
     def may_be_reversed(self, clause: Clause) -> bool:
-        """Whether a relative clause could be read both ways, as in "die Frau, die Anna sieht"."""
+        """Return True if a relative clause has two readings, as in "die Frau, die Anna sieht"."""
         if not clause.complements or clause.complements[0].case != "acc" or clause.complements[0].german:
             return False
         if {"person", "animal"}.isdisjoint(clause.verb.slots[0].kinds):
@@ -442,7 +442,7 @@ class Sampler:
         return same_verb and _is_nominative_like(subject) and _is_nominative_like(thing)
 
     def second_subject(self, first: Nominal) -> Nominal | None:
-        """Half of the time the one spoken of already, as a pronoun."""
+        """Return the first subject as a pronoun in half of the cases; else None."""
         return _pronoun_for(first) if self.chance(0.5) else None
 
     def second_clause(self, first: Clause) -> Clause:
@@ -467,7 +467,7 @@ class Sampler:
         return Sentence("adverbial clause", first, link, second, second_first)
 
     def event(self, tense: str, subject: Nominal | None = None) -> Clause:
-        """A clause without adverbials, for "when he comes back, …"; a habit needs no mark there."""
+        """Return a clause without adverbials, for "when he comes back, …"; a habit needs no mark there."""
         verb = self.random.choice(
             [v for v in EVENTS if {"person", "animal"} & set(v.subjects) and (not subject or "person" in v.subjects)]
         )
@@ -481,7 +481,7 @@ class Sampler:
         return Sentence("that clause", clause, "ob" if whether else "dass", self.second_clause(clause))
 
     def infinitive_sentence(self) -> Sentence:
-        """versuchen, … zu lesen; or: in die Stadt gehen, um … zu kaufen."""
+        """Return a sentence such as "versuchen, … zu lesen" or "in die Stadt gehen, um … zu kaufen"."""
         action = self.random.choice([v for v in EVENTS if "person" in v.subjects and v.slots])
         if self.chance(0.65):
             verb = self.random.choice(CONTROL_VERBS)
@@ -510,12 +510,12 @@ def _is_plain(slot: Slot) -> bool:
 
 
 def _is_nominative_like(phrase: Nominal) -> bool:
-    """Whether the accusative looks like the nominative, so that it may be taken for the subject."""
+    """Return True if the accusative looks like the nominative, so it could be read as the subject."""
     return german.noun_phrase(phrase, "acc") == german.noun_phrase(phrase, "nom")
 
 
 def _askable() -> Iterator[tuple[Verb, int, str]]:
-    """Verbs with the index of a complement one can ask for, and the question word."""
+    """Yield verbs with the index of a complement for which a question can ask, and the question word."""
     for verb in VERBS:
         for index, slot in enumerate(verb.slots):
             if slot.kinds == ("person",) or slot.kinds[0] == "person":
@@ -537,21 +537,21 @@ def pairs(seed: int) -> Iterator[Pair]:
 
 
 def detokenize(text: str) -> str:
-    """The text as one writes it, from tokens with spaces between them."""
+    """Return tokens separated by spaces as ordinary text."""
     for mark in (",", ".", "?", "'s"):
         text = text.replace(f" {mark}", mark)
     return text
 
 
 def overlaps(folder: Path) -> dict[str, int]:
-    """How many German sentences of valid and test occur in training, counted in the files."""
+    """Count the German sentences of valid and test that are also in training."""
     sentences = {split: (folder / f"{split}.de").read_text("utf-8").splitlines() for split in SPLITS}
     training = set(sentences["train"])
     return {split: sum(line in training for line in sentences[split]) for split in ("valid", "test")}
 
 
 def write(folder: Path, sizes: dict[str, int], seed: int) -> Counter[str]:
-    """Write SPLIT.de and SPLIT.en; returns how often each construction occurs."""
+    """Write SPLIT.de and SPLIT.en, and return the number of sentences of each construction."""
     folder.mkdir(parents=True, exist_ok=True)
     source, constructions = pairs(seed), Counter()
     for split, size in sizes.items():

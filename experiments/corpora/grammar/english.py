@@ -45,7 +45,7 @@ def _pronoun(phrase: Pronoun, form: int) -> str:
 
 
 def adjective(phrase: NounPhrase | Nominal, adjective, comparative: bool = False) -> list[str]:
-    """An adjective's translation, which may depend on what it describes."""
+    """Return the translation of an adjective, which may depend on the noun."""
     kinds = phrase.noun.kinds if isinstance(phrase, NounPhrase) else ("person",)
     for kind, positive, comparison in adjective.english_of:
         if kind in kinds:
@@ -87,7 +87,7 @@ def _determiner(phrase: NounPhrase, words: list[str]) -> list[str]:
 
 
 def argument(part: Argument) -> list[str]:
-    """A complement or adverbial; a gap leaves its preposition behind ("the man that she is waiting for")."""
+    """Return a complement or adverbial; of a gap, only its preposition ("the man that she is waiting for")."""
     words = [] if isinstance(part.phrase, Gap) else noun_phrase(part.phrase)
     return part.english.split() + words
 
@@ -96,7 +96,7 @@ def argument(part: Argument) -> list[str]:
 
 
 def finite(base: str, past: bool, subject: Nominal, verb: Verb | None = None) -> str:
-    """The finite form of a verb; `verb` gives the past of one that is not in IRREGULAR."""
+    """Return the finite form of a verb; `verb` gives the past if it is not in IRREGULAR."""
     third = subject.person == 3 and not subject.plural
     first = subject.person == 1 and not subject.plural
     if base in INVARIABLE:
@@ -112,7 +112,7 @@ def finite(base: str, past: bool, subject: Nominal, verb: Verb | None = None) ->
 
 
 def _spine(clause: Clause) -> tuple[str, bool, list[str], bool]:
-    """The finite verb's base, whether it is past, what follows it, and whether it is an auxiliary."""
+    """Return the finite verb's base, True if it is past, the words after it, and True if it is an auxiliary."""
     base, _, participle, present_participle = clause.verb.english
     if clause.modal:
         modal = clause.modal.english
@@ -134,7 +134,7 @@ def _spine(clause: Clause) -> tuple[str, bool, list[str], bool]:
 
 
 def _tail(clause: Clause, complements: list[Argument]) -> list[str]:
-    """What follows the verb: particle, objects, prepositional complements, then company, place and time."""
+    """Return the words after the verb: particle, objects, prepositional complements, company, place and time."""
     particle = clause.verb.particle.split()
     bare = [part for part in complements if not part.english]
     words = []
@@ -160,7 +160,7 @@ def _tail(clause: Clause, complements: list[Argument]) -> list[str]:
 
 
 def clause_words(clause: Clause, form: str = "finite") -> list[str]:
-    """The words of a clause; in the forms `infinitive` and `gerund` it has no subject."""
+    """Return the words of a clause; in the forms `infinitive` and `gerund` it has no subject."""
     subject, complements = clause.subject, list(clause.complements)
     if clause.verb.swap:
         subject, complements = complements[0].phrase, [Argument(subject, "acc")]
@@ -201,7 +201,7 @@ def clause_words(clause: Clause, form: str = "finite") -> list[str]:
 
 
 def sentence(tree: Sentence) -> list[str]:
-    """The tokens of a sentence, the final mark included."""
+    """Return the tokens of a sentence, with the final punctuation mark."""
     words = clause_words(tree.clause)
     if tree.second:
         link = LINKS[tree.link].split()

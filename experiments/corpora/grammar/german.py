@@ -70,7 +70,7 @@ def _noun(phrase: NounPhrase, case: str) -> str:
 
 
 def _determiner(phrase: NounPhrase, gender: str, case: str) -> tuple[list[str], dict[str, str]]:
-    """The determiner's words, and the table of endings the adjective after it takes."""
+    """Return the determiner's words, and the table of endings for the adjective after it."""
     determiner = phrase.determiner
     if isinstance(phrase.owner, Name):
         return [phrase.owner.name + "s"], STRONG
@@ -88,7 +88,7 @@ def _determiner(phrase: NounPhrase, gender: str, case: str) -> tuple[list[str], 
 
 
 def noun_phrase(phrase: Nominal, case: str) -> list[str]:
-    """The words of a noun phrase in one of CASES, without its relative clause."""
+    """Return the words of a noun phrase in one of CASES, without its relative clause."""
     if isinstance(phrase, Pronoun):
         return [_pronoun(phrase, CASES.index(case))]
     if isinstance(phrase, Name):
@@ -127,7 +127,7 @@ def _agreement(subject: Nominal) -> int:
 
 
 def present(verb: Verb) -> tuple[str, ...]:
-    """The present for ich, du, er, wir, ihr, sie, without the separable prefix."""
+    """Return the present for ich, du, er, wir, ihr, sie, without the separable prefix."""
     if verb.infinitive == "wissen":
         return WISSEN
     stem = verb.infinitive.removesuffix("n").removesuffix("e")
@@ -138,7 +138,7 @@ def present(verb: Verb) -> tuple[str, ...]:
 
 
 def _verbs(clause: Clause) -> tuple[str, list[str]]:
-    """The finite verb, and what closes the clause. A prefix comes as "ein|": attached where the verb is last."""
+    """Return the finite verb, and the words that end the clause; the prefix "ein|" is attached to a verb after it."""
     number, verb = _agreement(clause.subject), clause.verb
     infinitive = verb.prefix + verb.infinitive
     if clause.modal:
@@ -163,7 +163,7 @@ def _is_definite(part: Argument) -> bool:
 
 
 def _middle(clause: Clause) -> list[tuple[object, list[str]]]:
-    """What follows the subject, in order, each part with the name `Clause.front` knows it by."""
+    """Return the parts after the subject, in order, each with its name in `Clause.front`."""
     parts = list(enumerate(clause.complements))
     bare = [(i, part) for i, part in parts if not part.german]
     # "ihr" counts as a noun phrase: put before the subject ("Leiht ihr Anna das Hemd?") it would read as "you".
@@ -188,7 +188,7 @@ def _middle(clause: Clause) -> list[tuple[object, list[str]]]:
 
 
 def _pronoun_like(subject: Nominal, form: int) -> str:
-    """A pronoun's form for any subject: the reflexive of "der Mann" is that of "er"."""
+    """Return a pronoun's form for any subject: the reflexive of "der Mann" is that of "er"."""
     if isinstance(subject, Pronoun):
         return _pronoun(subject, form)
     return _pronoun(Pronoun(3, subject.plural, "" if subject.plural else "m"), form)
@@ -199,7 +199,7 @@ def _negates_with_kein(clause: Clause) -> bool:
 
 
 def _relatives(clause: Clause) -> list[str]:
-    """The relative clauses of complements: they follow the whole clause ("Ich habe den Mann gesehen, der …")."""
+    """Return the relative clauses of complements, which follow the clause ("Ich habe den Mann gesehen, der …")."""
     words = []
     for part in clause.complements:
         if isinstance(part.phrase, NounPhrase) and part.phrase.relative:
@@ -212,7 +212,7 @@ def relative(phrase: NounPhrase) -> list[str]:
 
 
 def clause_words(clause: Clause, verb_position: str = "second") -> list[str]:
-    """The words of a clause whose finite verb is `second`, `first`, `last`, or which has none (`infinitive`)."""
+    """Return the words of a clause whose finite verb is `second`, `first`, `last`, or missing (`infinitive`)."""
     finite, closing = _verbs(clause)
     subject = noun_phrase(clause.subject, "nom")
     if isinstance(clause.subject, NounPhrase) and clause.subject.relative:
@@ -227,7 +227,7 @@ def clause_words(clause: Clause, verb_position: str = "second") -> list[str]:
         first = next(words for name, words in middle if name == front)
         middle = [(name, [] if name == front else words) for name, words in middle]
     if front != "subject" or verb_position == "first":
-        # A pronoun stands before a subject that is not one: "Heute hilft ihm der Mann".
+        # A pronoun comes before a subject that is not a pronoun: "Heute hilft ihm der Mann".
         light = 0 if isinstance(clause.subject, Pronoun) else [name for name, _ in middle].index("time")
         middle.insert(light, ("subject", subject))
     rest = [word for _, words in middle for word in words]
@@ -253,7 +253,7 @@ COORDINATING = {"und", "aber", "denn"}
 
 
 def sentence(tree: Sentence) -> list[str]:
-    """The tokens of a sentence, the final mark included."""
+    """Return the tokens of a sentence, with the final punctuation mark."""
     mark = "?" if tree.clause.question else "."
     if not tree.second:
         first = (
@@ -281,7 +281,7 @@ def sentence(tree: Sentence) -> list[str]:
 
 
 def _finish(words: list[str]) -> list[str]:
-    """Drop commas that meet another mark, and begin with a capital."""
+    """Drop commas next to another punctuation mark, and begin with a capital."""
     kept = [
         word
         for word, following in zip(words, [*words[1:], ""], strict=True)

@@ -1,8 +1,8 @@
 """The words of the quickstart grammar: nouns, adjectives, verbs and fixed phrases in German and English.
 
 Entries are lines of ``lexicon.json``, with the fields of the classes below. ``german.py`` and ``english.py`` inflect;
-``corpus.py`` puts words together. A noun or adjective names its kinds (``person``, ``food``, …), and verbs say which kinds
-they take, so that sentences make sense.
+``corpus.py`` combines words. A noun or adjective has kinds (``person``, ``food``, …), and a verb has the kinds of its
+complements, so that sentences make sense.
 """
 
 import json
@@ -34,7 +34,7 @@ class Noun:
 
 @dataclass(frozen=True)
 class Adjective:
-    """`english_of` overrides the translation for nouns of some kind: a man who is "groß" is tall, a house is big."""
+    """An adjective; `english_of` has translations for kinds of nouns: a man who is "groß" is tall, a house is big."""
 
     german: str
     english: str
@@ -44,7 +44,7 @@ class Adjective:
 
     @property
     def stem(self) -> str:
-        """What the endings are added to: müde → müd-, teuer → teur-."""
+        """Return the stem for endings: müde → müd-, teuer → teur-."""
         if self.german.endswith("er") and self.german[-3] in "aeiou":
             return self.german[:-2] + "r"
         return self.german.removesuffix("e")
@@ -52,9 +52,9 @@ class Adjective:
 
 @dataclass(frozen=True)
 class Slot:
-    """A complement of a verb: the case it stands in, the kinds of noun it takes, and its prepositions, if any.
+    """A complement of a verb: its case, the kinds of its noun, and its prepositions, if any.
 
-    `prepositions` are (German, English) pairs to choose from; the German one may be empty where only English needs one.
+    `prepositions` are (German, English) pairs to choose from; the German one is empty if only English needs one.
     """
 
     case: str  # acc or dat; "direction" takes the noun's own preposition
@@ -64,7 +64,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Verb:
-    """A German verb (`prefix` is separable) with its forms, and the English verb it is translated by."""
+    """A German verb (`prefix` is separable) with its forms, and its English translation."""
 
     infinitive: str  # without the prefix
     prefix: str
@@ -85,7 +85,7 @@ class Verb:
 
 @dataclass(frozen=True)
 class Modal:
-    """`present` and `past` are the forms for ich, du, er, wir, ihr, sie; in English a finite verb and what follows it."""
+    """A modal verb: German forms for ich, du, er, wir, ihr, sie; in English a finite verb and the words after it."""
 
     present: tuple[str, ...]
     past: tuple[str, ...]
@@ -95,7 +95,7 @@ class Modal:
 
 @dataclass(frozen=True)
 class Time:
-    """A time phrase, and the kinds of clause it goes with (see `corpus.Sampler.tense`)."""
+    """A time phrase, and the kinds of clause in which it can be used (see `corpus.Sampler.tense`)."""
 
     german: str
     english: str

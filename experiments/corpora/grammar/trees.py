@@ -1,7 +1,7 @@
-"""The trees a sentence pair is read off from, once in German and once in English.
+"""The trees of sentence pairs, which are written once in German and once in English.
 
-A tree says what is meant (who does what to whom, when, negated or not) and leaves order, agreement and inflection to
-``german.py`` and ``english.py``; this is what makes the grammar synchronous.
+A tree has the meaning: who does what to whom, when, negated or not. ``german.py`` and ``english.py`` add order, agreement and
+inflection. So the grammar is synchronous.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from experiments.corpora.grammar.lexicon import Adjective, Modal, Noun, Time, Ve
 
 @dataclass(frozen=True)
 class Pronoun:
-    """A personal pronoun, and as a determiner the possessive: first person plural is "wir" or "unser"."""
+    """A personal pronoun, or as a determiner a possessive: first person plural is "wir" or "unser"."""
 
     person: int
     plural: bool
@@ -32,7 +32,7 @@ class Name:
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """`determiner` is the, a, this, no, two, three, many, a possessive, or None (bare plurals and mass nouns)."""
+    """A noun phrase; `determiner` is the, a, this, no, two, three, many, a possessive, or None (for bare nouns)."""
 
     noun: Noun
     plural: bool = False
@@ -49,7 +49,7 @@ class NounPhrase:
 
 @dataclass(frozen=True)
 class Gap:
-    """What a clause misses: the word asked for ("wer") or, with the gender of its noun, a relative pronoun."""
+    """A gap in a clause: a question word ("wer") or, with the gender of its noun, a relative pronoun."""
 
     word: str  # who, what or relative
     animate: bool = True
@@ -63,7 +63,7 @@ Nominal = Pronoun | Name | NounPhrase | Gap
 
 @dataclass(frozen=True)
 class Argument:
-    """A noun phrase with the case it stands in and, where there is one, its preposition in each language."""
+    """A noun phrase with its case and, if there is one, its preposition in each language."""
 
     phrase: Nominal
     case: str
@@ -73,7 +73,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Quality:
-    """The predicate of "sein": "müde", or with `than` a comparison."""
+    """A predicate of "sein": "müde", or with `than` a comparison."""
 
     adjective: Adjective
     than: Nominal | None = None
@@ -81,9 +81,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class Clause:
-    """`tense` is present, habit, since, past, experience or future; `front` names what stands before the finite verb.
+    """A clause; `tense` is present, habit, since, past, experience or future.
 
-    `front` is subject, time, place, a question word ("why", "when", "where") or the index of a complement.
+    `front` is the part before the finite verb: subject, time, place, a question word ("why", "when", "where") or the index of a
+    complement.
     """
 
     subject: Nominal

@@ -95,7 +95,7 @@ class OwnLengthLimit(Search):
         own_source_length: if True, the limit is n (``--match-source-len``).
 
     Attributes:
-        at_limit: [bsz] whether each sentence has reached its limit, after a step.
+        at_limit: [bsz], true for each sentence that has reached its limit, after a step.
     """
 
     def __init__(self, search: Search, tgt_dict, max_len_a: float, max_len_b: int, own_source_length: bool):
