@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy
 import torch
 from fairseq import utils
+from fairseq.data.iterators import BackgroundConsumer
 
 
 def with_old_names(module: types.ModuleType) -> types.ModuleType:
@@ -129,7 +130,7 @@ def join_torchrun(call_main: Callable) -> Callable:
 # that thread at its next step, and within torch's code that ends the process as a failure, after all of its work was done.
 def end_reading_with_the_process(create: Callable, seconds: float = 10) -> Callable:
     """Let a process wait for the batch that is being read, for ``seconds`` at most, before it ends."""
-    readers = weakref.WeakSet()
+    readers: weakref.WeakSet[BackgroundConsumer] = weakref.WeakSet()
 
     @functools.wraps(create)
     def _create_consumer(self):
