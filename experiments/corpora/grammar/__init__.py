@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus, positive
 from experiments.corpora.fetch import make
+from experiments.corpora.grammar import corpus
 from experiments.corpora.steps import binarise
 from fairseq_lowrank.files import say, whole_folder
 
@@ -17,20 +18,14 @@ EDITION = "7d2f897f"
 
 def write(folder: Path, training: int | None) -> None:
     """Write SPLIT.de and SPLIT.en, so that `folder` appears only when it is complete."""
-    from experiments.corpora.grammar import corpus
-
     sizes = corpus.SPLITS | ({"train": training} if training else {})
     with whole_folder(folder) as part:
-        constructions = corpus.write(part, sizes, seed=1)
-        total = constructions.total()
-        say(f"{total:,} sentence pairs: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items()))
-        say("constructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in constructions.most_common()))
-        for split, count in corpus.overlaps(part).items():
-            say(f"{split} sentences that occur in training: {count}")
+        corpus.write(part, sizes, seed=1)
+    say("sentence pairs: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items()))
 
 
 def grammar(args: argparse.Namespace) -> Path:
-    """German and English made up by a small grammar, a word a token: nothing to download."""
+    """Make the corpus, a word a token: nothing to download."""
     folder = args.output / "tok"
     make(folder, write, folder, args.head)
     return binarise(args, folder, args.corpus.languages)
