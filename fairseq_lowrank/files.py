@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from multiprocessing import Pool
 from pathlib import Path
 
+from fairseq_lowrank.messages import UserError
+
 
 def say(message: str) -> None:
     """Print one line of progress to standard error."""
@@ -49,27 +51,27 @@ def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
     """A file opened for reading, gzip or plain by its name.
 
     Raises:
-        ValueError: a damaged or truncated gzip file.
+        UserError: a damaged or truncated gzip file.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, mode, **options) as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged, cut short or no gzip file: {error}") from error
+        raise UserError(f"{path} is damaged, cut short or no gzip file: {error}") from error
 
 
 def read_lines(path: Path) -> Iterator[str]:
     """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like).
 
     Raises:
-        ValueError: a damaged or truncated gzip file, or other bytes than UTF-8.
+        UserError: a damaged or truncated gzip file, or other bytes than UTF-8.
     """
     try:
         with unpacked(path, "rt", encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

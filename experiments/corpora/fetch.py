@@ -18,6 +18,7 @@ from pathlib import Path
 
 from experiments import locks
 from fairseq_lowrank.files import say, whole_file, whole_folder
+from fairseq_lowrank.messages import UserError
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
@@ -35,7 +36,7 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
     """Fetch `url` into `path`, whose SHA-256 must be among `accepted`.
 
     Raises:
-        ValueError: it is not. The message says what it is, so that someone who has checked it another way can accept
+        UserError: it is not. The message says what it is, so that someone who has checked it another way can accept
             it; the file stays as `path` + ".unverified" and is not fetched again.
     """
     unverified = path.with_name(path.name + ".unverified")
@@ -44,9 +45,9 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
         with whole_file(unverified, "wb") as file, urllib.request.urlopen(url, timeout=60) as response:
             shutil.copyfileobj(response, file)
             if (size := response.headers.get("Content-Length")) is not None and file.tell() != int(size):
-                raise ValueError(f"{url}: {file.tell():,} of {int(size):,} bytes came; call this again")
+                raise UserError(f"{url}: {file.tell():,} of {int(size):,} bytes came; call this again")
     if (found := sha256(unverified)) not in accepted:
-        raise ValueError(
+        raise UserError(
             f"{url} has SHA-256 {found}, which is not a checksum known here. If you trust the file, say so with "
             f"--sha256 {found}; if not, remove {unverified}"
         )
@@ -61,7 +62,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .zip or .tgz so that `folder` appears only when it is complete; nothing is written outside it.
 
     Raises:
-        ValueError: the archive is damaged, would write elsewhere, or would fill the disk.
+        UserError: the archive is damaged, would write elsewhere, or would fill the disk.
     """
     try:
         with whole_folder(folder) as part:
@@ -72,7 +73,7 @@ def unpack(archive: Path, folder: Path) -> None:
         RuntimeError,
     ) as error:  # the last two: encrypted, or packed in an unknown way
         reason = " ".join(str(error).split())
-        raise ValueError(f"{archive} cannot be unpacked, it is damaged or another kind of file: {reason}") from error
+        raise UserError(f"{archive} cannot be unpacked, it is damaged or another kind of file: {reason}") from error
 
 
 def unpack_into(archive: Path, folder: Path) -> None:
@@ -81,7 +82,7 @@ def unpack_into(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as file:
             for name in file.namelist():
                 if Path(name).is_absolute() or ".." in Path(name).parts:
-                    raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+                    raise UserError(f"{archive} was not unpacked: {name!r} would be written outside of it")
             check_room(archive, folder, sum(member.file_size for member in file.infolist()))
             file.extractall(folder)
         return
@@ -98,9 +99,9 @@ def unpack_into(archive: Path, folder: Path) -> None:
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
     """Refuse an archive that needs more space than the disk has: `size` bytes unpacked, `missing` of them not written yet."""
     if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
-        raise ValueError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
+        raise UserError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
     if (missing or size) > (free := shutil.disk_usage(folder).free):
-        raise ValueError(f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free")
+        raise UserError(f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free")
 
 
 def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Path:
@@ -173,7 +174,7 @@ def check_source(args: argparse.Namespace, source: str | None) -> None:
         with whole_file(note) as file:
             file.write(f"{source}\n")
     elif begun is not None:  # folders are older than these notes
-        raise ValueError(
+        raise UserError(
             f"{args.output} was begun from {begun}, not from {source}: give --data {begun}, or remove that folder"
         )
 
@@ -184,7 +185,7 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
     `urls` gives each address its SHA-256, or None where it is not known; archives are unpacked.
 
     Raises:
-        ValueError: files are missing, and the message names them and says where they come from; or --output was begun from
+        UserError: files are missing, and the message names them and says where they come from; or --output was begun from
             others.
     """
     names, fetched = list(names), args.output / DOWNLOADS
@@ -199,7 +200,7 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
     found = {name: find(folders, name) for name in names}
     if missing := [name.replace("|", " or ") for name, path in found.items() if path is None]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise ValueError(
+        raise UserError(
             f"{args.data} lacks {', '.join(missing[:10])}{more}. Say where they are with --data FOLDER"
             + (f", or fetch them with --download from {', '.join(urls)}{note}" if urls else f"; they come from {note}")
             + f"; from a recipe or the quickstart: LOWRANK_DATA=FOLDER, with them in FOLDER/{args.data.name}"

@@ -18,6 +18,7 @@ from experiments.corpora.fetch import make
 from experiments.corpora.pieces import cutter_and_dictionary
 from experiments.corpora.steps import check_settings, preprocess
 from fairseq_lowrank.files import map_lines, whole_folder, write_lines
+from fairseq_lowrank.messages import UserError
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def lay_out(args: argparse.Namespace, task: SentenceTask, splits: Mapping[str, I
     """Write the splits as text, cut into pieces, and binarised in fairseq's layout; the folder of that.
 
     Raises:
-        ValueError: a label that is none of the task's.
+        UserError: a label that is none of the task's.
     """
     check_settings(args, keep=True)
     cutter, dictionary = cutter_and_dictionary(args)
@@ -86,7 +87,7 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
     """Write raw/SPLIT.input0, .input1 and .label, a line an example; raw/SPLIT.written last."""
     examples = list(examples)
     if not examples:
-        raise ValueError(f"{raw.parent}: no examples for {split}")
+        raise UserError(f"{raw.parent}: no examples for {split}")
     for example in examples:
         if example.label is not None:
             check_label(task, example.label)
@@ -102,9 +103,12 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
 
 def check_label(task: SentenceTask, label: str) -> None:
     if task.labels and label not in task.labels:
-        raise ValueError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
-    if not task.labels:
-        float(label)
+        raise UserError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
+    try:
+        if not task.labels:
+            float(label)
+    except ValueError as error:
+        raise UserError(f"{task.name}: the label {label!r} is not a number") from error
 
 
 def binarise_fields(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fairseq_lowrank.files import read_lines, whole_file
+from fairseq_lowrank.messages import UserError
 
 
 class MosesTokenizer:
@@ -68,7 +69,7 @@ class SentencePiece:
                     **cls.options,
                 )
             except RuntimeError as error:
-                raise ValueError(f"cannot learn {size} pieces from this text: {error}") from error
+                raise UserError(f"cannot learn {size} pieces from this text: {error}") from error
 
     def __init__(self, model: Path):
         import sentencepiece
@@ -111,7 +112,7 @@ class SubwordNMT:
             try:
                 learn_bpe(lines, file, size)
             except ValueError as error:
-                raise ValueError(f"cannot learn {size} merges: there is nothing to merge in the text") from error
+                raise UserError(f"cannot learn {size} merges: there is nothing to merge in the text") from error
 
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 
 def progress(line: str) -> tuple[str, dict[str, str]] | None:
@@ -45,7 +46,7 @@ def read_training_log(path: Path) -> dict:
         `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
 
     Raises:
-        ValueError: the log holds no finished epoch.
+        UserError: the log holds no finished epoch.
     """
     epochs, perplexities = {}, []
     for line in read_lines(path):
@@ -56,7 +57,7 @@ def read_training_log(path: Path) -> dict:
                 perplexities.append(float(fields.get("ppl", "nan")))
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if not finished:
-        raise ValueError(f"{path} holds no finished epoch of fairseq-train")
+        raise UserError(f"{path} holds no finished epoch of fairseq-train")
     before, tokens, seconds, curve = 0, 0.0, 0.0, []
     for epoch in finished:
         train, valid = epoch["train"], epoch.get("valid", {})
@@ -78,11 +79,11 @@ def read_validation(path: Path) -> dict:
     """Read what fairseq-validate logged of the test set.
 
     Raises:
-        ValueError: the log holds no perplexity.
+        UserError: the log holds no perplexity.
     """
     found = [found[1] for line in read_lines(path) if (found := progress(line)) and found[0] == "test"]
     fields = found[-1] if found else {}
     if "ppl" not in fields:
-        raise ValueError(f"{path} holds no perplexity of fairseq-validate")
+        raise UserError(f"{path} holds no perplexity of fairseq-validate")
     accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
     return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

@@ -8,6 +8,8 @@ import torch
 from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
+from fairseq_lowrank.messages import UserError
+
 
 def sentence_losses(
     model,
@@ -30,15 +32,15 @@ def sentence_losses(
             shows whether the model uses its source (it counts how far a wrong one misleads it too).
 
     Raises:
-        ValueError: the subset is missing, or a source is named where no source is.
+        UserError: the subset is missing, or a source is named where no source is.
     """
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise ValueError(f"no subset {subset!r} in the data: {error}") from error
+        raise UserError(f"no subset {subset!r} in the data: {error}") from error
     dataset = task.dataset(subset)
     if not (own_source or isinstance(dataset, LanguagePairDataset)):
-        raise ValueError(
+        raise UserError(
             f"own_source is False: expected a translation task, whose sentences have a source; {subset!r} has none"
         )
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count].sort().values

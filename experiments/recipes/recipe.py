@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.corpora.catalogue import parse
 from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
+from fairseq_lowrank.messages import UserError
 
 LOGGING = ("--no-progress-bar", "--log-format", "json", "--log-interval", "50")
 # Flags of fairseq-train that change no number: what is said and where, what is kept, who reads the data.
@@ -48,7 +49,7 @@ class Row:
 
 def _pairs(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"FIT={text}: expected how many training pairs")
+        raise UserError(f"FIT={text}: expected how many training pairs")
     return int(text)
 
 
@@ -86,7 +87,7 @@ class Recipe:
         before the rows that start from it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
 
         Raises:
-            ValueError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
+            UserError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
         """
         recipe = cls(kind, root)
         for key, *values in records:
@@ -98,24 +99,24 @@ class Recipe:
             else:
                 setattr(recipe, key, _pairs(values[0]) if key == "fit" else values[0])
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
-            raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
+            raise UserError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
 
     def declare(self, key: str, row: Row) -> None:
         """Add a row or a pre-training.
 
         Raises:
-            ValueError: the name is declared twice, or the corpus or the base is unknown.
+            UserError: the name is declared twice, or the corpus or the base is unknown.
         """
         rows = self.rows if key == "row" else self.bases
         if row.name in rows:
-            raise ValueError(f"{key} '{row.name}' is declared twice")
+            raise UserError(f"{key} '{row.name}' is declared twice")
         try:
             parse(row.corpus)
         except ValueError as error:
-            raise ValueError(f"{key} '{row.name}': {error}") from error
+            raise UserError(f"{key} '{row.name}': {error}") from error
         if row.base and row.base not in self.bases:
-            raise ValueError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
+            raise UserError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
         rows[row.name] = row
 
     def select(self, settings: Settings) -> list[Row]:
@@ -130,7 +131,7 @@ class Recipe:
             names = (names[0], names[-1])
         for name in names:
             if name not in self.rows:
-                raise ValueError(f"no row '{name}' here; rows: {' '.join(self.rows)}")
+                raise UserError(f"no row '{name}' here; rows: {' '.join(self.rows)}")
         return [self.rows[name] for name in dict.fromkeys(names)]
 
     def run(self, row: Row, settings: Settings) -> Run:

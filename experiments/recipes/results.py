@@ -42,7 +42,7 @@ def results_files(paths: Iterable[Path]) -> list[Path]:
     """Every ``.jsonl`` file given or lying in a folder given.
 
     Raises:
-        ValueError: a path that is not there, or a folder that holds no such file.
+        UserError: a path that is not there, or a folder that holds no such file.
     """
     found = []
     for path in paths:
@@ -90,11 +90,11 @@ def read_results(
 
 
 def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> None:
-    """Raise ValueError, saying what is wrong, unless `line` is a result that has the required fields."""
+    """Raise UserError, saying what is wrong, unless `line` is a result that has the required fields."""
     if not isinstance(line, dict):
-        raise ValueError(f"{text[:40]} is no result, which is a JSON object")
+        raise UserError(f"{text[:40]} is no result, which is a JSON object")
     if missing := [field for field in required if field not in line]:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise UserError(f"lacks {', '.join(missing)}")
     for field, kinds in (FIELDS | OPTIONAL).items():
         if field in line:
             check_type(field, line[field], kinds)
@@ -112,25 +112,25 @@ def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> Non
 
 
 def check_sentences(line: dict) -> None:
-    """Raise ValueError, saying what is wrong, unless a line's values a sentence are numbers."""
+    """Raise UserError, saying what is wrong, unless a line's values a sentence are numbers."""
     check_type("sentence_values", line.get("sentence_values", []), (list,))
     for value in line.get("sentence_values", []):
         check_type("a sentence's value", value, Number)
 
 
 def check_measurement(line: dict) -> None:
-    """Raise ValueError, saying what is wrong, unless `line` is a measurement."""
+    """Raise UserError, saying what is wrong, unless `line` is a measurement."""
     if missing := [field for field in MEASURED if field not in line]:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise UserError(f"lacks {', '.join(missing)}")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
     check_sentences(line)
 
 
 def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:
-    """Raise ValueError unless `value` is an object that has all of the fields, of these types."""
+    """Raise UserError unless `value` is an object that has all of the fields, of these types."""
     if not isinstance(value, dict) or not fields.keys() <= value.keys():
-        raise ValueError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
+        raise UserError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
     for field, kinds in fields.items():
         check_type(f"{name}'s {field}", value[field], kinds)
 
@@ -138,9 +138,9 @@ def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) 
 def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
-        raise ValueError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
+        raise UserError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{field} is {value}, expected a finite number")
+        raise UserError(f"{field} is {value}, expected a finite number")
 
 
 def append_result(path: Path, line: dict) -> None:
@@ -149,10 +149,10 @@ def append_result(path: Path, line: dict) -> None:
     A last line that lacks its end, as a process that died leaves it, is ended first.
 
     Raises:
-        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+        UserError: the line lacks a field, or a field is of a wrong type or not finite.
     """
     if missing := [field for field in (*FIELDS, "commit") if field not in line]:
-        raise ValueError(f"a result needs {', '.join(missing)}")
+        raise UserError(f"a result needs {', '.join(missing)}")
     check(line)
     _append(path, line)
 
@@ -161,7 +161,7 @@ def append_measurement(path: Path, line: dict) -> None:
     """Append the line of what is no training, as :func:`append_result` does.
 
     Raises:
-        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+        UserError: the line lacks a field, or a field is of a wrong type or not finite.
     """
     check_measurement(line)
     _append(path, line)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from experiments.corpora.catalogue import parse
 from experiments.recipes.recipe import Run, last_value
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 
 def lines(runs: Iterable[Run]) -> Iterator[str]:
@@ -37,7 +38,7 @@ def vocab_size(run: Run) -> int:
     """The size of a run's dictionary, or before its corpus is prepared that of its sub-words, as fairseq pads it.
 
     Raises:
-        ValueError: there is no dictionary yet, and the corpus is cut into words.
+        UserError: there is no dictionary yet, and the corpus is cut into words.
     """
     special = 4
     dictionary = run.bin / "dict.txt"
@@ -45,5 +46,5 @@ def vocab_size(run: Run) -> int:
         return sum(1 for _ in read_lines(dictionary)) + special
     pieces = parse(run.corpus)[1].get("pieces")
     if pieces is None:
-        raise ValueError(f"{dictionary} is not there yet: the size of the vocabulary is not known before preparation")
+        raise UserError(f"{dictionary} is not there yet: the size of the vocabulary is not known before preparation")
     return 8 * math.ceil((pieces - 1 + special) / 8)  # one piece stands for what is unknown, as a special symbol does

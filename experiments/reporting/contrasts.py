@@ -230,27 +230,27 @@ def read_prediction(text: str) -> tuple[str, float]:
     """Read "> 0", "< 0.1", "= 0", "at least 0.1" or "at most 0.1": the side (``>``, ``<`` or ``=``) and the number.
 
     Raises:
-        ValueError: another text.
+        UserError: another text.
     """
     match = re.fullmatch(rf"({'|'.join(SIDES)}) (-?\d+(?:\.\d+)?)", text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"prediction is {', '.join(SIDES)}, each with a number")
+        raise UserError(f"prediction is {', '.join(SIDES)}, each with a number")
     return SIDES[match[1]], float(match[2])
 
 
 def _check_named(one: Named) -> None:
-    """Raise ValueError, saying what is wrong, unless a contrast is complete."""
+    """Raise UserError, saying what is wrong, unless a contrast is complete."""
     if not all(isinstance(value, str) for value in (one.name, one.metric, one.split)):
-        raise ValueError("name, metric and split are texts")
+        raise UserError("name, metric and split are texts")
     if len(one.rows) not in (2, 4):
-        raise ValueError("rows are 2 or 4 names")
+        raise UserError("rows are 2 or 4 names")
     side, _ = read_prediction(one.prediction)
     if one.margin is None:
         return
     if side != "=":
-        raise ValueError("a margin works only with the prediction '= 0'")
+        raise UserError("a margin works only with the prediction '= 0'")
     if isinstance(one.margin, bool) or not isinstance(one.margin, (int, float)) or not 0 < one.margin < math.inf:
-        raise ValueError("margin is a number above 0")
+        raise UserError("margin is a number above 0")
 
 
 def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statistics.DRAWS) -> list[Contrast]:

@@ -23,6 +23,7 @@ With --output it draws depth against width: log₃ d as a curve, the embedding's
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "advise"
 HELP = "name a model's bottlenecks on its data, with remedies and their cost"
@@ -61,28 +62,26 @@ def run(args) -> None:
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
-            raise ValueError(f"--length {args.length}: expected at least 1")
+            raise FlagError("--length", args.length, "expected at least 1", "Give a length in tokens.")
         lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
-        raise ValueError("sequence lengths are unknown. Add --data DIR or --length N.")
+        raise UserError("sequence lengths are unknown. Add --data DIR or --length N.")
     else:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
-            raise ValueError(
-                f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with "
-                "--only-source"
-            )
+            reason = f"holds pairs of sentences, and {model_args.arch} reads running text"
+            raise FlagError("--data", data, reason, "Give a folder made with --only-source.")
         if "text" in lengths and task.startswith("translation"):
-            raise ValueError(
-                f"--data {data} holds running text; {args.checkpoint} was trained with --task {task}, on pairs"
-            )
+            reason = f"holds running text, and {args.checkpoint} was trained with --task {task}, on pairs"
+            raise FlagError("--data", data, reason, "Give a folder with pairs of sentences.")
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the running text, whatever its sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
     facts = checks.Facts(model_args, vocab_size, lengths)
     findings = checks.advise_on(facts)
     if not findings:
-        raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
+        reason = "has no attention or embeddings that advice is known for"
+        raise FlagError("--arch", model_args.arch, reason, "Choose a text model, such as transformer.")
     stats = {name: describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
@@ -121,7 +120,7 @@ def from_flags(args):
 
     model_args = parse(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
-        raise ValueError("--arch needs --vocab-size, or --data to take it from")
+        raise UserError("--arch needs --vocab-size, or --data to take it from. Add one of them.")
     vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
@@ -134,16 +133,18 @@ def from_checkpoint(args):
     from fairseq_lowrank.tools.advice.lengths import read_vocab_size
 
     if args.flags:
-        raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")
+        given = " ".join(args.flags)
+        raise UserError(f"--checkpoint brings its own flags, so {given} has no place here. Remove these flags.")
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
         vocab_size = read_vocab_size(data)
     if args.vocab_size not in (None, vocab_size):
-        raise ValueError(f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}")
+        reason = f"{args.checkpoint} has a vocabulary of {vocab_size}"
+        raise FlagError("--vocab-size", args.vocab_size, reason, "Remove the flag.")
     if args.data is None and args.length is None and not data.is_dir():
-        raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data or --length")
+        raise UserError(f"the data folder {data} of {args.checkpoint} does not exist. Add --data or --length.")
     break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
     task = checkpoints.configuration(state, "task", "_name") or checkpoints.configuration(state, "task", "task") or ""
     return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task

@@ -24,6 +24,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from fairseq_lowrank.messages import FlagError, UserError
+
 NAME = "launch"
 HELP = "train with several workers, on GPUs, on the CPU or on several machines"
 
@@ -54,12 +56,13 @@ def workers(args) -> int:
     gpus = torch.cuda.device_count()
     if args.workers is None:
         if gpus == 0:
-            raise ValueError("--workers is needed on a machine without a GPU, for instance --workers 2")
+            raise UserError("--workers: missing, and this machine has no GPU. Add it, such as --workers 2.")
         return gpus
     if args.workers < 1:
-        raise ValueError(f"--workers {args.workers}: at least 1")
+        raise FlagError("--workers", args.workers, "expected at least 1", "Give a number of processes.")
     if args.workers > gpus > 0 and "--cpu" not in args.fairseq_command:
-        raise ValueError(f"--workers {args.workers}, but this machine has {gpus} GPUs; --cpu at the end trains without")
+        reason = f"this machine has {gpus} GPUs"
+        raise FlagError("--workers", args.workers, reason, "Lower it, or add --cpu at the end to train without them.")
     return args.workers
 
 
@@ -67,11 +70,11 @@ def torchrun(args) -> list[str]:
     """The torchrun command for these arguments."""
     name, *rest = [part for part in args.fairseq_command if part != "--"] or [""]
     if Path(name).name != COMMAND:
-        raise ValueError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}")
+        raise UserError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}. Add the command.")
     if args.nodes < 1:
-        raise ValueError(f"--nodes {args.nodes}: at least 1")
+        raise FlagError("--nodes", args.nodes, "expected at least 1", "Give a number of machines.")
     if (args.nodes > 1) != bool(args.rendezvous):
-        raise ValueError("--nodes above 1 and --rendezvous HOST:PORT go together")
+        raise UserError("--nodes above 1 and --rendezvous HOST:PORT go together. Add the other, or remove both.")
     if args.rendezvous:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", "fairseq-lowrank"]
     else:

@@ -34,6 +34,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "spectrum"
 # Which sequences are drawn where no flag says otherwise.
@@ -86,7 +87,7 @@ def check_data_arguments(args) -> None:
     """Refuse numbers below 1."""
     for name in ("sequences", "min_length", "max_length", "length"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+            raise FlagError(flag_name(name), value, "expected at least 1", "Give a positive number.")
 
 
 def run(args) -> None:
@@ -94,12 +95,12 @@ def run(args) -> None:
 
     labels = args.labels or default_labels(args.checkpoints)
     if len(labels) != len(args.checkpoints):
-        raise ValueError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints")
+        raise UserError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints. Give one for each.")
     check_data_arguments(args)
     measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
-        raise ValueError(
+        raise UserError(
             "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or another --head-mixing of one M)"
         )
     figures = {}

@@ -69,7 +69,7 @@ class QuestionDataset(FairseqDataset):
         self.separators = 2 if config.double_separator else 1
         self.asked = [(place, one) for place, line in enumerate(lines) for one in line["questions"]]
         if len(self.asked) != len(questions) or len(lines) != len(paragraphs):
-            raise ValueError(
+            raise UserError(
                 f"{len(questions)} questions and {len(paragraphs)} paragraphs are binarised, of {len(self.asked)} and {len(lines)}"
             )
         pieces = [Pieces(line["words"], line["pieces"]) for line in lines]

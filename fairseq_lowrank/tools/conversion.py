@@ -49,14 +49,14 @@ def convert(
         sizes: new values of :data:`SIZES` and :data:`FACTORS`; None leaves one as it is.
 
     Raises:
-        ValueError: the new attention cannot give the same outputs, or other axes differ.
+        UserError: the new attention cannot give the same outputs, or other axes differ.
     """
     if state.get("shard_metadata"):
-        raise ValueError("the checkpoint is one shard of several: convert one that holds the whole model")
+        raise UserError("the checkpoint is one shard of several: convert one that holds the whole model")
     old = model_arguments(state)
     new = our_arguments(old)
     if new is None:
-        raise ValueError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
+        raise UserError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
     preset = getattr(old, "attention", None) or "mha"
     if attention not in (None, preset) and preset in NEEDED:
         setattr(new, AXES[NEEDED[preset][0]].flag, None)
@@ -70,7 +70,7 @@ def convert(
     if not _learns(new):
         new.mixing_lr_scale = None
     if (size := vocab_size(state)) is None:
-        raise ValueError(
+        raise UserError(
             f"the checkpoint of {old.arch} has no word embeddings: expected a translation or language model"
         )
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
@@ -90,9 +90,7 @@ def convert(
         if spec.mixing != wanted.mixing:
             folds.append(_change_layer(tensors, layer, remix, spec, wanted.mixing, now["num_heads"], then["head_dim"]))
     if not folds and not resized:
-        raise ValueError(
-            f"--attention {new.attention}: the checkpoint has that attention ({before.spec.mixing} mixing)"
-        )
+        raise UserError(f"--attention {new.attention}: the checkpoint has that attention ({before.spec.mixing} mixing)")
     converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
     return converted, notes(state, any(folds), resized=resized, exact=exact)
 
@@ -318,10 +316,10 @@ def remix(
     """A layer's tensors with another way of mixing, and whether M was folded into its output projection.
 
     Raises:
-        ValueError: another way of mixing would compute something else.
+        UserError: another way of mixing would compute something else.
     """
     if mixing not in LEARNED:
-        raise ValueError(
+        raise UserError(
             f"{mixing} mixing is fixed, so it cannot become what the checkpoint has; expected one of "
             f"{', '.join(LEARNED)}"
         )
@@ -331,19 +329,19 @@ def remix(
     query_weight = tensors.pop("mixing.query_weight", like.new_zeros(head_dim, num_heads))
     matrix = identity if spec.mixing == "none" else tensors.pop("mixing.weight", None)
     if matrix is None:
-        raise ValueError(f"the checkpoint lacks mixing.weight, which {spec.mixing} mixing has")
+        raise UserError(f"the checkpoint lacks mixing.weight, which {spec.mixing} mixing has")
     matrix = matrix.diag() if matrix.dim() == 1 else matrix
     if mixing == "positionwise":
         return tensors | {"mixing.weight": matrix, "mixing.query_weight": query_weight}, False
     if query_weight.any():
-        raise ValueError("its mixing depends on the query (W^M is not 0), which no other way of mixing can repeat")
+        raise UserError("its mixing depends on the query (W^M is not 0), which no other way of mixing can repeat")
     if mixing == "static":
         return tensors | {"mixing.weight": matrix}, False
     diagonal = torch.equal(matrix, matrix.diag().diag())
     if mixing == "diagonal" and diagonal:
         return tensors | {"mixing.weight": matrix.diag().clone()}, False
     if mixing == "diagonal":
-        raise ValueError("its M has entries off the diagonal, which mix heads")
+        raise UserError("its M has entries off the diagonal, which mix heads")
     if torch.equal(matrix, identity):
         return tensors, False
     return fold(tensors, spec.projection, matrix, diagonal), True
@@ -356,7 +354,7 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
     Σ_j P_j V (Σ_i M[j,i] W_i), so W_j' = Σ_i M[j,i] W_i; values V ⊙ (1 + e_i) are one value once 1 + e_i has gone into W_i.
 
     Raises:
-        ValueError: each head has separate values.
+        UserError: each head has separate values.
     """
     weight = tensors["out_proj.weight"]
     heads = weight.double().unflatten(1, (matrix.size(0), -1))
@@ -371,13 +369,13 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
             changed["head_embeddings.value"] = torch.zeros_like(embedding)
         heads = torch.einsum("ji,oid->ojd", matrix, heads)
     else:
-        raise ValueError(
+        raise UserError(
             f"its M mixes heads that have separate values (projection {projection}): Σ_j M[j,i] P_j V_i needs values of "
             "size h·d_k, so without mixing the same outputs are not to be had; expected a diagonal M, or one shared value"
         )
     folded = heads.flatten(1).to(weight.dtype)
     if not folded.isfinite().all():
-        raise ValueError(f"out_proj with M inside does not fit into {weight.dtype}")
+        raise UserError(f"out_proj with M inside does not fit into {weight.dtype}")
     return tensors | changed | {"out_proj.weight": folded}
 
 
@@ -385,12 +383,12 @@ def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[st
     """The tensors in the model's order, with the meanings that its layers save.
 
     Raises:
-        ValueError: they are not those of the model.
+        UserError: they are not those of the model.
     """
     fresh = model.state_dict()
     order = {name: index for index, name in enumerate(fresh)}
     if missing := [name for name in fresh if "_attn." in name and name not in tensors]:
-        raise ValueError(f"the checkpoint lacks {missing[0]}")
+        raise UserError(f"the checkpoint lacks {missing[0]}")
     state = collections.OrderedDict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
     attention = tuple(layer.name for layer in attention_layers(model))
     saved = getattr(old, "_metadata", {})

@@ -16,6 +16,7 @@ from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attent
 from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import NEEDED
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
 
@@ -175,7 +176,7 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
     """Heads and head size of the last stack (the decoder where there is one)."""
     found = list(stacks(args))
     if not found:
-        raise ValueError(f"{args.arch} has no encoder or decoder sizes to read")
+        raise UserError(f"{args.arch} has no encoder or decoder sizes to read")
     _, _, width, heads = found[-1]
     return heads, getattr(args, "head_dim", None) or width // heads
 

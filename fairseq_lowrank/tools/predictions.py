@@ -45,7 +45,7 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
         max_tokens: of a batch.
 
     Raises:
-        ValueError: a checkpoint of another kind of task, or a split that is not there.
+        UserError: a checkpoint of another kind of task, or a split that is not there.
     """
     about = read_task(data)
     asks = "question_answering" if "unanswerable" in about else "sentence_prediction"
@@ -57,7 +57,7 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
         try:
             task.load_dataset(split)
         except (FileNotFoundError, AssertionError) as error:
-            raise ValueError(f"no subset {split!r} in {data}: {error}") from error
+            raise UserError(f"no subset {split!r} in {data}: {error}") from error
         answer = predict_answers if asks == "question_answering" else predict_sentences
         with torch.inference_mode():
             found[split] = answer(model, task, split, about, max_tokens)
@@ -68,13 +68,11 @@ def read_task(folder: Path) -> dict:
     """bin/task.json of a prepared corpus.
 
     Raises:
-        ValueError: the folder has none.
+        UserError: the folder has none.
     """
     file = folder / "task.json"
     if not file.is_file():
-        raise ValueError(
-            f"{folder} holds no task.json: expected the folder `bin` of a corpus of sentences or questions"
-        )
+        raise UserError(f"{folder} holds no task.json: expected the folder `bin` of a corpus of sentences or questions")
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -82,10 +80,10 @@ def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path
     """Refuse a model that was trained for another kind of task, or for other labels than data have.
 
     Raises:
-        ValueError: see above.
+        UserError: see above.
     """
     if (trained := configuration(state, "task", "_name") or configuration(state, "task", "task")) != asks:
-        raise ValueError(f"{checkpoint} was trained with --task {trained}; {data} needs --task {asks}")
+        raise UserError(f"{checkpoint} was trained with --task {trained}; {data} needs --task {asks}")
     if asks == "question_answering":
         return
 
@@ -94,7 +92,7 @@ def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path
 
     theirs = said(configuration(state, "task", "regression_target", False), configuration(state, "task", "num_classes"))
     if theirs != (wanted := said(not about["labels"], len(about["labels"] or ()))):
-        raise ValueError(f"{checkpoint} was trained to say {theirs}; {data} has {wanted}")
+        raise UserError(f"{checkpoint} was trained to say {theirs}; {data} has {wanted}")
 
 
 def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:

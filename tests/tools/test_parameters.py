@@ -295,7 +295,7 @@ def test_the_command_prints_json(capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--arch", "lowrank_transformer_lm_wiki104"], "did you mean lowrank_transformer_lm_wiki103"),
+        (["--arch", "lowrank_transformer_lm_wiki104"], "Did you mean lowrank_transformer_lm_wiki103"),
         (["--arch", TRANSLATION, "--encoder-layer-count", "3"], "unrecognized arguments: --encoder-layer-count"),
         (["--arch", TRANSLATION, "--attention", "mhb"], "invalid choice: 'mhb'"),
         (["--arch", TRANSLATION, "--attention", "fixedhead"], "needs a head size"),
@@ -307,7 +307,7 @@ def test_the_command_prints_json(capsys):
         ),
         (
             ["--arch", "transformer_lm_megatron"],
-            "expected a text architecture that needs no more, such as transformer or transformer_lm",
+            "Use a text architecture that needs no more, such as transformer or transformer_lm",
         ),
         (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
         (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy
 from fairseq.data import Dictionary, data_utils
 
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.flags import SITES
 
 
@@ -14,7 +15,7 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
     """Lengths in tokens (end of sentence included) of binarised data: `source` and `target`, or `text`.
 
     Raises:
-        ValueError: no such data.
+        UserError: no such data.
     """
     source, target = _language_pair(folder)
     pair = [f"{subset}.{source}-{target}.{language}" for language in (source, target)]
@@ -24,11 +25,9 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
         try:
             data = data_utils.load_indexed_dataset(str(folder / prefix), None)
         except (AssertionError, ValueError) as error:
-            raise ValueError(
-                f"{folder / prefix}.idx cannot be read as fairseq's: it is damaged or cut short"
-            ) from error
+            raise UserError(f"{folder / prefix}.idx cannot be read as fairseq's: it is damaged or cut short") from error
         if data is None:
-            raise ValueError(f"{folder} holds no {prefix}.idx: --data takes a folder of fairseq-preprocess")
+            raise FlagError("--data", folder, f"holds no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")
         found[name] = numpy.array(data.sizes)  # a copy: the file's memory goes with the data set
     return found
 
@@ -38,13 +37,13 @@ def read_vocab_size(folder: Path) -> int:
     source, _ = _language_pair(folder)
     file = folder / (f"dict.{source}.txt" if source else "dict.txt")
     if not file.is_file():
-        raise ValueError(f"--data {folder} holds no {file.name}: give --vocab-size")
+        raise FlagError("--data", folder, f"holds no {file.name}", "Add --vocab-size.")
     return len(Dictionary.load(str(file)))
 
 
 def _language_pair(folder: Path) -> tuple[str | None, str | None]:
     if not folder.is_dir():
-        raise ValueError(f"--data {folder}: no such folder")
+        raise FlagError("--data", folder, "no such folder", "Give a folder that fairseq-preprocess wrote.")
     return data_utils.infer_language_pair(str(folder)) or (None, None)
 
 
