@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice import checks
-from fairseq_lowrank.tools.advice.lengths import read_vocab_size
+from fairseq_lowrank.tools.advice.lengths import read_lengths, read_vocab_size
 from fairseq_lowrank.tools.advice.remedies import cached
 from fairseq_lowrank.tools.architecture import build, parse
 from fairseq_lowrank.tools.parameters import count
@@ -530,3 +531,11 @@ def test_the_command_says_so_if_a_remedy_doubles_the_model(capsys):
     assert cli.main(["advise", "--arch", TRANSLATION, *arguments]) == 0
     larger = [line for line in capsys.readouterr().out.splitlines() if "→ --attention fixedhead" in line]
     assert larger and all("more than twice the model" in line for line in larger)
+
+
+def test_a_folder_without_data_is_in_the_fields_of_the_error(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        for read in (read_vocab_size, lambda folder: read_lengths(folder, "train")):
+            with pytest.raises(FlagError) as error:
+                read(folder)
+            assert (error.value.flag, error.value.value) == ("--data", folder)
