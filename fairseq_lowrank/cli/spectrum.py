@@ -94,7 +94,8 @@ def run(args) -> None:
 
     labels = args.labels or default_labels(args.checkpoints)
     if len(labels) != len(args.checkpoints):
-        raise UserError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints. Give one for each.")
+        reason = f"{len(labels)} names for {len(args.checkpoints)} checkpoints"
+        raise FlagError("--labels", " ".join(labels), reason, "Give one for each.")
     check_data_arguments(args)
     measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
     results = [result for results in measured for result in results]

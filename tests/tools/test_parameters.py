@@ -316,7 +316,7 @@ def test_the_command_prints_json(capsys):
         (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
         (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),
         (["--arch", "lstm", "--attention", "mha"], "--attention: lstm"),
-        (["--arch", TRANSLATION, "--task", "nonsense"], "--task nonsense: unknown task. Use one of"),
+        (["--arch", TRANSLATION, "--task", "nonsense"], "--task nonsense: unknown. Use one of"),
     ],
 )
 def test_bad_input_gets_one_line(capsys, flags, message):
