@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_computing(command, tmp_
 
 @pytest.mark.parametrize("command", CHECKPOINT_COMMANDS)
 def test_a_checkpoint_ends_in_pt(command, tmp_path, monkeypatch, capsys):
-    assert "ending in .pt" in refusal(command, CHECKPOINT_COMMANDS[command], tmp_path / "a.json", monkeypatch, capsys)
+    assert "Use a name that ends in .pt" in refusal(command, CHECKPOINT_COMMANDS[command], tmp_path / "a.json", monkeypatch, capsys)
 
 
 def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch, capsys):
