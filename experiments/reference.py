@@ -7,7 +7,14 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fairseq_lowrank.attention import AXES, PRESETS, MultiheadAttention, build_attention, replace_attention
+from fairseq_lowrank.attention import (
+    AXES,
+    PRESETS,
+    AttentionConfig,
+    MultiheadAttention,
+    build_attention,
+    replace_attention,
+)
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -31,7 +38,11 @@ def attention_page() -> str:
         )
         for flag, (kind, details, text) in MODEL_FLAGS.items()
     ]
-    arguments = _arguments(MultiheadAttention) | {k: v for k, v in _arguments(build_attention).items() if k != "axes"}
+    arguments = (
+        _arguments(AttentionConfig)
+        | _arguments(MultiheadAttention)
+        | {k: v for k, v in _arguments(build_attention).items() if k != "axes"}
+    )
     signature = inspect.signature(build_attention).parameters
     rows = [
         (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the preset's name")))

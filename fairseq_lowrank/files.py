@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from multiprocessing import Pool
 from pathlib import Path
 
+from fairseq_lowrank.messages import UserError
+
 
 def say(message: str) -> None:
     """Print one line of progress to standard error."""
@@ -49,27 +51,27 @@ def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
     """Open a file for reading, as gzip if its name ends in .gz.
 
     Raises:
-        ValueError: the gzip file is damaged or truncated.
+        UserError: the gzip file is damaged or truncated.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, mode, **options) as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged, cut short, or not a gzip file: {error}. Download it again.") from error
+        raise UserError(f"{path} is damaged, cut short, or not a gzip file: {error}. Download it again.") from error
 
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a UTF-8 file, gzip or plain. Only a newline ends a line, not other separators such as U+2028.
 
     Raises:
-        ValueError: the file is a damaged or truncated gzip file, or is not UTF-8.
+        UserError: the file is a damaged or truncated gzip file, or is not UTF-8.
     """
     try:
         with unpacked(path, "rt", encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -210,7 +210,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("advise --arch lowrank_transformer --length 8", "Add --vocab-size N or --data DIR"),
         ("advise --arch lowrank_transformer --length 0 --vocab-size 9", "--length 0: expected a number"),
         ("advise --arch lowrank_transformer --data nothing", "--data nothing: no such folder"),
-        ("advise --arch lowrank_transformer --data bare", "--data bare: has no dict.txt"),
+        ("advise --arch lowrank_transformer --data bare", "--data bare: holds no dict.txt"),
         ("advise --checkpoint nope.pt --length 5", "nope.pt is not a checkpoint file"),
         ("advise --checkpoint words.de --length 5", "words.de cannot be read as a checkpoint"),
         ("advise --checkpoint mixhead.pt --length 5 --vocab-size 3", "has a vocabulary of 16"),
@@ -226,13 +226,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("spectrum mixhead.pt --data mt --labels a b", "--labels a b: 2 names for 1 checkpoints"),
         ("inspect bare", "bare is not a checkpoint file"),
         ("inspect empty.txt", "empty.txt cannot be read as a checkpoint"),
-        ("launch", "no command after --"),
-        ("launch --workers 0 -- fairseq-train x", "--workers 0: expected a number"),
-        ("launch --workers 2 -- rm -rf x", "rm after --"),
-        (
-            "launch --workers 2 --nodes 2 -- fairseq-train x",
-            "--nodes 2: several machines need --nodes and --rendezvous",
-        ),
+        ("launch", "after -- comes fairseq-train and its arguments"),
+        ("launch --workers 0 -- fairseq-train x", "--workers 0: expected at least 1"),
+        ("launch --workers 2 -- rm -rf x", "not rm"),
+        ("launch --workers 2 --nodes 2 -- fairseq-train x", "--nodes above 1 and --rendezvous"),
         *(
             (f"{command} --output words.de", "--output words.de: words.de")  # before anything else is read
             for command in (

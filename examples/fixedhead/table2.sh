@@ -13,7 +13,7 @@ case "${PART:-AB}" in
 esac
 
 if [ -n "${ROWS:-}" ] && [ "${PART:-AB}" = AB ]; then
-    echo "ROWS=$ROWS: expected also PART=A or PART=B, because their rows differ" >&2
+    echo "ROWS=$ROWS: expected PART=A or PART=B too, because their rows differ" >&2
     exit 2
 fi
 

@@ -85,7 +85,7 @@ def _bleu(path: Path) -> dict:
 
     hypotheses = scoring.read_hypotheses(path)
     if not hypotheses:
-        raise ValueError("has no hypotheses of fairseq-generate")
+        raise UserError("has no hypotheses of fairseq-generate")
     return scoring.bleu(hypotheses, scoring.read_references(path))
 
 
@@ -98,5 +98,5 @@ def _perplexity(path: Path) -> dict:
 def _score(path: Path) -> dict:
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or not {"metric", "value"} <= found.keys():
-        raise ValueError('expected an object such as {"metric": "accuracy", "value": 71.3}')
+        raise UserError('expected an object such as {"metric": "accuracy", "value": 71.3}')
     return {name: found[name] for name in ("metric", "value", "sentence_values") if name in found}

@@ -11,7 +11,7 @@ from experiments.corpora.corpus import Corpus, positive, published_folder, work_
 from experiments.corpora.fetch import check_source, locked, source_of
 from experiments.corpora.pieces import PIECES_OF, check_pieces
 from experiments.corpora.steps import JOIN, check_settings, join_sentences
-from fairseq_lowrank.messages import missing_package_hint
+from fairseq_lowrank.messages import UserError, missing_package_hint
 
 PROGRAM = "scripts/prepare.sh"
 
@@ -113,13 +113,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     try:
         argv = expand(sys.argv[1:] if argv is None else argv)
-    except ValueError as error:
+    except UserError as error:
         parser.error(str(error))
     args = parser.parse_args(argv)
     locate(args)
     try:
         print(prepare(args))
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (UserError, UnicodeError, OSError, ModuleNotFoundError) as error:
         message = missing_package_hint(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"{PROGRAM} {args.corpus.name}: error: {message}", file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ from experiments.corpora.corpus import Corpus
 from experiments.corpora.fetch import gather, make
 from experiments.corpora.steps import BYTES, HEAD, language_model
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
 
 URLS = {
     "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/brown.zip": (
@@ -45,7 +46,7 @@ def brown(args: argparse.Namespace) -> Path:
     if found.name == "cr09":
         documents = sorted(path for path in found.parent.iterdir() if re.fullmatch(r"c[a-r]\d\d", path.name))
         if len(documents) != 500:
-            raise ValueError(
+            raise UserError(
                 f"{found.parent} has {len(documents)} of the Brown corpus's 500 documents. Download it again with --download."
             )
         for split in splits:

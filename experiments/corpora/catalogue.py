@@ -8,6 +8,7 @@ from importlib import import_module
 from experiments import corpora
 from experiments.corpora.corpus import Corpus
 from experiments.corpora.own import binarised
+from fairseq_lowrank.messages import UserError
 
 _MODULES = (name for _, name, _ in pkgutil.iter_modules(corpora.__path__) if name not in ("__main__", "catalogue"))
 _FOUND = (getattr(import_module(f"{corpora.__name__}.{name}"), "CORPUS", None) for name in _MODULES)
@@ -20,7 +21,7 @@ def parse_corpus_name(name: str) -> tuple[Corpus, dict[str, object]]:
     A path, which begins with a slash, is the name of binarised data.
 
     Raises:
-        ValueError: no corpus has such a name; the message lists the names.
+        UserError: no corpus has such a name; the message lists the names.
     """
     if name.startswith("/"):
         return binarised(name), {}
@@ -28,4 +29,4 @@ def parse_corpus_name(name: str) -> tuple[Corpus, dict[str, object]]:
         if (values := corpus.values(name)) is not None:
             return corpus, values
     expected = ", ".join(corpus.usage for corpus in CORPORA.values())
-    raise ValueError(f"no corpus '{name}' here. Use one of {expected}.")
+    raise UserError(f"no corpus '{name}' here. Use one of {expected}.")

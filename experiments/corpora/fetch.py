@@ -18,6 +18,7 @@ from pathlib import Path
 
 from experiments import locks
 from fairseq_lowrank.files import say, whole_file, whole_folder
+from fairseq_lowrank.messages import UserError
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
@@ -35,7 +36,7 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
     """Download `url` to `path`, and check that its SHA-256 is among `accepted`.
 
     Raises:
-        ValueError: the SHA-256 is another one. The message names it, so you can accept it if you trust the file. The file
+        UserError: the SHA-256 is another one. The message names it, so you can accept it if you trust the file. The file
             stays as `path` + ".unverified" and is not downloaded again.
     """
     unverified = path.with_name(path.name + ".unverified")
@@ -44,9 +45,9 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
         with whole_file(unverified, "wb") as file, urllib.request.urlopen(url, timeout=60) as response:
             shutil.copyfileobj(response, file)
             if (size := response.headers.get("Content-Length")) is not None and file.tell() != int(size):
-                raise ValueError(f"{url}: only {file.tell():,} of {int(size):,} bytes arrived. Run the command again.")
+                raise UserError(f"{url}: only {file.tell():,} of {int(size):,} bytes arrived. Run the command again.")
     if (found := sha256(unverified)) not in accepted:
-        raise ValueError(
+        raise UserError(
             f"{url} has SHA-256 {found}, which is not a checksum known here. If you trust the file, add "
             f"--sha256 {found}. If not, remove {unverified}."
         )
@@ -61,7 +62,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack a .zip or .tgz; `folder` appears when it is complete, and nothing is written outside of it.
 
     Raises:
-        ValueError: the archive is damaged, contains paths outside of the folder, or would fill the disk.
+        UserError: the archive is damaged, contains paths outside of the folder, or would fill the disk.
     """
     try:
         with whole_folder(folder) as part:
@@ -72,7 +73,7 @@ def unpack(archive: Path, folder: Path) -> None:
         RuntimeError,
     ) as error:  # the last two: encrypted, or packed in an unknown way
         reason = " ".join(str(error).split())
-        raise ValueError(
+        raise UserError(
             f"{archive} cannot be unpacked: it is damaged or another kind of file ({reason}). Download it again."
         ) from error
 
@@ -83,7 +84,7 @@ def unpack_into(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as file:
             for name in file.namelist():
                 if Path(name).is_absolute() or ".." in Path(name).parts:
-                    raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+                    raise UserError(f"{archive} was not unpacked: {name!r} would be written outside of it")
             check_room(archive, folder, sum(member.file_size for member in file.infolist()))
             file.extractall(folder)
         return
@@ -100,9 +101,9 @@ def unpack_into(archive: Path, folder: Path) -> None:
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
     """Refuse an archive that does not fit on the disk: `size` bytes unpacked, of which `missing` are not written yet."""
     if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
-        raise ValueError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
+        raise UserError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
     if (missing or size) > (free := shutil.disk_usage(folder).free):
-        raise ValueError(
+        raise UserError(
             f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free. Free some space."
         )
 
@@ -177,7 +178,7 @@ def check_source(args: argparse.Namespace, source: str | None) -> None:
         with whole_file(note) as file:
             file.write(f"{source}\n")
     elif begun is not None:  # old folders have no such note
-        raise ValueError(
+        raise UserError(
             f"{args.output} was begun from {begun}, not from {source}. Add --data {begun}, or remove {args.output}."
         )
 
@@ -188,7 +189,7 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
     `urls` has the SHA-256 of each address, or None if it is not known. Archives are unpacked.
 
     Raises:
-        ValueError: files are missing (the message names them and their sources), or --output was begun from other files.
+        UserError: files are missing (the message names them and their sources), or --output was begun from other files.
     """
     names, fetched = list(names), args.output / DOWNLOADS
     folders = [args.data, fetched]
@@ -202,7 +203,7 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
     found = {name: find(folders, name) for name in names}
     if missing := [name.replace("|", " or ") for name, path in found.items() if path is None]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise ValueError(
+        raise UserError(
             f"{args.data} lacks {', '.join(missing[:10])}{more}. Give their folder with --data FOLDER"
             + (
                 f", or add --download to fetch them from {', '.join(urls)}{note}"

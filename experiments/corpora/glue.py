@@ -13,6 +13,7 @@ from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
 from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import read_lines, say
+from fairseq_lowrank.messages import UserError
 
 URL = "https://dl.fbaipublicfiles.com/glue/data/{}.zip"
 BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
@@ -91,12 +92,12 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
     labelled = not split.startswith("test")
     wanted = [*published.columns, *([published.target] if labelled else [])]
     if missing := [name for name in wanted if name not in places]:
-        raise ValueError(f"{path} has no column {', '.join(missing)}; its first line is {header}")
+        raise UserError(f"{path} has no column {', '.join(missing)}; its first line is {header}")
     left_out = 0
     for number, row in enumerate(rows, start=2 - bool(bare)):
         if len(row) <= max(places[name] for name in wanted):
             if split != "train":
-                raise ValueError(f"{path}, line {number}: {len(row)} columns, expected {len(places)}")
+                raise UserError(f"{path}, line {number}: {len(row)} columns, expected {len(places)}")
             left_out += 1
             continue
         label = row[places[published.target]] if labelled else None
@@ -110,7 +111,7 @@ def whole_rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from error
 
 
 def glue(args: argparse.Namespace) -> Path:

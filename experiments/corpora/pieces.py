@@ -9,6 +9,7 @@ from experiments.corpora.corpus import Argument, work_folder
 from experiments.corpora.fetch import PIECES, has_begun, sha256
 from experiments.corpora.text import BytePieces
 from fairseq_lowrank.files import whole_file
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.cutting import Cutter
 from fairseq_lowrank.tools.wordpieces import WordPieces
 
@@ -45,17 +46,17 @@ def load_cutter_and_dictionary(args: argparse.Namespace) -> tuple[Cutter, Path]:
     """Return the cutter that :data:`PIECES_OF` and :data:`BERT` choose, and the path of its dictionary.
 
     Raises:
-        ValueError: the corpus or the published BERT does not exist.
+        UserError: the corpus or the published BERT does not exist.
     """
     model, dictionary = model_and_dictionary_paths(args)
     if not (model.is_file() and dictionary.is_file()):
         folder = model.parent
         if args.pieces_of:
-            raise ValueError(
+            raise UserError(
                 f"--pieces-of {args.pieces_of}: {folder} is not prepared, or has no subwords. Use a corpus such as brown-bpe8000, "
                 "after scripts/prepare.sh brown-bpe8000."
             )
-        raise ValueError(
+        raise UserError(
             f"{folder} has no wordpieces.json and dict.txt. Make them from a published BERT with fairseq-lowrank import-bert FOLDER "
             f"--output {folder}, give their folder with --bert, or use the subwords of a corpus: --pieces-of brown-bpe8000."
         )
@@ -76,7 +77,7 @@ def check_pieces(args: argparse.Namespace) -> None:
     if not (note.is_file() and all(file.is_file() for file in files)):  # old folders have no such note
         return
     if note.read_text(encoding="utf-8").split() != [sha256(file) for file in files]:
-        raise ValueError(
+        raise UserError(
             f"{args.output} was cut into other word pieces than those that are now in {files[0].parent}. Put the old ones back, or "
             f"remove {args.output}."
         )

@@ -12,6 +12,7 @@ from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
 from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import unpacked
+from fairseq_lowrank.messages import UserError
 
 URLS = {"https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/rte.zip": None}
 TASK = SentenceTask("rte", labels=("entailment", "not_entailment"))
@@ -24,11 +25,11 @@ def pairs(path: Path) -> Iterator[Example]:
         try:
             root = ElementTree.parse(file).getroot()
         except ElementTree.ParseError as error:
-            raise ValueError(f"{path} is not valid XML: {error}. Download it again.") from error
+            raise UserError(f"{path} is not valid XML: {error}. Download it again.") from error
     for pair in root.iter("pair"):
         told = pair.get("entailment") or pair.get("value") or ""
         if told not in LABELS:
-            raise ValueError(
+            raise UserError(
                 f"{path}: pair {pair.get('id')} has entailment {told!r}, expected one of {', '.join(LABELS)}"
             )
         yield Example((pair.findtext("t") or "", pair.findtext("h") or ""), LABELS[told])

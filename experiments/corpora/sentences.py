@@ -18,6 +18,7 @@ from experiments.corpora.fetch import make
 from experiments.corpora.pieces import load_cutter_and_dictionary
 from experiments.corpora.steps import check_settings, preprocess
 from fairseq_lowrank.files import map_lines, whole_folder, write_lines
+from fairseq_lowrank.messages import UserError
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def write_task_data(args: argparse.Namespace, task: SentenceTask, splits: Mappin
     """Write the splits as text, as subwords, and binarised in fairseq's format; return the folder of the binary files.
 
     Raises:
-        ValueError: a label is not one of the task's.
+        UserError: a label is not one of the task's.
     """
     check_settings(args, keep=True)
     cutter, dictionary = load_cutter_and_dictionary(args)
@@ -86,7 +87,7 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
     """Write raw/SPLIT.input0, .input1 and .label with one line per example, and raw/SPLIT.written at the end."""
     examples = list(examples)
     if not examples:
-        raise ValueError(f"{raw.parent}: no examples for {split}")
+        raise UserError(f"{raw.parent}: no examples for {split}")
     for example in examples:
         if example.label is not None:
             check_label(task, example.label)
@@ -102,9 +103,12 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
 
 def check_label(task: SentenceTask, label: str) -> None:
     if task.labels and label not in task.labels:
-        raise ValueError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
-    if not task.labels:
-        float(label)
+        raise UserError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
+    try:
+        if not task.labels:
+            float(label)
+    except ValueError as error:
+        raise UserError(f"{task.name}: the label {label!r} is not a number") from error
 
 
 def binarise_fields(

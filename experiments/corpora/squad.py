@@ -20,6 +20,7 @@ from experiments.corpora.pieces import BERT, PIECES_OF, load_cutter_and_dictiona
 from experiments.corpora.sentences import binarise_splits, write_task
 from experiments.corpora.steps import check_settings
 from fairseq_lowrank.files import read_lines, whole_file, whole_folder
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, Cutter, words
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
@@ -48,7 +49,7 @@ def read_paragraphs(path: Path) -> Iterator[dict]:
     """Yield the paragraphs of a file in SQuAD's format, with `context` and `qas`.
 
     Raises:
-        ValueError: the format is another one, or an answer is not at its position.
+        UserError: the format is another one, or an answer is not at its position.
     """
     try:
         articles = json.loads("\n".join(read_lines(path)))["data"]
@@ -58,10 +59,10 @@ def read_paragraphs(path: Path) -> Iterator[dict]:
                 for answer in question["answers"]:
                     start, text = answer["answer_start"], answer["text"]
                     if paragraph["context"][start : start + len(text)] != text:
-                        raise ValueError(f"{path}: the answer to {question['id']} is not at character {start}")
+                        raise UserError(f"{path}: the answer to {question['id']} is not at character {start}")
                 question["id"], question["question"]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not in SQuAD's format: {error!r}") from error
+        raise UserError(f"{path} is not in SQuAD's format: {error!r}") from error
     yield from paragraphs
 
 
@@ -78,7 +79,7 @@ def write_question_data(args: argparse.Namespace, task: QuestionTask, splits: Ma
 def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutter: Cutter) -> None:
     """Write SPLIT.question, SPLIT.paragraph and, at the end, SPLIT.jsonl."""
     if not any(paragraph["qas"] for paragraph in paragraphs):
-        raise ValueError(f"{folder.parent}: no questions for {split}")
+        raise UserError(f"{folder.parent}: no questions for {split}")
     files = [folder / f"{split}.{name}" for name in ("question", "paragraph", "jsonl")]
     with whole_file(files[2]) as index, whole_file(files[1]) as texts, whole_file(files[0]) as questions:
         for paragraph in paragraphs:

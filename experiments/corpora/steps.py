@@ -16,6 +16,7 @@ from experiments.corpora.corpus import Argument, positive
 from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
 from experiments.corpora.text import BytePieces, MosesTokenizer, join_lines
 from fairseq_lowrank.files import map_lines, read_lines, whole_file, whole_folder, write_lines
+from fairseq_lowrank.messages import UserError
 
 HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="use N lines of each split, for a trial")
 BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V subwords instead of words")
@@ -50,7 +51,7 @@ def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
     for argument in arguments:
         if (value := given[argument.name]) != (found := kept[argument.name]):
             made, asked = (" ".join(argument.words(one)) or f"no {argument.flag}" for one in (found, value))
-            raise ValueError(
+            raise UserError(
                 f"{args.output} was made with {made}, not with {asked}. Use {made}, or remove {args.output}."
             )
 
@@ -107,7 +108,7 @@ def read_pairs(first: Path, second: Path) -> Iterator[tuple[str, str]]:
     """Yield the pairs of corresponding lines of two files."""
     for one, other in zip_longest(read_lines(first), read_lines(second)):
         if one is None or other is None:
-            raise ValueError(f"{first} and {second} have different numbers of lines. Download the corpus again.")
+            raise UserError(f"{first} and {second} have different numbers of lines. Download the corpus again.")
         yield one, other
 
 
@@ -117,7 +118,7 @@ def check_pairs(folder: Path, languages: tuple[str, str]) -> None:
         files = [folder / f"{split}.{language}" for language in languages]
         first, second = (sum(1 for _ in read_lines(file)) for file in files)
         if first != second or not first:
-            raise ValueError(
+            raise UserError(
                 f"{files[0]} has {first} lines and {files[1]} has {second}: expected the same number, and at least one. Fix the corpus "
                 f"and remove {folder.parent}."
             )
@@ -159,7 +160,7 @@ def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *
     """Binarise `files`, a list for each split, as words or, with --pieces, as subwords of bytes."""
     for split, parts in files.items():
         if not any(line.strip() for part in parts for line in read_lines(part)):
-            raise ValueError(f"{', '.join(map(str, parts))}: no text for {split}")
+            raise UserError(f"{', '.join(map(str, parts))}: no text for {split}")
     check_settings(args, keep=True)
     for split, parts in files.items():
         target = args.output / "tok" / f"{split}.txt"

@@ -12,6 +12,7 @@ from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
 from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 URL = "https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{}.zip"
 TRUTH = ("0", "1")
@@ -83,7 +84,7 @@ def records(path: Path, read: Callable[[dict], Iterator[Example]]) -> Iterator[E
         try:
             yield from read(json.loads(line))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}, line {number}: not a record of this task ({error!r})") from error
+            raise UserError(f"{path}, line {number}: not a record of this task ({error!r})") from error
 
 
 CORPUS = Corpus(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fairseq_lowrank.files import read_lines, whole_file
+from fairseq_lowrank.messages import UserError
 
 
 class MosesTokenizer:
@@ -68,7 +69,7 @@ class SentencePiece:
                     **cls.options,
                 )
             except RuntimeError as error:
-                raise ValueError(
+                raise UserError(
                     f"cannot learn {size} pieces from this text: {error}. Choose another number."
                 ) from error
 
@@ -113,9 +114,7 @@ class SubwordNMT:
             try:
                 learn_bpe(lines, file, size)
             except ValueError as error:
-                raise ValueError(
-                    f"cannot learn {size} merges: the text has nothing to merge. Use more text."
-                ) from error
+                raise UserError(f"cannot learn {size} merges: the text has nothing to merge. Use more text.") from error
 
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE

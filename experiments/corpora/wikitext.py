@@ -12,6 +12,7 @@ from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather, make
 from experiments.corpora.steps import BYTES, HEAD, language_model
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
 
 URL = "https://wikitext.smerity.com/wikitext-{}-v1.zip"
 LINES = {"2": 36_718, "103": 1_801_350}  # of the training part
@@ -51,7 +52,7 @@ def wikitext(args: argparse.Namespace) -> Path:
     lines = sum(1 for _ in read_lines(files[0]))
     for size, published in LINES.items():
         if size != args.size and lines == published:
-            raise ValueError(
+            raise UserError(
                 f"--size {args.size}: {files[0]} has the {lines:,} lines of WikiText-{size}. Use --size {size}."
             )
     if args.documents:

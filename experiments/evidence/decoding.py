@@ -23,6 +23,7 @@ from experiments.recipes.commands import Commands
 from experiments.recipes.results import append_measurement
 from experiments.recipes.scoring import bleu, read_hypotheses
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.checkpoints import configuration, load_state
 
 CONTROLS = Path(__file__).parents[2] / "examples" / "evidence" / "controls"
@@ -39,7 +40,7 @@ def unmix(state: dict, attentions: tuple[str, ...]) -> dict:
     """Return a copy of a checkpoint whose decoder has M = I in these attentions.
 
     Raises:
-        ValueError: the weight of a mixing rule is neither M nor its diagonal.
+        UserError: the weight of a mixing rule is neither M nor its diagonal.
     """
     model = state["model"].copy()
     for key in (key for attention in attentions for key in mixing_tensors(state, attention)):
@@ -51,7 +52,7 @@ def unmix(state: dict, attentions: tuple[str, ...]) -> dict:
         elif weight.size(0) == weight.size(1):
             model[key] = torch.eye(len(weight), dtype=weight.dtype)
         else:
-            raise ValueError(f"{key}: a weight of {tuple(weight.shape)} is not M. Use mixhead-a, mixhead-b or gain.")
+            raise UserError(f"{key}: a weight of {tuple(weight.shape)} is not M. Use mixhead-a, mixhead-b or gain.")
     return {**state, "model": model}
 
 

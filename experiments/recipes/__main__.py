@@ -16,6 +16,7 @@ from experiments.recipes.commands import CommandFailed
 from experiments.recipes.engine import Busy, Engine
 from experiments.recipes.recipe import SMOKE, Recipe, records
 from experiments.recipes.settings import Settings
+from fairseq_lowrank.messages import UserError
 
 
 def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ, declared=sys.stdin) -> int:
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     except Busy as error:
         print(error, file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (UserError, UnicodeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 
 def progress(line: str) -> tuple[str, dict[str, str]] | None:
@@ -46,7 +47,7 @@ def read_training_log(path: Path) -> dict:
         - `epochs`: a list with `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
 
     Raises:
-        ValueError: the log has no finished epoch.
+        UserError: the log has no finished epoch.
     """
     epochs, perplexities = {}, []
     for line in read_lines(path):
@@ -57,7 +58,7 @@ def read_training_log(path: Path) -> dict:
                 perplexities.append(float(fields.get("ppl", "nan")))
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if not finished:
-        raise ValueError(f"{path} has no finished epoch of fairseq-train")
+        raise UserError(f"{path} has no finished epoch of fairseq-train")
     before, tokens, seconds, curve = 0, 0.0, 0.0, []
     for epoch in finished:
         train, valid = epoch["train"], epoch.get("valid", {})
@@ -79,11 +80,11 @@ def read_validation(path: Path) -> dict:
     """Read the scores of the test set in a fairseq-validate log.
 
     Raises:
-        ValueError: the log has no perplexity.
+        UserError: the log has no perplexity.
     """
     found = [found[1] for line in read_lines(path) if (found := progress(line)) and found[0] == "test"]
     fields = found[-1] if found else {}
     if "ppl" not in fields:
-        raise ValueError(f"{path} has no perplexity of fairseq-validate")
+        raise UserError(f"{path} has no perplexity of fairseq-validate")
     accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
     return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

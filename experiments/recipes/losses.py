@@ -8,6 +8,8 @@ import torch
 from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
+from fairseq_lowrank.messages import UserError
+
 
 def sentence_losses(
     model,
@@ -30,15 +32,15 @@ def sentence_losses(
             the source (and how far a wrong source misleads the model).
 
     Raises:
-        ValueError: the subset is missing, or sentences have no source although ``own_source`` is False.
+        UserError: the subset is missing, or sentences have no source although ``own_source`` is False.
     """
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise ValueError(f"subset {subset!r}: the data has no such subset ({error})") from error
+        raise UserError(f"subset {subset!r}: the data has no such subset ({error})") from error
     dataset = task.dataset(subset)
     if not (own_source or isinstance(dataset, LanguagePairDataset)):
-        raise ValueError(f"own_source=False: needs a translation task; sentences of {subset!r} have no source")
+        raise UserError(f"own_source=False: needs a translation task; sentences of {subset!r} have no source")
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count].sort().values
     place = {index: position for position, index in enumerate(chosen.tolist())}
     other = dict(zip(chosen.tolist(), chosen.roll(-1).tolist(), strict=True))

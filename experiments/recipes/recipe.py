@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
+from fairseq_lowrank.messages import UserError
 
 LOGGING = ("--no-progress-bar", "--log-format", "json", "--log-interval", "50")
 # Flags of fairseq-train that do not change any number: logging, folders, saved checkpoints, and workers that read data.
@@ -48,7 +49,7 @@ class Row:
 
 def _pairs(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"FIT={text}: expected a number of training pairs.")
+        raise UserError(f"FIT={text}: expected a number of training pairs.")
     return int(text)
 
 
@@ -86,7 +87,7 @@ class Recipe:
         before the rows that need it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
 
         Raises:
-            ValueError: a row is declared twice, or has an unknown corpus or base, or `fit` is not a number.
+            UserError: a row is declared twice, or has an unknown corpus or base, or `fit` is not a number.
         """
         recipe = cls(kind, root)
         for key, *values in records:
@@ -98,24 +99,24 @@ class Recipe:
             else:
                 setattr(recipe, key, _pairs(values[0]) if key == "fit" else values[0])
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
-            raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
+            raise UserError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
 
     def declare(self, key: str, row: Row) -> None:
         """Add a row or a pre-training.
 
         Raises:
-            ValueError: the name is declared twice, or the corpus or the base is unknown.
+            UserError: the name is declared twice, or the corpus or the base is unknown.
         """
         rows = self.rows if key == "row" else self.bases
         if row.name in rows:
-            raise ValueError(f"{key} '{row.name}' is declared twice")
+            raise UserError(f"{key} '{row.name}' is declared twice")
         try:
             parse_corpus_name(row.corpus)
         except ValueError as error:
-            raise ValueError(f"{key} '{row.name}': {error}") from error
+            raise UserError(f"{key} '{row.name}': {error}") from error
         if row.base and row.base not in self.bases:
-            raise ValueError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
+            raise UserError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
         rows[row.name] = row
 
     def select(self, settings: Settings) -> list[Row]:
@@ -130,7 +131,7 @@ class Recipe:
             names = (names[0], names[-1])
         for name in names:
             if name not in self.rows:
-                raise ValueError(
+                raise UserError(
                     f"ROWS={' '.join(settings.rows)}: no row '{name}' here. Choose from {' '.join(self.rows)}."
                 )
         return [self.rows[name] for name in dict.fromkeys(names)]

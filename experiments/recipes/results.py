@@ -90,11 +90,11 @@ def read_results(
 
 
 def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> None:
-    """Raise ValueError unless `line` is a result with the required fields."""
+    """Raise UserError unless `line` is a result with the required fields."""
     if not isinstance(line, dict):
-        raise ValueError(f"{text[:40]} is not a result, which is a JSON object")
+        raise UserError(f"{text[:40]} is not a result, which is a JSON object")
     if missing := [field for field in required if field not in line]:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise UserError(f"lacks {', '.join(missing)}")
     for field, kinds in (FIELDS | OPTIONAL).items():
         if field in line:
             check_type(field, line[field], kinds)
@@ -112,25 +112,25 @@ def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> Non
 
 
 def check_sentences(line: dict) -> None:
-    """Raise ValueError unless a line's values of sentences are numbers."""
+    """Raise UserError unless a line's values of sentences are numbers."""
     check_type("sentence_values", line.get("sentence_values", []), (list,))
     for value in line.get("sentence_values", []):
         check_type("a sentence's value", value, Number)
 
 
 def check_measurement(line: dict) -> None:
-    """Raise ValueError unless `line` is a measurement."""
+    """Raise UserError unless `line` is a measurement."""
     if missing := [field for field in MEASURED if field not in line]:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise UserError(f"lacks {', '.join(missing)}")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
     check_sentences(line)
 
 
 def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:
-    """Raise ValueError unless `value` is an object with all of the fields, of these types."""
+    """Raise UserError unless `value` is an object with all of the fields, of these types."""
     if not isinstance(value, dict) or not fields.keys() <= value.keys():
-        raise ValueError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
+        raise UserError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
     for field, kinds in fields.items():
         check_type(f"{name}'s {field}", value[field], kinds)
 
@@ -138,9 +138,9 @@ def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) 
 def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
-        raise ValueError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
+        raise UserError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{field} is {value}, expected a finite number")
+        raise UserError(f"{field} is {value}, expected a finite number")
 
 
 def append_result(path: Path, line: dict) -> None:
@@ -149,10 +149,10 @@ def append_result(path: Path, line: dict) -> None:
     If the last line has no end, because a process was killed, it is ended first.
 
     Raises:
-        ValueError: a field is missing, has a wrong type, or is not finite.
+        UserError: a field is missing, has a wrong type, or is not finite.
     """
     if missing := [field for field in (*FIELDS, "commit") if field not in line]:
-        raise ValueError(f"a result needs {', '.join(missing)}")
+        raise UserError(f"a result needs {', '.join(missing)}")
     check(line)
     _append(path, line)
 
@@ -161,7 +161,7 @@ def append_measurement(path: Path, line: dict) -> None:
     """Append the line of a measurement without a training, like :func:`append_result`.
 
     Raises:
-        ValueError: a field is missing, has a wrong type, or is not finite.
+        UserError: a field is missing, has a wrong type, or is not finite.
     """
     check_measurement(line)
     _append(path, line)

@@ -13,6 +13,7 @@ from experiments.recipes.recipe import Run, last_value
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
 
 
 def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
@@ -125,7 +126,7 @@ def read_sentences(path: Path, pattern: str) -> list[str]:
         if match := re.match(pattern, text):
             found.setdefault(int(match[1]), match[2])  # with --nbest, the best comes first
     if sorted(found) != list(range(len(found))):
-        raise ValueError(f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}")
+        raise UserError(f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}")
     return [found[index] for index in range(len(found))]
 
 
@@ -146,7 +147,7 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
         lowercase = not any(line != line.lower() for line in hypotheses)
     for text in (references, raw):
         if text is not None and len(text) != len(hypotheses):
-            raise ValueError(f"{len(hypotheses)} hypotheses for {len(text)} references")
+            raise UserError(f"{len(hypotheses)} hypotheses for {len(text)} references")
     # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
     standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
     return {
@@ -169,7 +170,7 @@ def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
     scores = re.findall(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)", text)
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
     if not scores or not tokens:
-        raise ValueError(f"{path} has no perplexity of fairseq-eval-lm")
+        raise UserError(f"{path} has no perplexity of fairseq-eval-lm")
     loss, perplexity = map(float, scores[-1])
     value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
     return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
@@ -208,7 +209,7 @@ def read_scores(path: Path) -> dict:
     """
     found = {split: one for split, one in json.loads(path.read_text(encoding="utf-8")).items() if one["measures"]}
     if not found:
-        raise ValueError(f"{path} has no scores")
+        raise UserError(f"{path} has no scores")
     kind = "test" if "test" in found else "valid"
     main, further = found[kind], found.get(f"{kind}1")
     scores = {further["name"]: further["score"]} if further else {}

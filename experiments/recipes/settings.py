@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fairseq_lowrank.messages import UserError
+
 LARGEST_SEED = 2**31 - 1
 # Flags that recipes set, and the variables for them.
 FLAGS_OF_RECIPES = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another clone of the repository"}
@@ -27,7 +29,7 @@ class Settings:
     """The variables that the head of `examples/common.sh` explains.
 
     Raises (by :meth:`read`):
-        ValueError: a variable has a value that is not accepted; the message names variable, value and accepted values.
+        UserError: a variable has a value that is not accepted; the message names variable, value and accepted values.
     """
 
     work: Path
@@ -54,7 +56,7 @@ class Settings:
     def read(cls, environ: Mapping[str, str]) -> Settings:
         """Read the settings from variables; an empty variable counts as not set."""
         if not environ.get("LOWRANK_WORK"):
-            raise ValueError("LOWRANK_WORK is not set. Set it to a folder for corpora, checkpoints and logs.")
+            raise UserError("LOWRANK_WORK is not set. Set it to a folder for corpora, checkpoints and logs.")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = environ.get("OMP_NUM_THREADS", "")
         given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT")}
@@ -74,12 +76,12 @@ class Settings:
             patches={name: ",".join(names) for name in PATCHES if (names := patch_names(environ, name))},
         )
         if settings.results and settings.results.is_dir():
-            raise ValueError(f"RESULTS={settings.results}: is a folder. Give the name of a file.")
+            raise UserError(f"RESULTS={settings.results}: is a folder. Give the name of a file.")
         for flag in (word.partition("=")[0] for word in settings.extra):
             if flag in FLAGS_OF_RECIPES:
-                raise ValueError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")
+                raise UserError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")
             if flag in CONFLICTING_FLAGS:
-                raise ValueError(
+                raise UserError(
                     f"EXTRA={environ['EXTRA']}: {flag} removes {CONFLICTING_FLAGS[flag]}, which the recipe needs. Remove the flag."
                 )
         return settings
@@ -88,7 +90,7 @@ class Settings:
 def switch(environ: Mapping[str, str], name: str) -> bool:
     value = environ.get(name, "")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{name}={value}: expected 1, or 0 for off")
+        raise UserError(f"{name}={value}: expected 1, or 0 for off")
     return value == "1"
 
 
@@ -97,7 +99,7 @@ def choice(environ: Mapping[str, str], name: str, choices: Iterable[str]) -> str
     first, *others = choices
     value = environ.get(name) or first
     if value not in (first, *others):
-        raise ValueError(f"{name}={value}: expected {' or '.join((first, *others))}")
+        raise UserError(f"{name}={value}: expected {' or '.join((first, *others))}")
     return value
 
 
@@ -109,7 +111,7 @@ def whole_number(
         return default
     if not (value.isascii() and value.isdigit()) or int(value) < least or (most is not None and int(value) > most):
         span = f"from {least}" + (f" to {most}" if most is not None else "")
-        raise ValueError(f"{name}={value}: expected a whole number {span}")
+        raise UserError(f"{name}={value}: expected a whole number {span}")
     return int(value)
 
 
@@ -123,4 +125,4 @@ def words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(environ.get(name, "")))
     except ValueError as error:
-        raise ValueError(f"{name}={environ[name]}: {str(error).lower()}") from error
+        raise UserError(f"{name}={environ[name]}: {str(error).lower()}") from error

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.recipe import Run, last_value
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 
 def lines(runs: Iterable[Run]) -> Iterator[str]:
@@ -37,7 +38,7 @@ def vocab_size(run: Run) -> int:
     """Return the size of a run's dictionary; before preparation, the padded number of its subwords.
 
     Raises:
-        ValueError: there is no dictionary yet, and the corpus has words instead of subwords.
+        UserError: there is no dictionary yet, and the corpus has words instead of subwords.
     """
     special = 4
     dictionary = run.bin / "dict.txt"
@@ -45,7 +46,7 @@ def vocab_size(run: Run) -> int:
         return sum(1 for _ in read_lines(dictionary)) + special
     pieces = parse_corpus_name(run.corpus)[1].get("pieces")
     if pieces is None:
-        raise ValueError(
+        raise UserError(
             f"{dictionary} does not exist yet, so the size of the vocabulary is unknown. Prepare the corpus first."
         )
     return 8 * math.ceil((pieces - 1 + special) / 8)  # one piece is the unknown one, which is also a special symbol

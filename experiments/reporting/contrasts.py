@@ -231,27 +231,27 @@ def read_prediction(text: str) -> tuple[str, float]:
     """Return the side (``>``, ``<`` or ``=``) and the number of a text such as "> 0", "= 0", "at least 0.1" or "at most 0.1".
 
     Raises:
-        ValueError: the text has another form.
+        UserError: the text has another form.
     """
     match = re.fullmatch(rf"({'|'.join(SIDES)}) (-?\d+(?:\.\d+)?)", text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"prediction must be one of {', '.join(SIDES)}, with a number")
+        raise UserError(f"prediction must be one of {', '.join(SIDES)}, with a number")
     return SIDES[match[1]], float(match[2])
 
 
 def _check_planned(one: PlannedContrast) -> None:
-    """Raise ValueError unless a contrast is complete."""
+    """Raise UserError unless a contrast is complete."""
     if not all(isinstance(value, str) for value in (one.name, one.metric, one.split)):
-        raise ValueError("name, metric and split must be texts")
+        raise UserError("name, metric and split must be texts")
     if len(one.rows) not in (2, 4):
-        raise ValueError("rows must be 2 or 4 names")
+        raise UserError("rows must be 2 or 4 names")
     side, _ = read_prediction(one.prediction)
     if one.margin is None:
         return
     if side != "=":
-        raise ValueError("a margin works only with the prediction '= 0'")
+        raise UserError("a margin works only with the prediction '= 0'")
     if isinstance(one.margin, bool) or not isinstance(one.margin, (int, float)) or not 0 < one.margin < math.inf:
-        raise ValueError("margin must be a number above 0")
+        raise UserError("margin must be a number above 0")
 
 
 def compare_planned(

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fairseq_lowrank.messages import UserError
+
 DRAWS = 10_000
 CONFIDENCE = 0.95
 
@@ -65,20 +67,20 @@ def paired_differences(first: Scores, second: Scores) -> tuple[list[int], NDArra
     """Return the common seeds, and first − second for them, ``[seeds, sentences]``.
 
     Raises:
-        ValueError: there is no common seed, or the numbers of sentences differ.
+        UserError: there is no common seed, or the numbers of sentences differ.
     """
     seeds = sorted(set(first) & set(second))
     if not seeds:
-        raise ValueError(f"no common seed: {sorted(first)} and {sorted(second)}")
+        raise UserError(f"no common seed: {sorted(first)} and {sorted(second)}")
     rows = [[np.atleast_1d(np.asarray(scores[seed], dtype=float)) for scores in (first, second)] for seed in seeds]
     shapes = sorted({score.shape for pair in rows for score in pair})
     if len(shapes) > 1:
-        raise ValueError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
+        raise UserError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
     if len(shapes[0]) != 1:
-        raise ValueError(f"scores of shape {shapes[0]}: expected one per sentence")
+        raise UserError(f"scores of shape {shapes[0]}: expected one per sentence")
     matrix = np.stack([one - other for one, other in rows])
     if not np.isfinite(matrix).all():
-        raise ValueError("a score is infinite or not a number")
+        raise UserError("a score is infinite or not a number")
     return seeds, matrix
 
 
@@ -132,7 +134,7 @@ def compare(first: Scores, second: Scores, *, draws: int = DRAWS, seed: int = 0)
     """Compare first − second, paired by seed and sentence.
 
     Raises:
-        ValueError: see :func:`paired_differences`.
+        UserError: see :func:`paired_differences`.
     """
     return compare_matrix(paired_differences(first, second)[1], draws=draws, seed=seed)
 
@@ -143,7 +145,7 @@ def compare_interaction(
     """Compare (a − b) − (c − d), paired by seed and sentence: does the lead of a over b differ from that of c over d?
 
     Raises:
-        ValueError: see :func:`paired_differences`.
+        UserError: see :func:`paired_differences`.
     """
     inner = [dict(zip(*paired_differences(*pair), strict=True)) for pair in (first, second)]
     return compare(*inner, draws=draws, seed=seed)

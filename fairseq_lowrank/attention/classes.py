@@ -66,6 +66,8 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
         UserError: the layer computes more than plain attention of its head size.
     """
     spec, dims = layer.spec, layer.projection.dims
+    if layer.config.qk_norm or layer.rotary is not None:
+        raise UserError("qk_norm or rotary: plain attention has neither. Keep the layer as it is.")
     allowed = {"mixing": ("none", "diagonal"), "score_mixing": ("none",), "head_output": ("none",)}
     for axis, choices in allowed.items():
         if getattr(spec, axis) not in choices:

@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError
 
+GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
@@ -38,7 +39,7 @@ def check(args) -> None:
     """Check that `--output` can be written, before anything is computed.
 
     Raises:
-        ValueError: see the messages.
+        FlagError: see the messages.
     """
     if getattr(args, "output", None) is not None and hasattr(args, "check_output"):
         args.check_output(args.output)
@@ -48,33 +49,31 @@ def check_folder(path: Path) -> None:
     """Check that a path is a directory or can become one."""
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir():
-        raise ValueError(
-            f"--output {path}: {nearest} is not a folder. Give a folder; it is created if it does not exist."
-        )
+        raise FlagError("--output", path, f"{nearest} is not a folder", GIVE_A_FOLDER)
     if nearest != path and path.suffix.lower() in FILE_ENDINGS:
-        raise ValueError(f"--output {path}: looks like a file. Give a folder; it is created if it does not exist.")
+        raise FlagError("--output", path, "looks like a file", GIVE_A_FOLDER)
     _check_writable(path, nearest)
 
 
 def check_checkpoint(path: Path) -> None:
     """Check that a checkpoint can be written at a path."""
     if not path.is_dir() and path.suffix != ".pt":
-        raise ValueError(f"--output {path}: is not the name of a checkpoint. Use a name that ends in .pt.")
+        raise FlagError("--output", path, "expected the name of a checkpoint", "Give a name that ends in .pt.")
     check_file(path, example="checkpoint.pt")
 
 
 def check_file(path: Path, example: str = "output.txt") -> None:
     """Check that a file can be written at a path."""
     if path.is_dir():
-        raise ValueError(f"--output {path}: is a folder. Give the name of a file, such as {path / example}.")
+        raise FlagError("--output", path, "is a folder", f"Give the name of a file, such as {path / example}.")
     if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: the folder {path.parent} does not exist. Create it first.")
+        raise FlagError("--output", path, f"the folder {path.parent} does not exist", "Create it first.")
     _check_writable(path, path.parent)
 
 
 def _check_writable(path: Path, folder: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"--output {path}: you may not write into {folder}. Choose another folder.")
+        raise FlagError("--output", path, f"you may not write into {folder}", "Choose another place.")
 
 
 def print_safely() -> None:
@@ -154,7 +153,7 @@ def save_checkpoint(state: dict, path: Path) -> None:
     """Write a checkpoint completely, or leave the old file.
 
     Raises:
-        UserError: the file cannot be written, for example because the disk is full.
+        FlagError: the file cannot be written, because the disk is full for one.
     """
     import torch
 
@@ -171,9 +170,8 @@ def save_checkpoint(state: dict, path: Path) -> None:
         if cause is None:
             raise
         reason = cause.strerror or str(cause)
-        raise UserError(
-            f"--output {path}: {reason}; nothing was written. Free some space, or choose another place."
-        ) from error
+        remedy = "Free some space, or choose another place."
+        raise FlagError("--output", path, f"{reason}; nothing was written", remedy) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -24,6 +24,7 @@ With --output it draws depth against width: log₃ d, the embedding's rank, and 
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "advise"
 HELP = "list a model's bottlenecks on its data, with remedies and their cost"
@@ -62,31 +63,26 @@ def run(args) -> None:
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
-            raise ValueError(f"--length {args.length}: expected a number >= 1.")
+            raise FlagError("--length", args.length, "expected at least 1", "Give a length in tokens.")
         lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
-        raise ValueError("sequence lengths are unknown. Add --data DIR or --length N.")
+        raise UserError("sequence lengths are unknown. Add --data DIR or --length N.")
     else:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
-            raise ValueError(
-                f"--data {data}: contains pairs of sentences, and {model_args.arch} reads running text. Give a folder made with "
-                "fairseq-preprocess --only-source."
-            )
+            reason = f"holds pairs of sentences, and {model_args.arch} reads running text"
+            raise FlagError("--data", data, reason, "Give a folder made with --only-source.")
         if "text" in lengths and task.startswith("translation"):
-            raise ValueError(
-                f"--data {data}: contains running text, and {args.checkpoint} was trained with --task {task}. Give pairs of "
-                "sentences."
-            )
+            reason = f"holds running text, and {args.checkpoint} was trained with --task {task}, on pairs"
+            raise FlagError("--data", data, reason, "Give a folder with pairs of sentences.")
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the text, regardless of sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
     summary = checks.ModelSummary(model_args, vocab_size, lengths)
     findings = checks.advise_on(summary)
     if not findings:
-        raise ValueError(
-            f"--arch {model_args.arch}: no check applies to it. Use a model with attention or word embeddings."
-        )
+        reason = "has no attention or embeddings that advice is known for"
+        raise FlagError("--arch", model_args.arch, reason, "Choose a text model, such as transformer.")
     stats = {name: describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
@@ -126,9 +122,7 @@ def from_flags(args):
 
     model_args = parse_architecture(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
-        raise ValueError(
-            f"--arch {args.arch}: the size of the vocabulary is unknown. Add --vocab-size N or --data DIR."
-        )
+        raise UserError("--arch needs --vocab-size, or --data to take it from. Add one of them.")
     vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
@@ -141,20 +135,18 @@ def from_checkpoint(args):
     from fairseq_lowrank.tools.advice.lengths import read_vocab_size
 
     if args.flags:
-        raise ValueError(
-            f"{' '.join(args.flags)}: does not work with --checkpoint, which has its own flags. Remove it."
-        )
+        given = " ".join(args.flags)
+        raise UserError(f"--checkpoint brings its own flags, so {given} has no place here. Remove these flags.")
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
         vocab_size = read_vocab_size(data)
     if args.vocab_size not in (None, vocab_size):
-        raise ValueError(
-            f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}. Remove the flag."
-        )
+        reason = f"{args.checkpoint} has a vocabulary of {vocab_size}"
+        raise FlagError("--vocab-size", args.vocab_size, reason, "Remove the flag.")
     if args.data is None and args.length is None and not data.is_dir():
-        raise ValueError(f"the data folder {data} of {args.checkpoint} does not exist. Add --data DIR or --length N.")
+        raise UserError(f"the data folder {data} of {args.checkpoint} does not exist. Add --data or --length.")
     break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
     task = checkpoints.configuration(state, "task", "_name") or checkpoints.configuration(state, "task", "task") or ""
     return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task

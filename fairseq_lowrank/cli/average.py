@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "average"
 HELP = "average the parameters of several checkpoints"
@@ -31,7 +32,7 @@ def average(paths: Sequence[str]) -> dict:
     """Return a checkpoint whose parameters are the mean over the checkpoints at ``paths``.
 
     Raises:
-        ValueError: a checkpoint does not load safely. Or it differs from the first one in the model's configuration, in names,
+        UserError: a checkpoint does not load safely. Or it differs from the first one in the model's configuration, in names,
             shapes or types of parameters, or in integers, which have no mean.
     """
     import torch
@@ -54,7 +55,7 @@ def average(paths: Sequence[str]) -> dict:
         other = model_kind(state)
         for name in [*kind, *(name for name in other if name not in kind)]:
             if kind.get(name, "missing") != other.get(name, "missing"):
-                raise ValueError(
+                raise UserError(
                     f"{paths[0]} and {path} are of different models: {name} is {kind.get(name, 'missing')} "
                     f"in the first and {other.get(name, 'missing')} in the second. Use checkpoints of one training."
                 )
@@ -65,7 +66,7 @@ def average(paths: Sequence[str]) -> dict:
                 if tensor.is_floating_point():
                     total[name] += tensor
                 elif not torch.equal(total[name], tensor):
-                    raise ValueError(
+                    raise UserError(
                         f"{paths[0]} and {path} differ in {name}, whose integers have no mean. Use checkpoints of one training."
                     )
 

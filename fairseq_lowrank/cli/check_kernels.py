@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fairseq_lowrank.messages import FlagError, UserError
+
 if TYPE_CHECKING:
     import torch
 
@@ -44,13 +46,12 @@ def run(args) -> int:
     longest = args.longest if args.longest is not None else 200 if device.type == "cuda" else 20
     for flag, number in (("--cases", args.cases), ("--compositions", args.compositions), ("--longest", longest)):
         if number < 1:
-            raise ValueError(f"{flag} {number}: expected a number >= 1.")
+            raise FlagError(flag, number, "expected 1 or more", "Give a positive number.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"--device {args.device}: there is no GPU. To interpret the kernels, set TRITON_INTERPRET=1 and add --device cpu."
-        )
+        remedy = "Set TRITON_INTERPRET=1 and add --device cpu to interpret the kernels."
+        raise FlagError("--device", args.device, "there is no GPU", remedy)
     if (reason := triton.device_unsupported_reason(device, dtype)) is not None:
-        raise ValueError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
+        raise UserError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
     from fairseq_lowrank.ops.attention import selfcheck
 
     wrong = 0

@@ -22,6 +22,7 @@ MHE: the norm of each head's query, key and value embedding. Other learned parts
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
+from fairseq_lowrank.messages import UserError
 
 NAME = "inspect"
 HELP = "show a checkpoint's attention: its axes, learned head mixing and head embeddings"
@@ -38,12 +39,12 @@ def run(args) -> None:
 
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
-        raise ValueError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
+        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
     state = checkpoints.load_state(args.checkpoint)
     means = mean_mixing(args) if args.data else None
     layers = inspection.inspect(state["model"], means)
     if not layers:
-        raise ValueError(
+        raise UserError(
             f"{args.checkpoint} has fairseq's own attention, without learned mixing or head embeddings. Use a checkpoint of this package."
         )
     data = {"checkpoint": str(args.checkpoint), "layers": layers}

@@ -24,6 +24,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from fairseq_lowrank.messages import FlagError, UserError
+
 NAME = "launch"
 HELP = "train with several workers, on GPUs, on the CPU or on several machines"
 
@@ -54,14 +56,13 @@ def workers(args) -> int:
     gpus = torch.cuda.device_count()
     if args.workers is None:
         if gpus == 0:
-            raise ValueError("--workers: missing, and this machine has no GPU. Add it, for instance --workers 2.")
+            raise UserError("--workers: missing, and this machine has no GPU. Add it, such as --workers 2.")
         return gpus
     if args.workers < 1:
-        raise ValueError(f"--workers {args.workers}: expected a number >= 1.")
+        raise FlagError("--workers", args.workers, "expected at least 1", "Give a number of processes.")
     if args.workers > gpus > 0 and "--cpu" not in args.fairseq_command:
-        raise ValueError(
-            f"--workers {args.workers}: this machine has {gpus} GPUs. Use at most {gpus}, or add --cpu at the end."
-        )
+        reason = f"this machine has {gpus} GPUs"
+        raise FlagError("--workers", args.workers, reason, "Lower it, or add --cpu at the end to train without them.")
     return args.workers
 
 
@@ -69,14 +70,11 @@ def torchrun(args) -> list[str]:
     """Return the torchrun command for these arguments."""
     name, *rest = [part for part in args.fairseq_command if part != "--"] or [""]
     if Path(name).name != COMMAND:
-        raise ValueError(
-            f"{name or 'no command'} after --: only {COMMAND} is supported. Add -- {COMMAND} and its arguments."
-        )
+        raise UserError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}. Add the command.")
     if args.nodes < 1:
-        raise ValueError(f"--nodes {args.nodes}: expected a number >= 1.")
+        raise FlagError("--nodes", args.nodes, "expected at least 1", "Give a number of machines.")
     if (args.nodes > 1) != bool(args.rendezvous):
-        missing = "--rendezvous HOST:PORT" if args.nodes > 1 else "--nodes N, above 1"
-        raise ValueError(f"--nodes {args.nodes}: several machines need --nodes and --rendezvous. Add {missing}.")
+        raise UserError("--nodes above 1 and --rendezvous HOST:PORT go together. Add the other, or remove both.")
     if args.rendezvous:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", "fairseq-lowrank"]
     else:

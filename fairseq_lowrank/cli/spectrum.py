@@ -33,6 +33,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "spectrum"
 # The default choice of sequences.
@@ -85,7 +86,7 @@ def check_data_arguments(args) -> None:
     """Refuse numbers below 1."""
     for name in ("sequences", "min_length", "max_length", "length"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: expected a number >= 1.")
+            raise FlagError(flag_name(name), value, "expected at least 1", "Give a positive number.")
 
 
 def run(args) -> None:
@@ -93,14 +94,12 @@ def run(args) -> None:
 
     labels = args.labels or default_labels(args.checkpoints)
     if len(labels) != len(args.checkpoints):
-        raise ValueError(
-            f"--labels {' '.join(labels)}: {len(labels)} names for {len(args.checkpoints)} checkpoints. Give one for each."
-        )
+        raise UserError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints. Give one for each.")
     check_data_arguments(args)
     measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
-        raise ValueError(
+        raise UserError(
             "--random-mixing: no checkpoint has one M for all queries, as --attention mixhead-a has. Remove the flag."
         )
     figures = {}

@@ -9,6 +9,7 @@ import-bert writes the file wordpieces.json.
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "wordpieces"
 HELP = "cut text into the subwords of a BERT"
@@ -27,8 +28,8 @@ def run(args) -> None:
     from fairseq_lowrank.tools.wordpieces import WordPieces
 
     if args.workers < 1:
-        raise ValueError(f"--workers {args.workers}: expected a whole number >= 1.")
+        raise FlagError("--workers", args.workers, "expected at least 1", "Give a number of processes.")
     for path in (args.pieces, args.text):
         if not path.is_file():
-            raise ValueError(f"{path}: no such file. Give the path of a file.")
+            raise UserError(f"{path} does not exist. Give the path of a file.")
     map_lines(WordPieces(args.pieces), args.text, args.output, args.workers)

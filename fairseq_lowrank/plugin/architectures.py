@@ -18,6 +18,7 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
+    BaseFairseqModel,
 )
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
@@ -107,7 +108,7 @@ def coverage(architecture: str) -> Coverage:
     return Coverage(architecture, model_name, sites, "; ".join(reasons) or ("" if sites else "no attention"))
 
 
-def validate(cls: type, args: object) -> None:
+def validate(cls: type[BaseFairseqModel], args: object) -> None:
     """Build a small model on the meta device, to check the attention flags.
 
     Raises:
@@ -121,7 +122,7 @@ def validate(cls: type, args: object) -> None:
         logging.getLogger(__name__).debug("%s was not built without data: %s", cls.__name__, error)
 
 
-def build_small(cls: type, args: object, *, check: bool = True) -> nn.Module:
+def build_small(cls: type[BaseFairseqModel], args: object, *, check: bool = True) -> nn.Module:
     """Build a model with one layer in each stack on the meta device, without output or log lines.
 
     Args:
@@ -137,7 +138,7 @@ def build_small(cls: type, args: object, *, check: bool = True) -> nn.Module:
         return build_on_meta(cls, args, task, check=check)
 
 
-def build_on_meta(cls: type, args: object, task: object, *, check: bool = True) -> nn.Module:
+def build_on_meta(cls: type[BaseFairseqModel], args: object, task: object, *, check: bool = True) -> nn.Module:
     """Build a model whose parameters have shapes but no memory."""
 
     def build_model() -> nn.Module:

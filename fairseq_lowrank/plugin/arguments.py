@@ -62,8 +62,13 @@ def _help_second(parser: argparse.ArgumentParser, modify_parser: Callable | None
 
     def modify(parser: argparse.ArgumentParser) -> None:
         nonlocal first
-        parser.print_help = (lambda: None) if first else print_help
-        parser.exit = (lambda status=0, message=None: status and leave(status, message)) if first else leave
+        methods: dict[str, Callable] = {"print_help": print_help, "exit": leave}
+        if first:
+            methods = {
+                "print_help": lambda: None,
+                "exit": lambda status=0, *message: status and leave(status, *message),
+            }
+        vars(parser).update(methods)
         if first and any(action.dest == "arch" and action.default is None for action in parser._actions):
             parser.set_defaults(arch="lowrank_transformer")
         first = False

@@ -29,6 +29,7 @@ from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.plugin import foreign
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
+from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.plugin.sizes import check_language_model, embedding_flags
 
 logger = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def resolve_attention(build_model: Callable) -> Callable:
     return build_with_options
 
 
-class LowrankModel:
+class LowrankModel(models.BaseFairseqModel):
     """A base class of this package's models: their attention is this package's ``mha`` unless a flag chooses another."""
 
     @classmethod
@@ -320,7 +321,7 @@ SEE_ARCHITECTURES = "Choose from the list of fairseq-lowrank architectures."
 
 def our_sites(model: nn.Module) -> set[str]:
     """Return the sites where a model has attention of this package."""
-    return {module.site for module in model.modules() if isinstance(module, MultiheadAttention)}
+    return {module.site for module in model.modules() if isinstance(module, FairseqAttention)}
 
 
 # --- decoders with our attention
@@ -330,9 +331,7 @@ def our_sites(model: nn.Module) -> set[str]:
 def _adapt_decoders(model: nn.Module, task: object) -> None:
     """Make decoders pass a causal marker instead of a T×T mask, and compute attention weights only if they are read."""
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)
-    for decoder in model.modules():
-        if not _holds_our_decoder_layers(decoder):
-            continue
+    for decoder in _decoders_with_our_layers(model):
         # --cross-self-attention puts encoder states before the keys, so its mask is not square
         if hasattr(decoder, "buffered_future_mask") and not getattr(decoder, "cross_self_attention", False):
             decoder.buffered_future_mask = _causal_marker
@@ -344,8 +343,11 @@ def _adapt_decoders(model: nn.Module, task: object) -> None:
             _read_weights_where_asked(decoder)
 
 
-def _holds_our_decoder_layers(decoder: nn.Module) -> bool:
-    return any(isinstance(child, nn.ModuleList) and _our_layers(child) for child in decoder.children())
+def _decoders_with_our_layers(model: nn.Module) -> list[models.FairseqDecoder]:
+    def holds_layers(module: nn.Module) -> bool:
+        return any(isinstance(child, nn.ModuleList) and _our_layers(child) for child in module.children())
+
+    return [module for module in model.modules() if holds_layers(module)]
 
 
 def _our_layers(parent: nn.Module) -> list[TransformerDecoderLayerBase]:

@@ -108,6 +108,6 @@ def end_hydra_jobs(result: property) -> property:
     def return_value(job: JobReturn) -> object:
         if job.status == JobStatus.FAILED and isinstance(job._return_value, Exception):
             end(job._return_value)
-        return result.fget(job)
+        return result.__get__(job)
 
     return property(return_value, result.fset)

@@ -85,12 +85,12 @@ def _weights(config: object) -> dict[str, float]:
     return {name: weight for name, weight in weights.items() if weight}
 
 
-def _refuse_without_layers(weights: dict[str, float], model: str) -> NoReturn:
+def _refuse_without_layers(weights: Mapping[str, float], model: str) -> NoReturn:
     flags = ", ".join(map(_flag, weights))
     raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another variant.")
 
 
-def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
+def _refuse_without_mixing(weights: Mapping[str, float]) -> NoReturn:
     raise UserError(
         f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no trained matrix that mixes heads. "
         "Add --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise."
@@ -126,7 +126,7 @@ class Penalties:
         layers: the attention layers to penalise.
     """
 
-    def __init__(self, weights: dict[str, float], layers: list[MultiheadAttention]) -> None:
+    def __init__(self, weights: Mapping[str, float], layers: list[MultiheadAttention]) -> None:
         self.weights, self.layers = weights, layers
         self.passes: Counter[MultiheadAttention] = Counter()
         self._sums: dict[tuple[str, MultiheadAttention], Tensor] = {}
@@ -175,7 +175,7 @@ class Penalties:
         if not self.recording and self.gradient is None:
             return heads
         values = {}
-        if "mixing_orthogonality" in self.weights and _learns(layer.mixing):
+        if "mixing_orthogonality" in self.weights and _learns(layer.mixing) and call.prob_mixing is not None:
             values["mixing_orthogonality"] = mixing_orthogonality(call.prob_mixing, query_padding).mean()
         if names := [name for name in _SPACES if name in self.weights]:
             overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
@@ -219,7 +219,7 @@ class _PenalisedLoss(torch.autograd.Function):
         return grad, None, None
 
 
-class RegularisedCriterion:
+class RegularisedCriterion(criterions.FairseqCriterion):
     """A mixin of criterions: it adds the penalties whose weight is not 0 to the loss, and their values to the log."""
 
     penalty_weights: Mapping[str, float] = MappingProxyType({})  # a criterion may have `weights` of its own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
+from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,7 +42,7 @@ class ConvolvedEmbedding(nn.Linear):
         return super().forward(torch.cat([x[:, j : j + length] for j in range(self.kernel)], -1))
 
 
-def convolve_embedding(decoder: nn.Module, kernel: int) -> None:
+def convolve_embedding(decoder: TransformerDecoder, kernel: int) -> None:
     """Make a decoder of fairseq embed each position by a convolution over the last `kernel` tokens."""
     decoder.project_in_dim = ConvolvedEmbedding(decoder.embed_tokens.embedding_dim, decoder.embed_dim, kernel)
     decoder.extract_features = functools.partial(_extract_features, decoder)
@@ -49,7 +50,7 @@ def convolve_embedding(decoder: nn.Module, kernel: int) -> None:
 
 # A step of generation embeds only the last token. It receives all tokens, so nothing is cached between steps.
 def _extract_features(
-    decoder: nn.Module, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, *others, **named
+    decoder: TransformerDecoder, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, *others, **named
 ):
     """Call the decoder's own method with the earlier tokens of a generation step as context.
 

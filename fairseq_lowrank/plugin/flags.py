@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, make_dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from fairseq import models
@@ -20,7 +20,7 @@ from fairseq.modules.quant_noise import quant_noise
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.spec import Axis
 from fairseq_lowrank.messages import UserError
@@ -88,11 +88,11 @@ def add_attention_args(parser: argparse.ArgumentParser) -> None:
     """Declare the flags in a separate group. A flag that is not given adds nothing to the arguments."""
     group = parser.add_argument_group("Attention", argument_default=argparse.SUPPRESS)
     for name, (kind, details, text) in MODEL_FLAGS.items():
-        how = {"action": "store_true"} if kind is bool else {"type": kind, **details}
+        how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind, **details}
         group.add_argument(f"--{name.replace('_', '-')}", help=text, **how, default=argparse.SUPPRESS)
 
 
-def dataclass_fields() -> list[tuple[str, type, object]]:
+def dataclass_fields() -> list[tuple[str, Any, Any]]:
     """Return the flags as fields ``(name, type, field)`` for a model that is configured by a dataclass."""
     return [
         (name, bool, field(default=False, metadata={"help": text}))
@@ -155,10 +155,11 @@ def with_flags(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
     return extended
 
 
-def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
+def as_namespace(args: Any) -> argparse.Namespace:
     """Return a configuration as a plain namespace: fairseq drops unknown fields from a ``DictConfig``."""
     if isinstance(args, DictConfig):
-        return argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
+        fields: Any = OmegaConf.to_container(args, resolve=True)  # a dictionary, of a DictConfig
+        return argparse.Namespace(**fields)
     return args
 
 
@@ -170,13 +171,13 @@ def refuse_misspelt_flags(args: object) -> None:
     Raises:
         UserError: such a name.
     """
-    for name in args if isinstance(args, DictConfig) else ():
+    for name in map(str, args) if isinstance(args, DictConfig) else ():
         # no option of fairseq's models is so close to a flag
         if name not in MODEL_FLAGS and (near := difflib.get_close_matches(name, MODEL_FLAGS, 1, cutoff=0.88)):
             raise UserError(f"model.{name}: unknown. Did you mean model.{near[0]}?")
 
 
-def given_flags(args: object) -> dict[str, object]:
+def given_flags(args: object) -> dict[str, Any]:
     """Return the attention flags that have a value in a configuration."""
     values = {name: getattr(args, name, None) for name in FLAGS}
     return {name: value for name, value in values.items() if value is not None and value is not False}
@@ -210,7 +211,7 @@ class AttentionOptions:
     unused_key_projection: bool = False
 
     @classmethod
-    def from_args(cls, args: object) -> AttentionOptions:
+    def from_args(cls, args: Any) -> AttentionOptions:
         """Read the flags from any configuration object. A missing flag has its default.
 
         Raises:
@@ -293,8 +294,8 @@ class AttentionOptions:
         q_noise: float = 0.0,
         qn_block_size: int = 8,
         scale_heads: bool = False,
-        **sizes: object,
-    ) -> MultiheadAttention:
+        **sizes: Any,
+    ) -> FairseqAttention:
         """Build the attention layer of a site, with fairseq's dropout and quantisation noise.
 
         Raises:
@@ -331,7 +332,7 @@ class AttentionOptions:
         layer.site = site
         for mixing in filter(None, (layer.score_mixing, layer.mixing)):
             for parameter in mixing.parameters():
-                parameter.optim_overrides["optimizer"]["lr_scale"] = self.mixing_lr_scale
+                vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
 
 

@@ -11,6 +11,7 @@ from fairseq.modules.location_attention import LocationAttention
 from torch import nn
 
 from fairseq_lowrank.attention import MultiheadAttention as OurAttention
+from fairseq_lowrank.plugin.layer import FairseqAttention
 
 FOREIGN = (
     MultiheadAttention,
@@ -44,7 +45,7 @@ def attention_by_site(model: nn.Module) -> dict[str, type[nn.Module]]:
 
 def site_of(attention: nn.Module, in_decoder: bool) -> str:
     """Return the site of an attention layer: for ours, the site it was built for; for fairseq's, by its stack."""
-    if isinstance(attention, OurAttention):
+    if isinstance(attention, FairseqAttention):
         return attention.site
     if getattr(attention, "encoder_decoder_attention", False):
         return "cross"

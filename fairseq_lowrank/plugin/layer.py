@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor
 
 from fairseq_lowrank.attention.decoding import IncrementalState, LayerCache
@@ -23,6 +25,9 @@ _PADDING = "prev_key_padding_mask"
 
 class FairseqAttention(MultiheadAttention):
     """A :class:`~fairseq_lowrank.attention.MultiheadAttention` with the interface of fairseq's module of that name."""
+
+    site: str
+    """Where the model has the layer: ``encoder``, ``decoder`` or ``cross``."""
 
     def forward(
         self,
@@ -46,8 +51,14 @@ class FairseqAttention(MultiheadAttention):
         """
         if static_kv and self.cache.get(incremental_state) is not None:
             key = value = None
-        elif incremental_state is not None and self.beam_size > 1 and self._repeats_encoder(query, key):
-            key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
+        elif (
+            incremental_state is not None
+            and self.beam_size > 1
+            and self.encoder_decoder_attention
+            and (key is not None and value is not None)
+            and key.size(1) == query.size(1)
+        ):
+            key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
         return super().forward(
             query,
@@ -59,9 +70,6 @@ class FairseqAttention(MultiheadAttention):
             attn_mask=attn_mask,
             **options,
         )
-
-    def _repeats_encoder(self, query: Tensor, key: Tensor | None) -> bool:
-        return self.encoder_decoder_attention and key is not None and key.size(1) == query.size(1)
 
     def set_beam_size(self, beam_size: int) -> None:
         """Set the number of successive hypotheses of each sentence, so that encoder keys are cached once a sentence."""
@@ -76,7 +84,8 @@ class FairseqAttention(MultiheadAttention):
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
-        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.score.state_sizes}
+        # only the padding may be None
+        tensors = {name: cast(Tensor, buffer[_NAMES.get(name, name)]) for name in self.score.state_sizes}
         self.cache.set(incremental_state, LayerCache(tensors, buffer.get(_PADDING)))
         return incremental_state
 

@@ -19,6 +19,7 @@ from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
+from numpy._core import multiarray
 
 from fairseq_lowrank.attention import states
 from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
@@ -40,11 +41,11 @@ CHECKPOINT_CLASSES = [
     numpy.ndarray,
     numpy.dtype,
     *(numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType, numpy.dtypes.BoolDType),
-    numpy._core.multiarray._reconstruct,
-    (numpy._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
+    multiarray._reconstruct,
+    (multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
     # scores that a checkpoint was chosen by, if a task computes them with numpy
-    numpy._core.multiarray.scalar,
-    (numpy._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
+    multiarray.scalar,
+    (multiarray.scalar, "numpy.core.multiarray.scalar"),
     Dictionary,  # in the states of fairseq's tasks for speech
     # meters, in old public checkpoints
     meters.AverageMeter,
@@ -90,8 +91,7 @@ def load_file(file: typing.BinaryIO, **options: object) -> dict:
 def load_safely(torch_module: types.ModuleType) -> types.ModuleType:
     """Return torch with :func:`load_file` as its ``load``, for fairseq's functions that load checkpoints."""
     safe = types.ModuleType(torch_module.__name__)
-    safe.__getattr__ = functools.partial(getattr, torch_module)
-    safe.load = load_file
+    vars(safe).update(__getattr__=functools.partial(getattr, torch_module), load=load_file)
     return safe
 
 
@@ -241,7 +241,8 @@ def explain_mismatch(module: torch.nn.Module) -> Iterator[None]:
 
     torch reports the differences only as text. Hooks of the module collect the saved shapes and the names instead.
     """
-    saved, differing = {}, []
+    saved: dict[str, tuple[int, ...]] = {}
+    differing: list[tuple[str, object, object]] = []
 
     def collect_shapes(module, state_dict, *args):
         saved.update(shapes_of(state_dict))

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable
 import omegaconf
 import torch
 from fairseq.optim import composite
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lowrank.attention.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.messages import UserError
 
 
-def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
+def overrides(parameter: Tensor | None) -> dict[str, float]:
     """Return the settings of a parameter that apply to all optimizers; empty if there are none or no parameter."""
     own = getattr(parameter, "optim_overrides", {})
     return own.get("optimizer", {}) if APPLIES_TO_ALL_OPTIMIZERS in own else {}
 
 
-def has_overrides(parameters: Iterable[nn.Parameter]) -> bool:
+def has_overrides(parameters: Iterable[Tensor]) -> bool:
     """Return True if any parameter has separate settings."""
     return any(overrides(parameter) for parameter in parameters)
 
@@ -59,7 +59,7 @@ def build_with_overrides(build: Callable) -> Callable:
     def build_optimizer(cfg, params, *args, **kwargs):
         params = list(params)
         optimizer = build(cfg, params, *args, **kwargs)
-        if has_overrides([param for param in params if isinstance(param, torch.Tensor)]):
+        if has_overrides(param for param in params if isinstance(param, Tensor)):
             if isinstance(optimizer, composite.FairseqCompositeOptimizer):
                 raise UserError(
                     "--optimizer composite: does not work with head mixing or head embeddings, which have their own "

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy
 import torch
 from fairseq import utils
+from fairseq.data.iterators import BackgroundConsumer
 
 
 def with_old_names(module: types.ModuleType) -> types.ModuleType:
@@ -130,7 +131,7 @@ def join_torchrun(call_main: Callable) -> Callable:
 # thread at its next step. Inside torch's code, this ends the process with an error although its work is done.
 def end_reading_with_the_process(create: Callable, seconds: float = 10) -> Callable:
     """Wrap ``_create_consumer``: before a process ends, it waits up to ``seconds`` for the batch that is being read."""
-    readers = weakref.WeakSet()
+    readers: weakref.WeakSet[BackgroundConsumer] = weakref.WeakSet()
 
     @functools.wraps(create)
     def _create_consumer(self):

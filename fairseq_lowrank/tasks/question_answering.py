@@ -75,7 +75,7 @@ class QuestionDataset(FairseqDataset):
         self.separators = 2 if config.double_separator else 1
         self.asked = [(place, one) for place, line in enumerate(lines) for one in line["questions"]]
         if len(self.asked) != len(questions) or len(lines) != len(paragraphs):
-            raise ValueError(
+            raise UserError(
                 f"{len(questions)} of {len(self.asked)} questions and {len(paragraphs)} of {len(lines)} paragraphs are binarised. "
                 "Prepare the corpus again."
             )

@@ -24,6 +24,7 @@ from omegaconf.errors import InterpolationKeyError
 from torch import nn
 
 from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin import architectures, foreign
 from fairseq_lowrank.plugin.attention import chosen_options
 from fairseq_lowrank.plugin.flags import as_namespace
@@ -81,19 +82,19 @@ def parse_architecture(architecture: str, flags: Sequence[str] = (), *, task: st
         task: fairseq's task, by default one that works with the model.
 
     Raises:
-        ValueError: the architecture is unknown, or fairseq refuses a flag or value.
+        UserError: the architecture is unknown, or fairseq refuses a flag or value.
     """
     if architecture not in ARCH_MODEL_REGISTRY:
         close = difflib.get_close_matches(architecture, ARCH_MODEL_REGISTRY, 5)
         ours = sorted(name for name in ARCH_MODEL_REGISTRY if name.startswith("lowrank"))
-        remedy = f"Did you mean {', '.join(close)}?" if close else f"Use one such as {', '.join(ours)}."
-        raise ValueError(f"--arch {architecture}: unknown architecture. {remedy}")
+        remedy = f"Did you mean {', '.join(close)}?" if close else f"Use one of {', '.join(ours)}."
+        raise FlagError("--arch", architecture, "unknown", remedy)
     if task is not None and task not in TASK_REGISTRY:
-        raise ValueError(f"--task {task}: unknown task. Use one of {', '.join(sorted(TASK_REGISTRY))}.")
+        raise FlagError("--task", task, "unknown", f"Use one of {', '.join(sorted(TASK_REGISTRY))}.")
     parser = options.get_training_parser(task or _default_task(architecture))
 
     def refuse(message: str) -> None:
-        raise ValueError(f"{architecture}: {message}")
+        raise UserError(f"{architecture}: {message}")
 
     parser.error = refuse
     args = options.parse_args_and_arch(parser, input_args=["no-data", "--arch", architecture, *flags])
@@ -139,7 +140,7 @@ def build_model(args: Namespace, vocab_size: int) -> nn.Module:
     """Return the model of :func:`parse_architecture`'s arguments, whose parameters have shapes but no memory.
 
     Raises:
-        ValueError: the model refuses its arguments, or needs more than arguments and a dictionary.
+        UserError: the model refuses its arguments, or needs more than arguments and a dictionary.
     """
     cls = ARCH_MODEL_REGISTRY[args.arch]
     task = architectures.stand_in_task(cls, args, architectures.SizedDictionary(vocab_size))
@@ -147,17 +148,16 @@ def build_model(args: Namespace, vocab_size: int) -> nn.Module:
         return architectures.build_on_meta(cls, args, task)
     except AssertionError as error:
         reason = str(error) or "an assertion failed"
-        raise ValueError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
+        raise UserError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
     except (AttributeError, ImportError, NameError, OSError) as error:
         raise _cannot_be_built(args.arch, error) from error
 
 
-def _cannot_be_built(architecture: str, error: Exception) -> ValueError:
-    """Return the error for an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
-    return ValueError(
-        f"--arch {architecture}: fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())}). "
-        "Use a text architecture, such as transformer or transformer_lm."
-    )
+def _cannot_be_built(architecture: str, error: Exception) -> FlagError:
+    """What to say of an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
+    reason = f"fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())})"
+    remedy = "Use a text architecture that needs no more, such as transformer or transformer_lm."
+    return FlagError("--arch", architecture, reason, remedy)
 
 
 def stacks(args: Namespace) -> Iterator[tuple[str, int, int, int]]:

@@ -49,14 +49,14 @@ def convert(
         sizes: new values of :data:`SIZES` and :data:`FACTORS`; None keeps the old value.
 
     Raises:
-        ValueError: the new attention cannot give the same outputs, or other axes differ.
+        UserError: the new attention cannot give the same outputs, or other axes differ.
     """
     if state.get("shard_metadata"):
-        raise ValueError("the checkpoint is one shard of several. Convert a checkpoint of the entire model.")
+        raise UserError("the checkpoint is one shard of several. Convert a checkpoint of the entire model.")
     old = model_arguments(state)
     new = our_arguments(old)
     if new is None:
-        raise ValueError(
+        raise UserError(
             f"--arch {old.arch}: its attention cannot be chosen. See the list of fairseq-lowrank architectures."
         )
     preset = getattr(old, "attention", None) or "mha"
@@ -72,7 +72,7 @@ def convert(
     if not _learns(new):
         new.mixing_lr_scale = None
     if (size := vocab_size(state)) is None:
-        raise ValueError(f"the checkpoint of {old.arch} has no word embeddings. Use a translation or language model.")
+        raise UserError(f"the checkpoint of {old.arch} has no word embeddings. Use a translation or language model.")
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
     if differing_axes(before, after) and (
         after.spec.projection in FACTORED
@@ -90,7 +90,7 @@ def convert(
         if spec.mixing != wanted.mixing:
             folds.append(_change_layer(tensors, layer, remix, spec, wanted.mixing, now["num_heads"], then["head_dim"]))
     if not folds and not resized:
-        raise ValueError(
+        raise UserError(
             f"--attention {new.attention}: the checkpoint already has this attention ({before.spec.mixing} mixing). Give another."
         )
     converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
@@ -318,10 +318,10 @@ def remix(
     """Return a layer's tensors with another mixing, and True if M was folded into its output projection.
 
     Raises:
-        ValueError: the other mixing would change the outputs.
+        UserError: the other mixing would change the outputs.
     """
     if mixing not in LEARNED:
-        raise ValueError(
+        raise UserError(
             f"--head-mixing {mixing}: this mixing is fixed, so it cannot have the checkpoint's values. Use one of "
             f"{', '.join(LEARNED)}."
         )
@@ -331,19 +331,19 @@ def remix(
     query_weight = tensors.pop("mixing.query_weight", like.new_zeros(head_dim, num_heads))
     matrix = identity if spec.mixing == "none" else tensors.pop("mixing.weight", None)
     if matrix is None:
-        raise ValueError(f"the checkpoint has no mixing.weight, which {spec.mixing} mixing needs")
+        raise UserError(f"the checkpoint has no mixing.weight, which {spec.mixing} mixing needs")
     matrix = matrix.diag() if matrix.dim() == 1 else matrix
     if mixing == "positionwise":
         return tensors | {"mixing.weight": matrix, "mixing.query_weight": query_weight}, False
     if query_weight.any():
-        raise ValueError("its mixing depends on the query (W^M is not 0), which no other mixing can compute")
+        raise UserError("its mixing depends on the query (W^M is not 0), which no other mixing can compute")
     if mixing == "static":
         return tensors | {"mixing.weight": matrix}, False
     diagonal = torch.equal(matrix, matrix.diag().diag())
     if mixing == "diagonal" and diagonal:
         return tensors | {"mixing.weight": matrix.diag().clone()}, False
     if mixing == "diagonal":
-        raise ValueError("its M has entries off the diagonal, which mix heads")
+        raise UserError("its M has entries off the diagonal, which mix heads")
     if torch.equal(matrix, identity):
         return tensors, False
     return fold(tensors, spec.projection, matrix, diagonal), True
@@ -356,7 +356,7 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
     Σ_j P_j V (Σ_i M[j,i] W_i), so W_j' = Σ_i M[j,i] W_i. Values V ⊙ (1 + e_i) become one value if W_i contains 1 + e_i.
 
     Raises:
-        ValueError: each head has separate values.
+        UserError: each head has separate values.
     """
     weight = tensors["out_proj.weight"]
     heads = weight.double().unflatten(1, (matrix.size(0), -1))
@@ -371,13 +371,13 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
             changed["head_embeddings.value"] = torch.zeros_like(embedding)
         heads = torch.einsum("ji,oid->ojd", matrix, heads)
     else:
-        raise ValueError(
+        raise UserError(
             f"its M mixes heads that have separate values (projection {projection}): without mixing, Σ_j M[j,i] P_j V_i needs "
             "values of size h·d_k. Only a diagonal M, or one shared value, can be converted."
         )
     folded = heads.flatten(1).to(weight.dtype)
     if not folded.isfinite().all():
-        raise ValueError(f"out_proj times M is too large for {weight.dtype}. Convert the checkpoint to float32 first.")
+        raise UserError(f"out_proj times M is too large for {weight.dtype}. Convert the checkpoint to float32 first.")
     return tensors | changed | {"out_proj.weight": folded}
 
 
@@ -385,12 +385,12 @@ def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[st
     """Return the tensors in the model's order, with the metadata of its layers.
 
     Raises:
-        ValueError: a tensor of the model is missing.
+        UserError: a tensor of the model is missing.
     """
     fresh = model.state_dict()
     order = {name: index for index, name in enumerate(fresh)}
     if missing := [name for name in fresh if "_attn." in name and name not in tensors]:
-        raise ValueError(f"the checkpoint has no {missing[0]}. Use a complete checkpoint.")
+        raise UserError(f"the checkpoint has no {missing[0]}. Use a complete checkpoint.")
     state = collections.OrderedDict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
     attention = tuple(layer.name for layer in attention_layers(model))
     saved = getattr(old, "_metadata", {})

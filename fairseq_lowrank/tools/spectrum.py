@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.architecture import attention_layers
 
 CURVE_POINTS = 101
@@ -202,11 +203,11 @@ def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[
         A dictionary with the names of :data:`CONTROLS`, each `[H, ...]` in float64.
 
     Raises:
-        ValueError: M is singular or nearly singular, so P cannot be computed from P̄.
+        UserError: M is singular or nearly singular, so P cannot be computed from P̄.
     """
     matrix, identity = matrix.double(), torch.eye(len(matrix), dtype=torch.float64)
     if not torch.linalg.cond(matrix) < LARGEST_CONDITION:
-        raise ValueError(f"M of {len(matrix)} heads is singular or nearly singular, so heads before mixing are unknown")
+        raise UserError(f"M of {len(matrix)} heads is singular or nearly singular, so heads before mixing are unknown")
     patterns = torch.linalg.solve(matrix.t(), mixed.double().flatten(1)).view(mixed.shape)
     noise = torch.randn(matrix.shape, dtype=torch.float64, generator=generator)
     off = noise - torch.diag(noise.diagonal())

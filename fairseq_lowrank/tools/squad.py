@@ -7,6 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from fairseq_lowrank.messages import UserError
+
 
 def normalise(answer: str) -> str:
     """Return an answer in lower case, without ASCII punctuation, the articles a, an, the, and unneeded blanks."""
@@ -46,10 +48,10 @@ def evaluate(
         over these, for which both are equal.
 
     Raises:
-        ValueError: a question has no prediction.
+        UserError: a question has no prediction.
     """
     if missing := [name for name in answers if name not in predictions]:
-        raise ValueError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
+        raise UserError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
     single = {name: best(predictions[name], right, unanswerable=unanswerable) for name, right in answers.items()}
     answered = [score for name, score in single.items() if answers[name]]
     scores = {"em": mean(em for em, _ in single.values()), "f1": mean(f for _, f in single.values())}

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice import checks
-from fairseq_lowrank.tools.advice.lengths import read_vocab_size
+from fairseq_lowrank.tools.advice.lengths import read_lengths, read_vocab_size
 from fairseq_lowrank.tools.advice.remedies import cached
 from fairseq_lowrank.tools.architecture import build_model, parse_architecture
 from fairseq_lowrank.tools.parameters import count
@@ -334,7 +335,7 @@ def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
     assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
-    assert "contains running text, and model.pt was trained with --task translation" in capsys.readouterr().err
+    assert "holds running text, and model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
 
 
 def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):
@@ -538,3 +539,11 @@ def test_the_command_says_so_if_a_remedy_doubles_the_model(capsys):
     assert cli.main(["advise", "--arch", TRANSLATION, *arguments]) == 0
     larger = [line for line in capsys.readouterr().out.splitlines() if "→ --attention fixedhead" in line]
     assert larger and all("more than twice the model" in line for line in larger)
+
+
+def test_a_folder_without_data_is_in_the_fields_of_the_error(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        for read in (read_vocab_size, lambda folder: read_lengths(folder, "train")):
+            with pytest.raises(FlagError) as error:
+                read(folder)
+            assert (error.value.flag, error.value.value) == ("--data", folder)

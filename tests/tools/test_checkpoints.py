@@ -13,7 +13,7 @@ from families import FAMILIES
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli.inspect import as_text
-from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.messages import StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
 from fairseq_lowrank.tools import checkpoints, inspection
 from fairseq_lowrank.tools.architecture import attention_layers
@@ -90,7 +90,7 @@ def test_sequences_follow_the_seed_and_the_lengths(trained):
     assert len(set(ids[0])) == 6
     for sample in samples(task, 50, min_length=6, max_length=8):
         assert 6 <= sample["net_input"]["src_tokens"].size(1) <= 8
-    with pytest.raises(ValueError, match="length of 80 to any"):
+    with pytest.raises(UserError, match="length of 80 to any"):
         samples(task, min_length=80)
 
 

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.architecture import axes_of
 from fairseq_lowrank.tools.conversion import output_error, remix, resize
@@ -88,7 +89,7 @@ def test_diagonal_mixing_folds_whatever_the_projection(projection, before):
 
 def test_positionwise_mixing_that_ignores_the_query_becomes_static():
     made = layer(AttentionSpec(mixing="positionwise"))
-    with pytest.raises(ValueError, match="depends on the query"):
+    with pytest.raises(UserError, match="depends on the query"):
         converted(made, "static")
     with torch.no_grad():
         made.mixing.query_weight.zero_()
@@ -114,7 +115,7 @@ def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
     ],
 )
 def test_what_would_compute_something_else_is_refused(projection, before, after, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         converted(layer(AttentionSpec(projection=projection, mixing=before)), after)
 
 
@@ -151,7 +152,7 @@ def same_outputs(first, second):
 
 def test_a_fold_that_overflows_is_refused():
     tensors = {"out_proj.weight": torch.full((4, 4), 6e4, dtype=torch.float16), "mixing.weight": torch.full((2,), 2.0)}
-    with pytest.raises(ValueError, match=r"is too large for torch\.float16"):
+    with pytest.raises(UserError, match=r"is too large for torch\.float16"):
         remix(tensors, AttentionSpec(mixing="diagonal"), "none", 2, 2)
 
 

@@ -311,7 +311,7 @@ def test_the_command_prints_json(capsys):
         ),
         (
             ["--arch", "transformer_lm_megatron"],
-            "Use a text architecture, such as transformer or transformer_lm",
+            "Use a text architecture that needs no more, such as transformer or transformer_lm",
         ),
         (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
         (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),

@@ -108,7 +108,7 @@ NUMBERS = {"task": {"_name": "sentence_prediction", "num_classes": 1, "regressio
     ],
 )
 def test_a_model_of_another_task_is_refused(trained, asks, labels, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         check_task({"cfg": trained}, Path("model.pt"), asks, {"labels": labels}, Path("bin"))
     check_task({"cfg": SENTENCES}, Path("model.pt"), "sentence_prediction", {"labels": ["a", "b"]}, Path("bin"))
     check_task({"cfg": NUMBERS}, Path("model.pt"), "sentence_prediction", {"labels": []}, Path("bin"))

@@ -27,6 +27,7 @@ class RelativePositions(ScoreFunction):
     """
 
     name = "relative"
+    positions_reason = "it has relative positions already"
     dropout = 0.0
     max_distance = -1
 

@@ -48,6 +48,10 @@ class ScoreFunction:
 
     name: ClassVar[str]
     """The name on the command line."""
+    keys_reason: ClassVar[str | None] = None
+    """See :attr:`.Projection.keys_reason`."""
+    positions_reason: ClassVar[str | None] = None
+    """Why rotary positions have no meaning, if they have none."""
 
     def __init__(self, projection: Projection, context: LayerContext) -> None:
         self.projection = projection

@@ -24,6 +24,8 @@ class Synthesizer(ScoreFunction):
     Positions count the tokens of a sentence. Padding on its left, as in fairseq's translation, changes nothing.
     """
 
+    keys_reason = "it has no keys"
+
     def __init__(self, projection: Projection, context: LayerContext) -> None:
         super().__init__(projection, context)
         if context.cross:

@@ -135,8 +135,8 @@ class _RelativeBlocks:
         """Memory ``[G, b·(H/G)·rows, rows + keys − 1]`` for the distances between a block's queries and keys, and those of
         them that there are positions of."""
         rows, batch = block.rows.stop - block.rows.start, block.batch.stop - block.batch.start
-        width, count = rows + block.keys - 1, self.positions.size(2)
-        start = min(self.queries - block.rows.stop, count)
+        width, count = rows + block.num_keys - 1, self.positions.size(2)
+        start = min(self.queries - block.rows.stop + block.keys.start, count)
         heads = self.p.size(1) // self.groups
         products = self.work.buffer("positions", self.groups, batch * heads * rows, width)
         return products, slice(start, min(start + width, count))
@@ -147,4 +147,4 @@ class _RelativeBlocks:
         heads, width = self.p.size(1) // self.groups, products.size(2)
         whole = products.view(self.groups, batch, heads, rows, width).transpose(0, 1)
         strides = (*whole.stride()[:3], width - 1, 1)
-        return whole.as_strided((*whole.shape[:4], block.keys), strides, whole.storage_offset() + rows - 1)
+        return whole.as_strided((*whole.shape[:4], block.num_keys), strides, whole.storage_offset() + rows - 1)

@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from fairseq.search import Search
@@ -55,12 +55,13 @@ def log_banned_ngrams(init):
     return __init__
 
 
-def index_groups_by_place(base):
+def index_groups_by_place(base: Any):
     """Return a ``DiverseBeamSearch`` that finds the overlaps of a sentence by its place in the batch, not by its id."""
 
     class DiverseBeamSearch(base):
         """fairseq's diverse beam search, with overlaps that leave the batch together with their sentences."""
 
+        group_overlap: Tensor
         step_by_index = base.step  # TorchScript has no super()
 
         @torch.jit.export

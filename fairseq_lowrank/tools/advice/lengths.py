@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy
 from fairseq.data import Dictionary, data_utils
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.flags import SITES
 
 
@@ -27,8 +27,8 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
         except (AssertionError, ValueError) as error:
             raise UserError(f"{folder / prefix}.idx is damaged or cut short. Run fairseq-preprocess again.") from error
         if data is None:
-            raise UserError(f"--data {folder}: has no {prefix}.idx. Give a folder that fairseq-preprocess wrote.")
-        found[name] = numpy.array(data.sizes)  # a copy: the data set frees the memory of its file
+            raise FlagError("--data", folder, f"holds no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")
+        found[name] = numpy.array(data.sizes)  # a copy: the file's memory goes with the data set
     return found
 
 
@@ -37,13 +37,13 @@ def read_vocab_size(folder: Path) -> int:
     source, _ = _language_pair(folder)
     file = folder / (f"dict.{source}.txt" if source else "dict.txt")
     if not file.is_file():
-        raise UserError(f"--data {folder}: has no {file.name}. Add --vocab-size N.")
+        raise FlagError("--data", folder, f"holds no {file.name}", "Add --vocab-size.")
     return len(Dictionary.load(str(file)))
 
 
 def _language_pair(folder: Path) -> tuple[str | None, str | None]:
     if not folder.is_dir():
-        raise UserError(f"--data {folder}: no such folder. Give a folder that fairseq-preprocess wrote.")
+        raise FlagError("--data", folder, "no such folder", "Give a folder that fairseq-preprocess wrote.")
     return data_utils.infer_language_pair(str(folder)) or (None, None)
 
 
