@@ -39,7 +39,10 @@ def test_the_dictionary_has_every_piece_so_that_no_byte_is_unknown(prepare, tmp_
 @pytest.mark.parametrize("joined", ["multi30k", "multi30k-x4"])
 @pytest.mark.parametrize(
     ("split", "kept", "message"),
-    [("train", 119, "de has 120 lines and .*train.en has 119"), ("test_2016_flickr", 0, "test.de has 20 lines and .* has 0:")],
+    [
+        ("train", 119, "de has 120 lines and .*train.en has 119"),
+        ("test_2016_flickr", 0, "test.de has 20 lines and .* has 0:"),
+    ],
 )
 def test_parallel_text_whose_lines_do_not_belong_together_is_refused(
     prepare, shorten, corpus, tmp_path, joined, split, kept, message
