@@ -158,12 +158,12 @@ def _latent(layer: Any) -> Plain:
 
 
 def _low_rank(layer: Any) -> Plain:
-    def whole(name: str) -> Weights:
+    def full_weight(name: str) -> Weights:
         weight, bias = _own(getattr(layer, f"{name[0]}_proj"), layer.num_heads)
         down = getattr(layer, f"{name[0]}_factor_proj").weight.unflatten(0, (layer.num_heads, -1))
         return weight + (getattr(layer, f"{name}_factors").mT @ down).flatten(0, 1), bias
 
-    return _own(layer.q_proj), whole("key"), whole("value")
+    return _own(layer.q_proj), full_weight("key"), full_weight("value")
 
 
 def _collaborative(layer: Any) -> Plain:

@@ -13,7 +13,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import checks
 from fairseq_lowrank.plugin.literals import literal
 
-Amendment = Callable[[argparse.Namespace, Callable[[str], bool]], None]
+ArgumentFixup = Callable[[argparse.Namespace, Callable[[str], bool]], None]
 """A function of parsed arguments, which it may change, and of a function that says if a flag is on the command line."""
 
 
@@ -27,14 +27,14 @@ def is_on(words: list | None, flag: str) -> bool:
     return any(str(word).partition("=")[0] == flag for word in (sys.argv[1:] if words is None else words))
 
 
-def amending(amend: Amendment) -> Callable[[Callable], Callable]:
+def with_fixup(fixup: ArgumentFixup) -> Callable[[Callable], Callable]:
     """Return a wrapper of ``options.parse_args_and_arch``, the one place where commands parse, that changes arguments."""
 
     def wrap(parse: Callable) -> Callable:
         @functools.wraps(parse)
         def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
             parsed = parse(parser, input_args, *args, **kwargs)
-            amend(parsed[0] if isinstance(parsed, tuple) else parsed, lambda flag: is_on(input_args, flag))
+            fixup(parsed[0] if isinstance(parsed, tuple) else parsed, lambda flag: is_on(input_args, flag))
             return parsed
 
         return parse_args_and_arch

@@ -154,7 +154,7 @@ class Penalties:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """R of each penalty, summed over the layers that ran and averaged over sequences and a layer's passes."""
+        """Return R of each penalty, summed over the layers that ran and averaged over sequences and a layer's passes."""
         nothing = torch.zeros((), device=self.layers[0].out_proj.weight.device)
         return {
             name: sum((total / self.passes[layer] for (of, layer), total in self._sums.items() if of == name), nothing)

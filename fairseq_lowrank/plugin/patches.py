@@ -129,14 +129,14 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "required",
         "overrides",
-        {PARSER: arguments.amending(arguments.literal_overrides)},
+        {PARSER: arguments.with_fixup(arguments.literal_overrides)},
         "fairseq evaluates --model-overrides.",
         LITERALS,
     ),
     *_group(
         "required",
         "bf16-without-tpu",
-        {PARSER: arguments.amending(arguments.bf16_without_tpu)},
+        {PARSER: arguments.with_fixup(arguments.bf16_without_tpu)},
         "fairseq takes --bf16 to mean a TPU, and asks for torch_xla.",
         "--bf16 leaves --tpu as it is",
     ),
@@ -187,7 +187,7 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "attention",
         "attention-flags",
-        {PARSER: arguments.amending(arguments.check_our_flags)},
+        {PARSER: arguments.with_fixup(arguments.check_our_flags)},
         "Attention flags that do not work are refused before folders are made and data is read.",
         OUR_FLAGS,
     ),
@@ -342,7 +342,7 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "fix",
         "layers-to-keep",
-        {PARSER: arguments.amending(arguments.layers_to_keep_as_text)},
+        {PARSER: arguments.with_fixup(arguments.layers_to_keep_as_text)},
         "fairseq parses --encoder-layers-to-keep as a list, and its models split it as a text.",
         "fairseq's parser and models agree",
     ),
@@ -376,7 +376,7 @@ PATCHES: tuple[Patch, ...] = (
         "whole-evaluation",
         {
             "fairseq.data.data_utils.batch_by_size": evaluation.announce_sentences,
-            PARSER: arguments.amending(evaluation.batches_of_any_size),
+            PARSER: arguments.with_fixup(evaluation.batches_of_any_size),
         },
         "fairseq-generate and fairseq-validate leave out the last sentences: of 12, they use 8.",
         "--required-batch-size-multiple keeps the last batch",
@@ -385,7 +385,7 @@ PATCHES: tuple[Patch, ...] = (
         "fix",
         "whole-blocks",
         {
-            PARSER: arguments.amending(evaluation.blocks_of_model),
+            PARSER: arguments.with_fixup(evaluation.blocks_of_model),
             ENSEMBLE: evaluation.load_with_blocks_of_model,
             f"{LANGUAGE_MODELING}.load_dataset": evaluation.refuse_empty_blocks,
             f"{LANGUAGE_MODELING}.eval_lm_dataloader": evaluation.evaluate_every_block,

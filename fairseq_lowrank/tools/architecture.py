@@ -154,7 +154,7 @@ def build_model(args: Namespace, vocab_size: int) -> nn.Module:
 
 
 def _cannot_be_built(architecture: str, error: Exception) -> FlagError:
-    """What to say of an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
+    """Return the error for an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
     reason = f"fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())})"
     remedy = "Use a text architecture that needs no more, such as transformer or transformer_lm."
     return FlagError("--arch", architecture, reason, remedy)

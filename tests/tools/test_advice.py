@@ -367,7 +367,7 @@ def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
         (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
         (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "has no train.idx"),
         (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
-        (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "no attention or embeddings"),
+        (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "--arch lstm: no check applies"),
         (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
         (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha: does not work with --checkpoint"),
     ],

@@ -222,7 +222,7 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
-        (["inspect", str(trained("stock"))], "neither head mixing nor head embeddings"),
+        (["inspect", str(trained("stock"))], "without learned mixing or head embeddings"),
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
         (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),

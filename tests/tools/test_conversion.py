@@ -258,7 +258,7 @@ def test_trained_models_translate_as_before(source, preset, tmp_path):
         ("mhe", ["--attention", "mixhead-a"], "its projection is independent, the checkpoint's head-embedding-mul"),
         ("mhe", ["--attention", "mhe-mul"], "--attention mhe-mul"),
         ("mhe", ["--attention", "nope"], "attention preset 'nope': expected one of mha"),
-        ("mhe", ["--head-mixing", "random"], "random mixing is fixed"),
+        ("mhe", ["--head-mixing", "random"], "--head-mixing random: this mixing is fixed"),
         ("mhe", [], "Add --attention NAME"),
         ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),
         ("stock", ["--attention", "fixedhead", "--head-dim", "2"], "--head-dim 2"),

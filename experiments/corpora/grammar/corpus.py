@@ -334,7 +334,7 @@ class Sampler:
         return Sentence(self.negated(self.quality_clause()))
 
     def relative(self) -> Sentence:
-        """A relative clause on the subject, or on the last object."""
+        """Return a sentence with a relative clause on the subject, or on the last object."""
         if self.chance(0.5):
             verb = self.choose([verb for verb in VERBS if not verb.swap])
             phrase = self.with_relative(self.noun_phrase(verb.subjects, definite=True))

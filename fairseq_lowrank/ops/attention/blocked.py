@@ -80,7 +80,7 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
                 continue
             weights, _ = problem.probabilities(block)
             weights = problem.mixed(weights, block)
-            keep = problem.keep(block, weights.shape)
+            keep = problem.dropout_mask(block, weights.shape)
             if keep is not None:
                 weights = weights.mul_(keep)
             part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block))
@@ -227,7 +227,7 @@ class BlockedAttention:
             else self.prob_mixing.mix(weights, block, partial(self.work.buffer, "mixed"))
         )
 
-    def keep(self, block: Block, shape: torch.Size) -> Tensor | None:
+    def dropout_mask(self, block: Block, shape: torch.Size) -> Tensor | None:
         """1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
         if self._generator is None:
             return None
@@ -242,7 +242,7 @@ class BlockedAttention:
         work, groups = self.work, self.groups
         weights, kept = self.probabilities(block)
         grad_output = group_queries(grad_output * self.dropout_scale, groups)
-        keep = self.keep(block, weights.shape)
+        keep = self.dropout_mask(block, weights.shape)
         used = self.mixed(weights, block)
         if keep is not None:
             used = torch.mul(used, keep, out=used if used is not weights else work.buffer("mixed", *used.shape))

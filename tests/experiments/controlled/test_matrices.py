@@ -96,7 +96,7 @@ def test_training_follows_the_gradient_and_is_the_same_each_time():
 
 
 def test_a_method_whose_output_is_no_linear_map_of_the_content_is_refused():
-    with pytest.raises(ValueError, match="mhe-add: additive head embeddings"):
+    with pytest.raises(ValueError, match="mhe-add: with additive head embeddings"):
         matrices.build_layer(Method("mhe-add", "mhe-add"), 8, seed=1)
 
 

@@ -104,7 +104,7 @@ def test_a_damaged_gzip_file_is_named(tmp_path, damage):
     flipped[len(data) - 6] ^= 1
     path = tmp_path / "train.de.gz"
     path.write_bytes({"cut": data[:60], "other": b"text", "bit": bytes(flipped), "empty": b"\x1f\x8b"}[damage])
-    with pytest.raises(ValueError, match=f"^{path} is damaged, cut short or no gzip file: "):
+    with pytest.raises(ValueError, match=f"^{path} is damaged, cut short, or not a gzip file: "):
         list(read_lines(path))
 
 

@@ -284,7 +284,7 @@ def test_sentence_polarity_in_any_of_its_encodings(prepare, own, tmp_path):
     shutil.rmtree(raw.parent)
     (data / "rt-polarity.pos.gz").write_bytes(gzip.compress(twice)[:-9])
     status, said = prepare(f"sentence-polarity-by-{own}", "--data", data)
-    assert status == 2 and "rt-polarity.pos.gz is damaged, cut short or no gzip file" in said
+    assert status == 2 and "rt-polarity.pos.gz is damaged, cut short, or not a gzip file" in said
 
 
 def test_pieces_of_what_is_not_prepared_are_refused(prepare, tmp_path):
