@@ -180,7 +180,9 @@ def slices(corpus, tmp_path_factory):
 @pytest.mark.parametrize(
     "name, row, metric, prepare",
     [
-        ("multi30k/compare.sh", "mixhead-b-h32", "sacrebleu", "--pieces 300"),
+        pytest.param(
+            *("multi30k/compare.sh", "mixhead-b-h32", "sacrebleu", "--pieces 300"), marks=pytest.mark.grid
+        ),  # translations for real: test_quickstart.py
         ("brown/compare.sh", "mhe-mul", "perplexity", ""),
     ],
 )

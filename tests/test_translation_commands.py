@@ -137,7 +137,7 @@ def test_a_resumed_training_is_an_uninterrupted_one(preset, trained, multi30k, f
     torch.testing.assert_close(states[0]["state"], states[1]["state"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("preset", SEARCHED)
+@pytest.mark.parametrize("preset", ["mixhead-b"])
 def test_every_way_of_generating(preset, trained, multi30k, fairseq_command, tmp_path):
     folder, _ = trained(preset)
     path = folder / "checkpoint_last.pt"
