@@ -1,5 +1,6 @@
 """Shared by every test. Imports no fairseq, so that ops and attention can be tested without it."""
 
+import gc
 import os
 from pathlib import Path
 from random import Random
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "corpus" in getattr(item, "fixturenames", ()):
             item.add_marker("corpus")
+
+
+def pytest_collection_finish():
+    """Leave modules and collected tests to no garbage collection: each one would visit their millions of objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

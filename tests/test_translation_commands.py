@@ -15,14 +15,14 @@ pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
 from fairseq.criterions import FairseqCriterion
-from tiny_transformer import preset_flags
+from tiny_transformer import first_of_all, preset_flags
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SEARCHED = ("mha", "mixhead-b", "mhe-mul")
+SEARCHED = ("mixhead-b", "mhe-mul")
 ARCH = ["--arch", "lowrank_transformer_iwslt_de_en"]
 TRAIN = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32"),
@@ -137,7 +137,7 @@ def test_a_resumed_training_is_an_uninterrupted_one(preset, trained, multi30k, f
     torch.testing.assert_close(states[0]["state"], states[1]["state"], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("preset", SEARCHED)
+@pytest.mark.parametrize("preset", ["mixhead-b"])
 def test_every_way_of_generating(preset, trained, multi30k, fairseq_command, tmp_path):
     folder, _ = trained(preset)
     path = folder / "checkpoint_last.pt"
@@ -264,7 +264,7 @@ def test_mha_follows_the_loss_of_stock_fairseq_for_a_hundred_updates(multi30k, f
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(stock), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("preset", ["mha", "mixhead-a", "mixhead-b"])
+@pytest.mark.parametrize("preset", ["mha", "mixhead-b"])
 def test_a_model_trained_by_stock_fairseq_translates_the_same(preset, trained, multi30k, fairseq_command, tmp_path):
     folder, _ = trained("transformer_iwslt_de_en")
     expected = fairseq_command("generate", multi30k, "--path", folder / "checkpoint_last.pt", *SEARCH)
@@ -288,7 +288,7 @@ def test_a_checkpoint_of_another_kind_of_attention_is_refused_in_one_line(traine
     assert error.endswith("Train with --attention mhe-mul.")
 
 
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset not in SEARCHED])
+@pytest.mark.parametrize("preset", first_of_all("talking-heads", "mla", "dcmha", leave_out=SEARCHED))
 def test_every_other_preset_trains_with_bleu_resumes_and_generates(
     preset, translation_data, fairseq_command, tmp_path, losses
 ):

@@ -1,11 +1,15 @@
-"""Tiny translation models, built from command-line flags as fairseq-train builds them, without data."""
+"""Tiny models, built from command-line flags as fairseq-train builds them, without data."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
-from fairseq import options
+from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-import fairseq_lowrank.plugin  # noqa: F401
+from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.plugin import attention
 
 WORDS = 20
 SIZES = [
@@ -26,6 +30,17 @@ def preset_flags(preset, sites=("encoder", "decoder", "cross")):
     return ["--attention", preset, *needed.get(preset, [])]
 
 
+def first_of_all(*presets, leave_out=()):
+    """Parameters for a test of whole commands: these presets, and the others in the grid.
+
+    Every preset decodes, learns and is saved in tests/models/test_transformer.py and in tests/attention.
+    """
+    others = [
+        pytest.param(preset, marks=pytest.mark.grid) for preset in PRESETS if preset not in (*presets, *leave_out)
+    ]
+    return [*presets, *others]
+
+
 def arguments(arch, *flags):
     """The parsed arguments of ``fairseq-train data --arch ARCH FLAGS``."""
     return options.parse_args_and_arch(options.get_training_parser(), ["data", "--arch", arch, *map(str, flags)])
@@ -43,6 +58,31 @@ def build(arch, *flags, task=None):
     torch.manual_seed(1)
     task = task or make_task()
     return task.build_model(arguments(arch, *flags)).eval()
+
+
+class DictionaryOfSize(Dictionary):
+    """Only the size of a vocabulary."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+
+def build_language_model(task, arch, vocab_size, *flags, device="meta"):
+    """An untrained language model of seed 1 for fairseq's task of that name, by default without memory."""
+    words = ["data", "--task", task, "--arch", arch, "--tokens-per-sample", "32", *map(str, flags)]
+    args = options.parse_args_and_arch(options.get_training_parser(task), words)
+    # its configuration without hydra, which takes half a second
+    config = models.MODEL_DATACLASS_REGISTRY[models.ARCH_MODEL_NAME_REGISTRY[arch]].from_namespace(args)
+    cls = models.ARCH_MODEL_REGISTRY[arch]
+    dictionary = DictionaryOfSize(vocab_size)
+    made = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    torch.manual_seed(1)
+    with torch.device(device):
+        return attention.build(cls, config, made, lambda config: cls.build_model(config, made))
 
 
 def shake(model):

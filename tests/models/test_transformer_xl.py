@@ -1,20 +1,16 @@
 """Transformer-XL: sizes of the papers' architectures, memory, steps of decoding, and what is refused."""
 
-from types import SimpleNamespace
+import functools
 
 import pytest
 import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import models, options
-from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.modules import AdaptiveSoftmax
 from refused import words_of_refusal
-from tiny_transformer import preset_flags
+from tiny_transformer import build_language_model, preset_flags
 
-import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.attention import PRESETS, MultiheadAttention
 
 REFUSED = ("el", "diff", "mla", "collaborative", "lrkv", "tpa", "knocking-linear", "mea")
@@ -25,26 +21,7 @@ TINY = ["--decoder-layers", "3", "--decoder-embed-dim", "16", "--decoder-input-d
 # fmt: on
 
 
-class DictionaryOfSize(Dictionary):
-    """Only the size of a vocabulary."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-
-def build(arch, vocab_size, *flags, device="meta"):
-    arguments = ["data", "--task", "segment_lm", "--arch", arch, "--tokens-per-sample", "32", *map(str, flags)]
-    args = options.parse_args_and_arch(options.get_training_parser("segment_lm"), arguments)
-    cfg = convert_namespace_to_omegaconf(args)
-    dictionary = DictionaryOfSize(vocab_size)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    torch.manual_seed(1)
-    with torch.device(device):
-        return models.build_model(cfg.model, task)
+build = functools.partial(build_language_model, "segment_lm")
 
 
 def count(model):

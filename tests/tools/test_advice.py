@@ -1,3 +1,4 @@
+import functools
 import json
 
 import numpy
@@ -34,8 +35,13 @@ def changes(finding):
     return dict(finding.changes)
 
 
-def total(architecture, flags, vocab_size):
+@functools.cache
+def counted(architecture, flags, vocab_size):
     return count(build_model(parse_architecture(architecture, flags), vocab_size))["total"]
+
+
+def total(architecture, flags, vocab_size):
+    return counted(architecture, tuple(flags), vocab_size)
 
 
 def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
@@ -131,13 +137,13 @@ FREE_HEAD_SIZE = ["--attention", "fixedhead", "--head-dim", "100", "--decoder-at
         (f"{LM}_wiki103_vanilla", ["--attention", "mixhead-b", "--head-dim", "128"], 1000),
         (f"{LM}_wiki103_vanilla", FREE_HEAD_SIZE, 1000),
         (f"{LM}_lm1b_small", ["--attention", "mqa", "--decoder-input-dim", "64"], 1000),
-        (LM, [], 257),
+        pytest.param(LM, [], 257, marks=pytest.mark.grid),
         ("transformer_lm", [], 257),
         (TRANSLATION, ["--encoder-attention-heads", "16"], 1000),
         (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder", "--head-dim", "200"], 1000),
-        (TRANSLATION, ["--attention", "mhe-mul"], 1000),
+        pytest.param(TRANSLATION, ["--attention", "mhe-mul"], 1000, marks=pytest.mark.grid),
         (TRANSLATION, ["--attention", "mixhead-b", "--attention-sites", "decoder,cross"], 1000),
-        (f"{LM}_wiki103_vanilla", ["--head-mixing", "none"], 1000),
+        pytest.param(f"{LM}_wiki103_vanilla", ["--head-mixing", "none"], 1000, marks=pytest.mark.grid),
     ],
 )
 def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, vocab_size):
