@@ -13,6 +13,8 @@ mean 0 and variance 1, the expected squared error has a closed form:
 
     E‖ŷ − y‖² = Σ_ij ⟨P̄_i, P̄_j⟩⟨C_i, C_j⟩ − 2 Σ_i Σ_s ⟨P̄_i, A_s⟩ Σ_{b in s} C_i[b, b] + Σ_s |s| ‖A_s‖²
 
+A gate of the query's position makes each feature f of a head one of value size 1, with the pattern g_if[t] P̄_i[t, :].
+
 The training loss is this error divided by its last term, E‖y‖². So the gradient has no noise, and nothing can be overfitted.
 The output 0 has the loss 1; the uniform matrix has 1/2 for large n. Everything is computed in float64.
 
@@ -32,6 +34,7 @@ from experiments.controlled.runs import Log, Method, Run, Table, geometric_mean,
 from experiments.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.attention.outputs.gate import HeadGate
 from fairseq_lowrank.attention.spec import AttentionSpec
 
 TABLE = "matrices"
@@ -47,10 +50,22 @@ SEEDS = (1, 2, 3, 4, 5)
 
 PRESET_METHODS = ("mha", "mixhead-a", "mixhead-b", "talking-heads", "gain", "mhe-mul")
 """Methods whose heads have the size d/h."""
+RIVALS = (
+    *(Method(preset, preset) for preset in ("gated-head", "gated", "dcmha", "diff", "collaborative", "lrkv")),
+    *(Method(preset, preset) for preset in ("knocking-linear", "mea")),
+    Method("mfa", "mfa", {"head_dim": EMBED_DIM}),
+)
+"""Methods of 2020 to 2026. Of ``mfa``, whose heads share one value, they have the size d."""
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
 """Heads of size n, and a control of the same size: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 
 CONTROLS = ("gain", MORE_HEADS)
+
+NOT_LINEAR = {
+    "head-embedding-add": "additive head embeddings are part of the values",
+    "tensor-product": "values are products of two maps of the content",
+}
+"""Projections for which the error has no closed form, and why."""
 
 
 def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Tensor]:
@@ -75,7 +90,10 @@ def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Ten
 
 
 def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the linear map of a layer without biases: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``."""
+    """Return the linear map of a layer without biases: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``.
+
+    A layer with gates has H·d_v heads with d_v = 1.
+    """
     embed_dim = positions.size(1)
     query = positions.unsqueeze(1)
     _, probabilities = layer(query, query, torch.zeros_like(query), need_head_weights=True)
@@ -83,7 +101,13 @@ def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Ten
     unit = torch.eye(embed_dim, dtype=positions.dtype).unsqueeze(1)
     _, values = layer(query, unit, unit, before_softmax=True)
     outputs = layer.out_proj.weight.t().unflatten(0, (layer.num_heads, -1))
-    return probabilities.squeeze(1), values, outputs
+    probabilities = probabilities.squeeze(1)
+    if isinstance(layer.head_output, HeadGate):
+        ones = probabilities.new_ones(1, layer.num_heads, len(positions), outputs.size(1))
+        gates = layer.head_output(ones, query.transpose(0, 1), None)[0]  # [H, n, d_v]
+        probabilities = torch.einsum("htf,hts->hfts", gates, probabilities).flatten(0, 1)
+        values, outputs = values.mT.flatten(0, 1).unsqueeze(-1), outputs.flatten(0, 1).unsqueeze(1)
+    return probabilities, values, outputs
 
 
 def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matrices: Tensor) -> Tensor:
@@ -98,10 +122,13 @@ def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matri
     heads, embed_dim, value_dim = values.shape
     slices, columns = matrices.size(0), embed_dim // matrices.size(0)
     patterns, wanted = probabilities.flatten(1), matrices.flatten(1)
-    # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩ avoids the d×d matrices C_i
-    side_by_side, stacked = values.transpose(0, 1).flatten(1), outputs.flatten(0, 1)
-    products = (side_by_side.t() @ side_by_side) * (stacked @ stacked.t())
-    products = products.view(heads, value_dim, heads, value_dim).sum((1, 3))
+    if value_dim >= embed_dim:
+        maps = (values @ outputs).flatten(1)
+        products = maps @ maps.t()
+    else:  # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩ avoids the d×d matrices C_i
+        side_by_side, stacked = values.transpose(0, 1).flatten(1), outputs.flatten(0, 1)
+        products = (side_by_side.t() @ side_by_side) * (stacked @ stacked.t())
+        products = products.view(heads, value_dim, heads, value_dim).sum((1, 3))
     diagonals = torch.einsum("hbv,hvb->hb", values, outputs).view(heads, slices, columns).sum(-1)
     size = columns * wanted.square().sum()
     error = ((patterns @ patterns.t()) * products).sum() - 2 * ((patterns @ wanted.t()) * diagonals).sum() + size
@@ -112,10 +139,11 @@ def build_layer(method: Method, heads: int, seed: int) -> MultiheadAttention:
     """Build the layer of a run, initialised with its seed, in float64.
 
     Raises:
-        ValueError: the output is not a linear map of the content (with additive value embeddings).
+        ValueError: the output is not a linear map of the content.
     """
-    if AttentionSpec.from_preset(method.preset, **method.axes).projection == "head-embedding-add":
-        raise ValueError(f"{method.name}: with additive head embeddings the output is not a linear map of the content")
+    projection = AttentionSpec.from_preset(method.preset, **method.axes).projection
+    if projection in NOT_LINEAR:
+        raise ValueError(f"{method.name}: {NOT_LINEAR[projection]}, so the output is no linear map of the content")
     torch.manual_seed(seed)
     return build_attention(method.preset, EMBED_DIM, heads, bias=False, **method.axes).double()
 
@@ -144,6 +172,8 @@ def methods(heads: int, length: int) -> Iterator[tuple[Method, int]]:
     head_dim = EMBED_DIM // heads
     for preset in PRESET_METHODS:
         yield Method(preset, preset), heads
+    for rival in RIVALS:
+        yield rival, heads
     if length > head_dim:
         yield Method(FIXEDHEAD, "fixedhead", {"head_dim": length}), heads
         yield Method(MORE_HEADS, "mha", {"head_dim": head_dim}), heads * length // head_dim
@@ -237,9 +267,13 @@ def plot(lines: list[dict]):
     from fairseq_lowrank.tools import pictures
 
     groups = problems(lines)
-    figure, plots = pictures.grid(len(groups), width=4.2, height=3.6)
     present = {line["method"] for line in lines}
-    names = [name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS) if name in present]
+    names = [
+        name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS, *(rival.name for rival in RIVALS)) if name in present
+    ]
+    columns = 4 if len(groups) > 1 else 2
+    height = 3.6 + 0.2 * max(0, len(names) // columns - 4)
+    figure, plots = pictures.grid(len(groups), width=4.2, height=height)
     for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
         sizes = sorted({line["small_head_dim"] for line in chosen})
         for name, style in zip(names, styles_of(lines, names), strict=True):
@@ -259,6 +293,5 @@ def plot(lines: list[dict]):
         axes.set_title(title(*key), fontsize=9)
     handles = {line.get_label(): line for axes in plots for line in axes.get_lines() if line.get_label() in names}
     shown = [handles[name] for name in names]
-    columns = 4 if len(plots) > 1 else 2
     figure.legend(handles=shown, loc="outside lower center", ncols=columns, fontsize=8, handlelength=3.5)
     return figure

@@ -126,6 +126,11 @@ def rows() -> Iterator[tuple[Method, int]]:
         yield Method("mixhead-b", "mixhead-b"), heads
         yield Method("score-mixing", "mha", {"score_mixing": "static"}), heads
         yield Method("talking-heads", "talking-heads"), heads
+    for preset in ("gated", "mla", "dcmha", "diff", "xsa", "tpa", "gated-head", "collaborative"):
+        yield Method(preset, preset), 8
+    yield Method("mfa", "mfa", {"head_dim": 32}), 8
+    for preset in ("lrkv", "knocking-linear", "mea"):
+        yield Method(preset, preset), 8
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:

@@ -9,12 +9,13 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, tasks
 from old_checkpoints import FOLDER, answer
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.architecture import axes_of
@@ -119,7 +120,7 @@ def test_what_would_compute_something_else_is_refused(projection, before, after,
         converted(layer(AttentionSpec(projection=projection, mixing=before)), after)
 
 
-def changed(path, target, **flags):
+def changed(path, target, dtype=None, **flags):
     """A checkpoint of random parameters whose model has other flags than the one at `path`."""
     state = checkpoints.load_state(path)
     state["cfg"] = OmegaConf.to_container(state["cfg"], enum_to_str=True)
@@ -127,11 +128,9 @@ def changed(path, target, **flags):
         state["cfg"]["model"] = argparse.Namespace(**vars(state["cfg"]["model"]) | flags)
     else:
         state["cfg"]["model"] |= flags
-    from fairseq import tasks
-
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     torch.manual_seed(1)
-    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    model = tasks.setup_task(cfg.task).build_model(cfg.model).to(dtype)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and "version" not in name:
@@ -382,27 +381,44 @@ def command(source, tmp_path, *flags):
     return target
 
 
-RESTRICTED = {
-    "mqa": {},
-    "sha": {},
-    "skv": {},
-    "mhe-mul": {},
+def in_float64(path):
+    """The model of a checkpoint with the checkpoint's own numbers, which a loaded model rounds to float32."""
+    state = checkpoints.load_state(path)
+    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    model = tasks.setup_task(cfg.task).build_model(cfg.model).double().eval()
+    model.load_state_dict(state["model"])
+    return model
+
+
+SIZED = {
+    "gqa": {"key_value_heads": 2},
+    "fixedhead": {"head_dim": 6},
     "lrkv": {"rank": 1},
     "collaborative": {"shared_dim": 5},
     "mfa": {"head_dim": 6, "latent_dim": 3},
-    "knocking-linear": {},
-    "mea": {},
+    "xsa": {"attention_sites": "encoder,decoder"},
 }
+PLAIN = [preset for preset, kind in PRESET_CLASSES.items() if kind in ("restricted", "equal") and preset != "mla"]
+PLAIN += ["collaborative", "mfa"]  # plain attention with larger heads
 
 
-@pytest.mark.parametrize("preset", RESTRICTED)
-def test_a_restricted_checkpoint_becomes_plain(preset, trained, tmp_path, capsys):
-    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention=preset, **RESTRICTED[preset])
-    model = same_outputs(source, command(source, tmp_path, "--attention", "mha"))
+def random_checkpoint(trained, path, preset, **flags):
+    return changed(trained("stock"), path, **OURS, attention=preset, **SIZED.get(preset, {}), **flags)
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PLAIN if preset != "mha"])
+def test_a_restricted_or_equal_checkpoint_becomes_plain(preset, trained, tmp_path, capsys):
+    source = random_checkpoint(trained, tmp_path / "a.pt", preset, dtype=torch.double)
+    target = command(source, tmp_path, "--attention", "mha")
     assert capsys.readouterr().out.count("exact up to rounding") == 1
-    layer = model.encoder.layers[0].self_attn
-    assert layer.spec.projection == "independent" and layer.head_map is None
-    assert layer.head_dim == {"mfa": 6, "collaborative": 5}.get(preset, 4)
+    before, after = in_float64(source), in_float64(target)
+    tokens, lengths, inputs = torch.tensor([[5, 6, 7, 2]]), torch.tensor([4]), torch.tensor([[2, 8, 9]])
+    expected, found = (model(tokens, lengths, inputs)[0] for model in (before, after))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    layers = [module for module in after.modules() if isinstance(module, MultiheadAttention)]
+    assert len(layers) == 6 and all(layer.spec.projection == "independent" for layer in layers)
+    assert not any(layer.head_map or layer.mixing for layer in layers)
+    assert {layer.head_dim for layer in layers} == {{"mfa": 6, "collaborative": 5}.get(preset, 4)}
 
 
 def test_a_method_without_biases_becomes_plain_with_them(trained, tmp_path):
@@ -411,11 +427,33 @@ def test_a_method_without_biases_becomes_plain_with_them(trained, tmp_path):
     assert model.decoder.layers[0].encoder_attn.q_proj.bias.any()
 
 
-@pytest.mark.parametrize("preset", ["gated-head", "gated", "diff", "tpa", "mla", "dcmha"])
+REFUSED = {
+    "fixedhead": "--head-dim 4: smaller than the checkpoint's 6",
+    "mixhead-a": "its M mixes heads that have separate values",
+    "mixhead-b": "its mixing depends on the query",
+    "mixhead-random": "its M mixes heads that have separate values",
+    "avghead": "its M mixes heads that have separate values",
+    "talking-heads": "mixing='static'",
+    "gated-head": "head_output='head-gate'",
+    "gated": "head_output='gate'",
+    "mla": "its norm depends on the input",
+    "dcmha": "mixing='dynamic'",
+    "diff": "head_output='difference'",
+    "tpa": "projection='tensor-product'",
+    "xsa": "head_output='exclusive'",
+}
+
+
+def test_every_preset_becomes_plain_or_is_refused():
+    assert set(PLAIN).isdisjoint(REFUSED) and {*PLAIN, *REFUSED} == PRESETS.keys()
+
+
+@pytest.mark.parametrize("preset", REFUSED)
 def test_more_than_plain_attention_is_refused(preset, trained, tmp_path, capsys):
-    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention=preset)
+    source = random_checkpoint(trained, tmp_path / "a.pt", preset)
     assert cli.main(["convert", str(source), "--attention", "mha", "--output", str(tmp_path / "b.pt")]) == 2
-    assert "encoder.layers.0.self_attn" in capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "encoder.layers.0.self_attn" in error and REFUSED[preset] in error
     assert not (tmp_path / "b.pt").exists()
 
 
