@@ -51,8 +51,8 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import numpy
 
-    from fairseq_lowrank.tools.advice import checks, depth
-    from fairseq_lowrank.tools.advice.lengths import describe_lengths, read_lengths
+    from fairseq_lowrank.tools.advice import checks, depth, heads
+    from fairseq_lowrank.tools.advice.lengths import read_lengths
     from fairseq_lowrank.tools.advice.measured import MEASURED
     from fairseq_lowrank.tools.architecture import stacks
 
@@ -83,12 +83,12 @@ def run(args) -> None:
     findings = checks.advise_on(facts)
     if not findings:
         raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
-    stats = {name: describe_lengths(values) for name, values in lengths.items()}
+    stats = {name: heads.describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
         "lengths": stats,
-        "verdict": checks.verdict(facts),
+        "verdict": heads.verdict(facts),
         "findings": [finding.as_dict() for finding in findings],
         "parameters": facts.variants.total,
         "measured": [one.as_dict() for one in MEASURED] if facts.short else [],

@@ -17,7 +17,8 @@ from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.plugin.architectures import default_arguments
-from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
+from fairseq_lowrank.tools.architecture import attention_layers, build, chooses_attention, parse, stacks
+from fairseq_lowrank.tools.axes import axes_of
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),

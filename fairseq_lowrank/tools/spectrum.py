@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_lowrank.tools.architecture import attention_layers
-
 CURVE_POINTS = 101
 LARGEST_CONDITION = 1e5
 """Of an M whose mixing is undone: matrices come in float32, so that the patterns keep two digits."""
@@ -144,6 +142,8 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
 
     P is `[H, B, T, S]`, computed by the same layer without its mixing; M is `[H, H]` or `[B, T, H, H]`.
     """
+    from fairseq_lowrank.tools.architecture import attention_layers
+
     found: dict[str, tuple[Tensor, Tensor]] = {}
     handles, changed = [], []
     for layer in attention_layers(model):

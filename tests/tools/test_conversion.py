@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.tools import checkpoints
-from fairseq_lowrank.tools.architecture import axes_of
+from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.conversion import output_error, remix, resize
 
 HEADS, WIDTH = 4, 16

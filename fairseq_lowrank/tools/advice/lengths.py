@@ -48,16 +48,6 @@ def _language_pair(folder: Path) -> tuple[str | None, str | None]:
     return data_utils.infer_language_pair(str(folder)) or (None, None)
 
 
-def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
-    return {
-        "sequences": len(lengths),
-        "mean": round(float(lengths.mean()), 1),
-        "median": float(numpy.median(lengths)),
-        "p95": float(numpy.percentile(lengths, 95)),
-        "longest": int(lengths.max()),
-    }
-
-
 def lengths_by_site(lengths: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
     """The length n of each site, whose matrices heads of n − 1 can all produce: keys, or of fewer queries one more.
 
