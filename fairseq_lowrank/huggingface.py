@@ -36,7 +36,13 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
-from fairseq_lowrank.tools.transformers_models import SITES, attention_modules, query_sizes, supported
+from fairseq_lowrank.tools.transformers_models import (
+    SITES,
+    attention_modules,
+    calls_the_interface,
+    query_sizes,
+    supported,
+)
 
 __all__ = ["apply_attention", "attention_modules", "load_attention", "mixing_state", "save_attention", "supported"]
 
@@ -131,6 +137,9 @@ def apply_attention(
                 delattr(module, name)
         if (hook := vars(module).pop("attention_inputs_hook", None)) is not None:
             hook.remove()
+    for module in model.modules():
+        if calls_the_interface(type(module)):
+            module.attention_activation = "softmax"
     for module in chosen:
         _add_modules(module, spec)
     if train == "mixing":
@@ -139,6 +148,8 @@ def apply_attention(
             parameter.requires_grad_(id(parameter) in mixing_parameters)
     record = {axis: getattr(spec, axis) for axis in CHOSEN}
     model.config.lowrank_attention = record | {"sites": list(sites), "layers": None if layers is None else list(layers)}
+    # from_pretrained reads this name: it builds a model that refuses to run without its mixing
+    model.config.attn_implementation = IMPLEMENTATION
     model.set_attn_implementation(IMPLEMENTATION)
     return model
 
@@ -282,6 +293,12 @@ def attention_forward(
             f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
             'Call model.set_attn_implementation("sdpa") to use this model without mixing.'
         )
+    if (activation := vars(module).get("attention_activation")) is None:
+        folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
+        raise UserError(
+            f"{type(module).__name__} has no mixing, because from_pretrained does not load it. "
+            f'Call load_attention(model, "{folder}"), or model.set_attn_implementation("sdpa") to leave the mixing out.'
+        )
     receive = vars(module).get("attention_weights_receiver")
     query_length, key_length = query.size(2), key.size(2)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -304,7 +321,7 @@ def attention_forward(
         value,
         AttentionMask(causal=causal, additive=hidden),
         score_bias=position_bias,
-        activation=vars(module).get("attention_activation", "softmax"),
+        activation=activation,
         dropout_p=dropout,
         need_weights=bool(output_attentions) or receive is not None,
         score_mixing=None if modules["score_mixing"] is None else modules["score_mixing"].operation(query, inputs),

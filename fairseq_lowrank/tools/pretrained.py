@@ -57,13 +57,14 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
         else:
             with torch.device("meta"):
                 model, info = AutoModel.from_config(config) if kind is AutoModel else kind(config), {}
-    if missing := sorted(info.get("missing_keys", ())):
-        reason = f"{len(missing)} weights are missing, {missing[0]} for one"
-        raise FlagError("--transformers", folder, reason, "Give a folder that save_pretrained wrote.")
-    if not attention_modules(model):
+    if not (found := [module for module, _, _ in attention_modules(model)]):
         reason = f"{type(model).__name__} computes its attention itself"
         remedy = "Choose one of those that fairseq-lowrank architectures --transformers lists."
         raise FlagError("--transformers", folder, reason, remedy)
+    places = [f"{name}." for name, module in model.named_modules() if module in found]
+    if missing := [key for key in sorted(info.get("missing_keys", ())) if key.startswith(tuple(places))]:
+        reason = f"{len(missing)} weights of attention are missing, {missing[0]} for one"
+        raise FlagError("--transformers", folder, reason, "Give a folder that save_pretrained wrote.")
     if record := recorded_attention(folder):
         load_attention(model, folder) if weights else apply_attention(model, "mha", **record)
     return model.eval()
