@@ -135,7 +135,10 @@ def main() -> None:
             cells = [
                 [
                     row[0]["row"],
-                    *(f"{one['milliseconds']:.2f} ms" if one["row"] == BASELINE else f"{one['ratio']:.2f}" for one in row),
+                    *(
+                        f"{one['milliseconds']:.2f} ms" if one["row"] == BASELINE else f"{one['ratio']:.2f}"
+                        for one in row
+                    ),
                 ]
                 for row in rows
             ]

@@ -46,7 +46,7 @@ from fairseq_lowrank.tools.transformers_models import (
 
 __all__ = ["apply_attention", "attention_modules", "load_attention", "mixing_state", "save_attention", "supported"]
 
-IMPLEMENTATION = "lowrank"
+IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
 TRAIN = ("all", "mixing")
 CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
