@@ -194,17 +194,18 @@ def test_layers_of_transformers_are_measured_as_ratios_to_their_own(name, what):
     assert all(result["batch"] == (1 if what == "generation" else 2) for result in found)
 
 
-def test_a_layer_of_transformers_is_called_as_its_model_calls_it():
-    options = transformers_layers.parse("--embed-dim 16 --heads 4 --layers 1 --lengths 5 --presets mha".split())
+@pytest.mark.parametrize("name", transformers_layers.MODELS)
+def test_a_layer_of_transformers_is_called_as_its_model_calls_it(name):
+    small = "--embed-dim 16 --heads 4 --layers 1 --lengths 5 --presets mixhead-b"
+    options = transformers_layers.parse(small.split())
     tokens = torch.randint(9, (2, 5), generator=torch.Generator().manual_seed(0))
-    for name in transformers_layers.MODELS:
-        outputs = []
-        for row in ("sdpa", "mixhead-b"):
-            model = transformers_layers.build(name, row, options)
-            module, _, _ = transformers_layers.attention_modules(model)[0]
-            handle = module.register_forward_hook(lambda module, args, output: outputs.append(output[0]))
-            transformers_layers.layer_step(model, tokens, training=False)()
-            handle.remove()
-        for output in outputs[1:]:  # in the model, for the shape of the gradient, and in the step
-            torch.testing.assert_close(output, outputs[0], atol=1e-6, rtol=1e-5)
-        assert len(outputs) == 6
+    outputs = []
+    for row in ("sdpa", "mixhead-b"):
+        model = transformers_layers.build(name, row, options)
+        module, _, _ = transformers_layers.attention_modules(model)[0]
+        handle = module.register_forward_hook(lambda module, args, output: outputs.append(output[0]))
+        transformers_layers.layer_step(model, tokens, training=False)()
+        handle.remove()
+    for output in outputs[1:]:  # in the model, for the shape of the gradient, and in the step
+        torch.testing.assert_close(output, outputs[0], atol=1e-6, rtol=1e-5)
+    assert len(outputs) == 6
