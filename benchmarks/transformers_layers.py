@@ -78,7 +78,7 @@ def generation_step(model: transformers.PreTrainedModel, tokens: Tensor) -> Call
         with torch.no_grad():
             for _ in range(STEPS_OF_GENERATION):
                 model(input_ids=tokens[:, :1], past_key_values=cache, use_cache=True)
-        cache.crop(tokens.size(1))
+        cache.crop(-STEPS_OF_GENERATION)
 
     return steps
 
@@ -115,7 +115,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--embed-dim", type=int, default=512)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4, help="layers of the model that generates (default: 4)")
-    measure.add_common_arguments(parser, rounds=11)
+    measure.add_common_arguments(parser, rounds=9)
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)

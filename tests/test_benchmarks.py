@@ -209,3 +209,14 @@ def test_a_layer_of_transformers_is_called_as_its_model_calls_it(name):
     for output in outputs[1:]:  # in the model, for the shape of the gradient, and in the step
         torch.testing.assert_close(output, outputs[0], atol=1e-6, rtol=1e-5)
     assert len(outputs) == 6
+
+
+def test_a_step_of_generation_leaves_the_cache_as_it_was():
+    options = transformers_layers.parse(["--embed-dim", "16", "--heads", "2", "--layers", "1", "--lengths", "5"])
+    model = transformers_layers.build("llama", "mha", options)
+    lengths = []
+    steps = transformers_layers.generation_step(model, torch.ones(1, 5, dtype=torch.long))
+    model.register_forward_hook(lambda module, args, output: lengths.append(output.past_key_values.get_seq_length()))
+    steps()
+    steps()
+    assert lengths == 2 * list(range(6, 6 + transformers_layers.STEPS_OF_GENERATION))

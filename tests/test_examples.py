@@ -167,8 +167,8 @@ def test_a_published_bert_is_fine_tuned_in_a_smoke_run(slices, tmp_path):
     assert done.returncode == 0, done.stdout
     [line] = read_results(tmp_path / "results.jsonl")
     assert (line["table"], line["row"], line["task"]) == ("table5-tiny-bert", "mixhead-b", "sst-2")
-    # two layers of four projections with biases, and Mixhead B of four heads of size 4
-    assert line["attention_parameters"] == 2 * (4 * (16 * 16 + 16) + 2 * 4 * 4)
+    # two layers of four projections without biases, and Mixhead B of four heads of size 4
+    assert line["attention_parameters"] == 2 * (4 * 16 * 16 + 2 * 4 * 4)
     assert line["corpus"] == "sentence-polarity-from-tiny-bert" and 0 <= line["value"] <= 100
 
 
