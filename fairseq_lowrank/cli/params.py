@@ -23,7 +23,7 @@ the MHE poster), layers, or head-dim (the width stays, as in FixedHead), and pri
 from collections.abc import Sequence
 
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "params"
 HELP = "count the parameters of an architecture, by part and by kind of attention"
@@ -44,8 +44,10 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     if args.transformers:
         return run_transformers(args)
-    if args.arch is None or args.vocab_size is None:
+    if args.arch is None:
         raise UserError("no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER.")
+    if args.vocab_size is None:
+        raise FlagError("--arch", args.arch, "its embeddings have no size", "Add --vocab-size N.")
     from fairseq_lowrank.tools import parameters
 
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)

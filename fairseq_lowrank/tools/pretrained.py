@@ -29,7 +29,7 @@ from fairseq_lowrank.huggingface import (
 )
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice.heads import Finding, Heads, head_size_at, score_rank
-from fairseq_lowrank.tools.inspection import learned
+from fairseq_lowrank.tools.inspection import describe
 from fairseq_lowrank.tools.spectrum import Spectra
 from fairseq_lowrank.tools.transformers_models import query_sizes
 
@@ -142,7 +142,7 @@ def inspect(model: PreTrainedModel) -> list[dict]:
         record = {axis: model.config.lowrank_attention[axis] for axis in CHOSEN}
         axes = {"num_heads": dims.num_heads, "head_dim": dims.head_dim} | record
         tensors = {name: tensor.detach().double() for name, tensor in tensors.items()}
-        found = learned(tensors, axes, None, dims.num_heads * dims.head_dim)
+        found = describe(tensors, axes, None, dims.num_heads * dims.head_dim)
         layers.append({"name": names[module], "site": site, "layer": layer, "axes": axes, **found})
     return layers
 

@@ -180,7 +180,7 @@ def test_flags_of_fairseq_are_refused_before_anything_is_read(command, given, ca
     assert given in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["params", "--arch", "transformer"], ["inspect"], ["spectrum"]])
+@pytest.mark.parametrize("command", [["params"], ["inspect"], ["spectrum"]])
 def test_a_command_without_a_model_names_both_kinds(command, capsys):
     assert cli.main(command) == 2
     assert "--transformers FOLDER" in capsys.readouterr().err
