@@ -10,6 +10,7 @@ EXTRAS = {
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
     "analysis": ("matplotlib", "scipy", "tqdm"),
     "bert": ("safetensors", "tokenizers"),
+    "transformers": ("transformers",),
 }
 
 

@@ -37,7 +37,7 @@ def model_and_dictionary_paths(args: argparse.Namespace) -> tuple[Path, Path]:
         folder = work_folder() / "data" / args.pieces_of
         return folder / "bpe.model", folder / "bin" / "dict.txt"
     folder = Path(args.bert or "bert-base")
-    if args.bert is None or not folder.is_dir():
+    if args.bert is None or not (folder / "wordpieces.json").is_file():
         folder = work_folder() / folder
     return folder / "wordpieces.json", folder / "dict.txt"
 

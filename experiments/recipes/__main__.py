@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     try:
         recipe = Recipe.read(args.kind, args.root, records(declared.read()))
         settings = Settings.read(environ)
+        if settings.bert:
+            recipe.start_from(settings.bert, settings.work)
         engine = Engine(recipe, settings)
         if args.command == "rows":
             engine.run_rows()

@@ -37,6 +37,7 @@ class Engine:
         self.results = recipe.results(settings)
         self.prepared: set[str] = set()
         self.shown: list[Run] = []  # pre-trainings of a dry run
+        self.imported = False
 
     def run_rows(self) -> None:
         """Run the rows asked for that have no line yet, and append one for each."""
@@ -97,11 +98,18 @@ class Engine:
                 self.train_and_score(run, scored, handle)
 
     def find_published(self, run: Run) -> bool:
-        """Return True if a published checkpoint stands for a pre-training.
+        """Return True if a published checkpoint stands for a pre-training; import it first if BERT names its folder.
 
         Raises:
             UserError: the checkpoint is not there.
         """
+        if run.published and self.settings.bert and not self.imported:
+            output = run.published.parent
+            if not self.settings.dry_run:
+                output.parent.mkdir(parents=True, exist_ok=True)
+            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output)]
+            self.commands(words, Path(f"{output}.log"))
+            self.imported = True
         if run.published and not (self.settings.dry_run or run.published.is_file()):
             raise UserError(
                 f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "

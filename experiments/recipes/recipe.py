@@ -119,6 +119,35 @@ class Recipe:
             raise UserError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
         rows[row.name] = row
 
+    def start_from(self, folder: Path, work: Path) -> None:
+        """Let rows that start from a published model start from another one, in a table named for it.
+
+        Args:
+            folder: a published BERT in transformers' layout, which `import-bert` reads.
+            work: where its checkpoint will be.
+
+        Raises:
+            ValueError: the folder holds no BERT, or no row starts from a published model.
+        """
+        from fairseq_lowrank.tools.published_bert import check_config, model_flags, read_json
+
+        config = read_json(folder / "config.json")
+        check_config(config, folder)
+        sizes = [flag for flag in model_flags(config) if not flag.startswith(("--tokens-per-sample", "--segments"))]
+        name = folder.resolve().name
+        published = {base.name for base in self.bases.values() if base.checkpoint}
+        if not published:
+            raise ValueError(f"BERT={folder}: no row of this recipe starts from a published BERT. Remove BERT.")
+        self.table += f"-{name}"
+        for base in published:
+            row = self.bases[base]
+            checkpoint = str(work / name / "model.pt")
+            self.bases[base] = replace(row, flags=(*row.flags, *sizes), checkpoint=checkpoint)
+        for row in [row for row in self.rows.values() if row.base in published]:
+            corpus, values = parse_corpus_name(row.corpus)
+            form = corpus.variant_name(values | {"pieces_of": None, "bert": name})
+            self.rows[row.name] = replace(row, corpus=form, flags=(*row.flags, *sizes))
+
     def select(self, settings: Settings) -> list[Row]:
         """Return the rows of ROWS, by names or labels; by default all rows, or the first and the last for a smoke run."""
         labels = {
@@ -142,7 +171,8 @@ class Recipe:
         base = self.pretraining(self.bases[row.base], settings) if row.base else None
         corpus, work = row.corpus, settings.work
         if settings.smoke:
-            corpus, work = smoke_corpus(self.kind, corpus, base and base.corpus), work / "smoke"
+            pieces_of = base.corpus if base and not base.published else None
+            corpus, work = smoke_corpus(self.kind, corpus, pieces_of), work / "smoke"
         flags = [
             *row.flags,
             *self.common,
@@ -153,7 +183,8 @@ class Recipe:
             *settings.extra,
         ]
         if settings.smoke:
-            flags += SMOKE[self.kind](flags)
+            published = base is not None and base.published is not None
+            flags += smoke_fine_tuning(flags, whole=True) if published else SMOKE[self.kind](flags)
         where = work / "runs" / f"{self.paper}-{self.table}"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
         results = self.results(settings)
@@ -175,7 +206,7 @@ class Recipe:
         """Return the run of a pre-training, which all tables of the paper share; its seed is always 1."""
         flags = [*row.flags, *settings.precision, "--seed", "1", *LOGGING]
         corpus, work, published = row.corpus, settings.work, Path(row.checkpoint) if row.checkpoint else None
-        if settings.smoke:
+        if settings.smoke and not settings.bert:
             corpus, work, published = smoke_corpus("language-model", corpus), work / "smoke", None
             flags += smoke_masked_language_model(flags)
             if any(other.base == row.name for other in self.bases.values()):
@@ -330,18 +361,23 @@ def smoke_encoder(flags: Sequence[str]) -> list[str]:
     # with a free head size, heads need not divide the width
     width = 32 if "--head-dim" in flags else 4 * int(last_value(flags, "--encoder-attention-heads", "24"))
     small = ["--encoder-layers", "1", "--encoder-embed-dim", str(width), "--encoder-ffn-embed-dim", "64"]
-    small += ["--max-positions", "128", "--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
-    small += ["--head-dim", "8"] if "--head-dim" in flags else []
-    return small + (["--total-num-update", "10"] if "--total-num-update" in flags else [])
+    small += ["--max-positions", "128", *smoke_updates(flags)]
+    return small + (["--head-dim", "8"] if "--head-dim" in flags else [])
+
+
+def smoke_updates(flags: Sequence[str]) -> list[str]:
+    few = ["--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
+    return few + (["--total-num-update", "10"] if "--total-num-update" in flags else [])
 
 
 def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
     return [*smoke_encoder(flags), "--tokens-per-sample", "64", "--max-tokens", "1024"]
 
 
-def smoke_fine_tuning(flags: Sequence[str]) -> list[str]:
-    batch = ["--batch-size", "8"]
-    return smoke_encoder(flags) + batch + (["--window", "128"] if "question_answering" in flags else [])
+def smoke_fine_tuning(flags: Sequence[str], *, whole: bool = False) -> list[str]:
+    """A small and short form; with `whole` the model has the sizes of the published one that it starts from."""
+    small = [*(smoke_updates(flags) if whole else smoke_encoder(flags)), "--batch-size", "8"]
+    return small + (["--window", "128"] if "question_answering" in flags else [])
 
 
 SMOKE = {

@@ -50,6 +50,7 @@ class Settings:
     metric: str = "perplexity"
     results: Path | None = None
     output: Path | None = None
+    bert: Path | None = None
     patches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -59,7 +60,7 @@ class Settings:
             raise UserError("LOWRANK_WORK is not set. Set it to a folder for corpora, checkpoints and logs.")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = environ.get("OMP_NUM_THREADS", "")
-        given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT")}
+        given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT"), "bert": environ.get("BERT")}
         lists = {
             name: words(environ, name.upper()) for name in ("extra", "precision", "prepare", "generate", "evaluate")
         }

@@ -8,10 +8,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
@@ -27,6 +27,31 @@ def add_output_arguments(parser, files: str) -> None:
 def add_json_argument(parser) -> None:
     """Add `--json`, which :func:`show` reads."""
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of a table")
+
+
+def add_transformers_argument(parser) -> None:
+    """`--transformers FOLDER`, which :func:`refuse_with_transformers` keeps apart from flags for models of fairseq."""
+    parser.add_argument(
+        "--transformers",
+        type=Path,
+        metavar="FOLDER",
+        help="a model of transformers: a folder that from_pretrained reads (nothing is downloaded)",
+    )
+
+
+def refuse_with_transformers(args, defaults: dict[str, object], flags: Sequence[str] = ()) -> None:
+    """Refuse what only a model of fairseq can have, before anything is loaded.
+
+    Args:
+        defaults: the names of the arguments that have no meaning for a model of transformers, with their defaults.
+        flags: flags of fairseq that were given.
+
+    Raises:
+        UserError: one of them was given.
+    """
+    given = [flag_name(name) for name, default in defaults.items() if getattr(args, name) != default]
+    if given := [*given, *flags]:
+        raise UserError(f"{' '.join(given)} works only with models of fairseq. Remove it, or remove --transformers.")
 
 
 def add_checkpoint_argument(parser, text: str) -> None:

@@ -17,6 +17,7 @@ this project's own measurements follow, with their limits. Findings without a pr
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
   fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
+  fairseq-lowrank advise --transformers FOLDER --length 512              the head sizes of a model of transformers
 
 With --output it draws depth against width: log₃ d, the embedding's rank, and models with the same number of parameters.
 """
@@ -36,6 +37,7 @@ def add_arguments(parser) -> None:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
     model.add_argument("--arch", metavar="A", help="or an architecture, with any flags of fairseq-train")
+    _output.add_transformers_argument(model)
     parser.add_argument("--vocab-size", type=int, metavar="V", help="dictionary size (default: from the data)")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
@@ -51,10 +53,12 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    if args.transformers:
+        return run_transformers(args)
     import numpy
 
-    from fairseq_lowrank.tools.advice import checks, depth
-    from fairseq_lowrank.tools.advice.lengths import describe_lengths, read_lengths
+    from fairseq_lowrank.tools.advice import checks, depth, heads
+    from fairseq_lowrank.tools.advice.lengths import read_lengths
     from fairseq_lowrank.tools.advice.measured import MEASURED
     from fairseq_lowrank.tools.architecture import stacks
 
@@ -83,12 +87,12 @@ def run(args) -> None:
     if not findings:
         reason = "has no attention or embeddings that advice is known for"
         raise FlagError("--arch", model_args.arch, reason, "Choose a text model, such as transformer.")
-    stats = {name: describe_lengths(values) for name, values in lengths.items()}
+    stats = {name: heads.describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
         "lengths": stats,
-        "verdict": checks.verdict(summary),
+        "verdict": heads.verdict(summary),
         "findings": [finding.as_dict() for finding in findings],
         "parameters": summary.what_if.total,
         "measured": [one.as_dict() for one in MEASURED] if summary.sites_too_small else [],
@@ -99,6 +103,31 @@ def run(args) -> None:
         {"advise-depth": depth.plot_depth(summary.stacks, model_args.arch)} if args.output and summary.stacks else {}
     )
     _output.write(args, NAME, result | {"depth": rows}, rows, figures)
+    _output.show(args, result, as_text(result, everything=args.all))
+
+
+def run_transformers(args) -> None:
+    """Judge the head sizes of a model of transformers; its other checks are for models of fairseq."""
+    _output.refuse_with_transformers(args, {"vocab_size": None, "data": None, "subset": "train"}, args.flags)
+    if args.length is None or args.length < 1:
+        raise FlagError("--length", args.length, "expected at least 1", "Give the length of the sequences.")
+    from fairseq_lowrank.tools import pretrained
+    from fairseq_lowrank.tools.advice import heads
+
+    model = pretrained.load(args.transformers, weights=False)
+    summary, findings = pretrained.advise(model, args.length)
+    result = {
+        "architecture": type(model).__name__,
+        "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
+        "lengths": {"text": heads.describe_lengths(next(iter(summary.lengths.values())))},
+        "verdict": heads.verdict(summary),
+        "findings": [finding.as_dict() for finding in findings],
+        "parameters": model.num_parameters(),
+        "measured": [],
+        "remedies_need": None,
+    }
+    rows = [{key: value for key, value in one.numbers.items() if key != "lengths"} for one in findings]
+    _output.write(args, NAME, result, rows, {})
     _output.show(args, result, as_text(result, everything=args.all))
 
 
@@ -160,7 +189,8 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     def wrapped(text: str, indent: str = "  ") -> list[str]:
         return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ")
 
-    lines = [*result["verdict"]["lines"], "", f"{result['architecture']}, vocabulary {result['vocab_size']:,}"]
+    vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
+    lines = [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():
         lines.append(
             f"{name} length: mean {stats['mean']:g}, median {stats['median']:g}, 95th percentile {stats['p95']:g}, "

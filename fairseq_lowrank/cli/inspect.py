@@ -17,37 +17,30 @@ MHE: the norm of each head's query, key and value embedding. Other learned parts
 
   fairseq-lowrank inspect mixhead-a/checkpoint_best.pt --output pictures/
   fairseq-lowrank inspect mixhead-b/checkpoint_best.pt --data data-bin/multi30k --sequences 100
+  fairseq-lowrank inspect --transformers FOLDER            what apply_attention added, and save_pretrained or save_attention wrote
 """
 
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "inspect"
 HELP = "show a checkpoint's attention: its axes, learned head mixing and head embeddings"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
+    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CKPT", help="a checkpoint of fairseq-train")
+    _output.add_transformers_argument(parser)
     spectrum.add_data_arguments(parser, default_data="default: show only what needs no data")
     _output.add_output_arguments(parser, "inspect.json and .csv, and the heat maps as .png and .pdf")
 
 
 def run(args) -> None:
-    from fairseq_lowrank.tools import checkpoints, inspection
+    from fairseq_lowrank.tools import inspection
 
-    spectrum.check_data_arguments(args)
-    if not args.data and (given := spectrum.given_for_data(args)):
-        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
-    state = checkpoints.load_state(args.checkpoint)
-    means = mean_mixing(args) if args.data else None
-    layers = inspection.inspect(state["model"], means)
-    if not layers:
-        raise UserError(
-            f"{args.checkpoint} has fairseq's own attention, without learned mixing or head embeddings. Use a checkpoint of this package."
-        )
-    data = {"checkpoint": str(args.checkpoint), "layers": layers}
+    path, layers = read_transformers(args) if args.transformers else read_checkpoint(args)
+    data = {"checkpoint": str(path), "layers": layers}
     figures = {}
     if args.output and any("matrix" in layer for layer in layers):
         figures["mixing"] = inspection.plot_mixing(layers)
@@ -57,6 +50,34 @@ def run(args) -> None:
         figures["head-embeddings"] = inspection.plot_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)
     _output.show(args, data, as_text(layers))
+
+
+def read_transformers(args) -> tuple[Path, list[dict]]:
+    _output.refuse_with_transformers(args, {"checkpoint": None, "data": None} | spectrum.SEQUENCES)
+    from fairseq_lowrank.tools import pretrained
+
+    layers = pretrained.inspect(pretrained.load(args.transformers))
+    if not layers:
+        reason, remedy = "there is no mixing here", "Give a folder that save_attention or save_pretrained wrote."
+        raise FlagError("--transformers", args.transformers, reason, remedy)
+    return args.transformers, layers
+
+
+def read_checkpoint(args) -> tuple[Path, list[dict]]:
+    if args.checkpoint is None:
+        raise UserError("no model given. Add a checkpoint, or --transformers FOLDER.")
+    spectrum.check_data_arguments(args)
+    if not args.data and (given := spectrum.given_for_data(args)):
+        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
+    from fairseq_lowrank.tools import checkpoints, inspection
+
+    state = checkpoints.load_state(args.checkpoint)
+    layers = inspection.inspect(state["model"], mean_mixing(args) if args.data else None)
+    if not layers:
+        raise UserError(
+            f"{args.checkpoint} has fairseq's own attention, without learned mixing or head embeddings. Use a checkpoint of this package."
+        )
+    return args.checkpoint, layers
 
 
 def mean_mixing(args) -> dict:

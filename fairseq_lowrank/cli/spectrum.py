@@ -21,6 +21,7 @@ times M[i, i], B is the part of the other heads. The columns are means too:
   fairseq-lowrank spectrum mha/checkpoint_best.pt mixhead/checkpoint_best.pt --labels mha mixhead-a --output pictures/
   fairseq-lowrank spectrum mixhead/checkpoint_best.pt --random-mixing        # is it M, or any matrix as far from I?
   fairseq-lowrank spectrum checkpoint_best.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
+  fairseq-lowrank spectrum --transformers FOLDER --text FILE      a line is a sequence; the folder's tokenizer cuts it
 
 Sequences are drawn with a fixed seed, and each batch has one, so there is no padding. A Transformer-XL reads each sequence without
 memory, so that matrices are square. Compare checkpoints on the same data: curves of different lengths are stretched to one
@@ -42,7 +43,9 @@ HELP = "singular values of the attention matrices of checkpoints, on real data"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="checkpoints of fairseq-train")
+    parser.add_argument("checkpoints", type=Path, nargs="*", metavar="CKPT", help="checkpoints of fairseq-train")
+    _output.add_transformers_argument(parser)
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text for --transformers, a sequence a line")
     parser.add_argument(
         "--labels", nargs="+", metavar="NAME", help="names for the checkpoints (default: from their paths)"
     )
@@ -92,12 +95,14 @@ def check_data_arguments(args) -> None:
 def run(args) -> None:
     from fairseq_lowrank.tools import spectrum
 
-    labels = args.labels or default_labels(args.checkpoints)
-    if len(labels) != len(args.checkpoints):
-        reason = f"{len(labels)} names for {len(args.checkpoints)} checkpoints"
+    paths = check_models(args)
+    labels = args.labels or default_labels(paths)
+    if len(labels) != len(paths):
+        reason = f"{len(labels)} names for {len(paths)} checkpoints"
         raise FlagError("--labels", " ".join(labels), reason, "Give one for each.")
     check_data_arguments(args)
-    measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
+    measure_one = measure_transformers if args.transformers else measure
+    measured = (measure_one(path, label, args) for path, label in zip(paths, labels, strict=True))
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
         raise UserError(
@@ -111,6 +116,24 @@ def run(args) -> None:
             figures[f"spectrum-{site}"] = spectrum.plot_mean(shown, site)
     _output.write(args, NAME, results, flat(results), figures)
     _output.show(args, results, as_text(results))
+
+
+def check_models(args) -> list[Path]:
+    """Return the checkpoints, or the folder of transformers; refuse flags that do not go with them."""
+    if args.transformers is None:
+        if args.text is not None:
+            raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Add it, or remove --text.")
+        if not args.checkpoints:
+            raise UserError("no model given. Add checkpoints, or --transformers FOLDER --text FILE.")
+        return args.checkpoints
+    of_fairseq = {name: SEQUENCES[name] for name in ("subset", "length")}
+    of_fairseq |= {"checkpoints": [], "data": None, "random_mixing": False, "rank_bound": False}
+    _output.refuse_with_transformers(args, of_fairseq)
+    if args.text is None:
+        raise FlagError("--transformers", args.transformers, "there is no text to measure on", "Add --text FILE.")
+    if not args.text.is_file():
+        raise FlagError("--text", args.text, "there is no such file", "Give a text, a sequence a line.")
+    return [args.transformers]
 
 
 def default_labels(paths: list[Path]) -> list[str]:
@@ -185,6 +208,28 @@ def measure(path: Path, label: str, args) -> list[dict]:
             "sites": place.summary(),
         }
         for name, place in spectra.items()
+    ]
+
+
+def measure_transformers(folder: Path, label: str, args) -> list[dict]:
+    """The spectra of a model of transformers on a text."""
+    from fairseq_lowrank.tools import pretrained
+
+    lengths = {"min_length": args.min_length, "max_length": args.max_length}
+    chosen = pretrained.sequences(folder, args.text, count=args.sequences, seed=args.seed, **lengths)
+    model = pretrained.load(folder)
+    return [
+        {
+            "checkpoint": str(folder),
+            "label": label,
+            "attention": pretrained.attention_flags(model),
+            "subset": str(args.text),
+            "sequences": len(chosen),
+            "mean_length": sum(tokens.size(1) for tokens in chosen) / len(chosen),
+            "sequence_seed": args.seed,
+            "training_seed": None,
+            "sites": pretrained.measure(model, chosen, label),
+        }
     ]
 
 

@@ -23,7 +23,7 @@ from fairseq.tasks import TASK_REGISTRY
 from omegaconf.errors import InterpolationKeyError
 from torch import nn
 
-from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin import architectures, foreign
 from fairseq_lowrank.plugin.attention import chosen_options
@@ -49,20 +49,6 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
         for name, module in model.named_modules()
         if isinstance(module, ATTENTION)
     ]
-
-
-def spec_of(module: nn.Module) -> AttentionSpec:
-    """Return the composition of an attention layer; fairseq's own is plain."""
-    return getattr(module, "spec", None) or AttentionSpec()
-
-
-def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, int | str]:
-    """Return a layer's choice or size on every axis, or the one that it would have with another `spec`."""
-    spec = spec or spec_of(module)
-    projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
-    sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
-    sizes |= {name: getattr(projection, name, getattr(projection, "rank", None)) for name in projection.sizes}
-    return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}
 
 
 def _site_and_layer(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:

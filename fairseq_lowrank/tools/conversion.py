@@ -20,7 +20,8 @@ from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
-from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, axes_of, build_model, our_arguments
+from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build_model, our_arguments
+from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.tools.rewriting import FACTORED, factorize, full_rank, layer_with, relative_error
 
@@ -218,7 +219,7 @@ def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dic
     section 2.1), which changes the outputs.
 
     Args:
-        now, then: the axes of the layer, see :func:`~fairseq_lowrank.tools.architecture.axes_of`.
+        now, then: the axes of the layer, see :func:`~fairseq_lowrank.tools.axes.axes_of`.
 
     Raises:
         UserError: the sizes cannot be changed in this way.

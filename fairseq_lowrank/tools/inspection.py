@@ -62,12 +62,12 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
             entry = {"name": name, "site": site, "layer": layer, "axes": settings.get(name, {})}
             output = parameters.get(f"{name}.out_proj.weight")
             layers.append(
-                entry | _learned(of_layer, entry["axes"], means.get(name), 0 if output is None else output.size(1))
+                entry | describe(of_layer, entry["axes"], means.get(name), 0 if output is None else output.size(1))
             )
     return layers
 
 
-def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
+def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
     """Describe a layer's tensors except its projections; `output` is the input size of its output projection."""
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:

@@ -20,12 +20,12 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import (
     attention_layers,
-    axes_of,
     build_model,
     chooses_attention,
     parse_architecture,
     stacks,
 )
+from fairseq_lowrank.tools.axes import axes_of
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),

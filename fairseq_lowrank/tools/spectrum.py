@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.architecture import attention_layers
 
 CURVE_POINTS = 101
 LARGEST_CONDITION = 1e5
@@ -145,6 +144,8 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
 
     P is `[H, B, T, S]`, computed by the same layer without its mixing; M is `[H, H]` or `[B, T, H, H]`.
     """
+    from fairseq_lowrank.tools.architecture import attention_layers
+
     found: dict[str, tuple[Tensor, Tensor]] = {}
     handles, changed = [], []
     for layer in attention_layers(model):

@@ -18,7 +18,7 @@ from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, Attentio
 from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
-from fairseq_lowrank.tools.architecture import axes_of
+from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.conversion import output_error, remix, resize
 
 HEADS, WIDTH = 4, 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 import numpy
 from fairseq.models.nat import FairseqNATModel
@@ -13,23 +13,14 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
-from fairseq_lowrank.tools.advice.lengths import describe_lengths, lengths_by_site
+from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Finding, Heads, head_size_at
+from fairseq_lowrank.tools.advice.lengths import lengths_by_site
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
-from fairseq_lowrank.tools.advice.remedies import (
-    WITHOUT_MIXING,
-    WhatIf,
-    as_flags,
-    cached,
-    most_heads,
-    score_heads,
-    score_rank,
-    wider_heads,
-)
-from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build_model, spec_of, stacks
+from fairseq_lowrank.tools.advice.remedies import WhatIf, as_flags, cached, wider_heads
+from fairseq_lowrank.tools.architecture import attention_layers, build_model, stacks
+from fairseq_lowrank.tools.axes import axes_of, spec_of
 from fairseq_lowrank.tools.parameters import count
 
-BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
-FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
 MIXHEAD = "Mixhead paper"
 WIES = "Wies et al. 2021"
 # Wies et al. 2021: §5.1 figure 2, §5.2.2 figure 3, and §5.3 figure 4 (percent redundant by H·d_a / d).
@@ -38,27 +29,6 @@ DEPTH_BEATS_WIDTH = {"rank": 500, "width": 504}
 WIDE_ATTENTION_REDUNDANT = {4: 25, 16: 45}
 # MHE poster: the least and greatest share, in percent, of mha's score that models with head embeddings keep.
 KEPT_BY_MHE = {"WMT'14": (91.5, 96.0), "GLUE, SuperGLUE and SQuAD": (93.2, 98.7)}
-UNBOUNDED = ("synthesizer-random", "relative")
-"""Scores whose rank the head size does not bound: free parameters, and products that are shifted in each row."""
-
-
-@dataclass
-class Finding:
-    """One piece of advice: a topic, a verdict, its explanation and source, numbers, and changes with their cost.
-
-    `changes` are pairs of flags and the parameters that they add (negative if they save some; None if not counted).
-    """
-
-    topic: str
-    verdict: str
-    text: str
-    source: str
-    numbers: dict
-    changes: list[tuple[str, int | None]] = field(default_factory=list)
-
-    def as_dict(self) -> dict:
-        changes = [{"change": change, "parameters": parameters} for change, parameters in self.changes]
-        return asdict(self) | {"changes": changes}
 
 
 @dataclass(frozen=True)
@@ -72,7 +42,7 @@ class Stack:
     rank: int
 
 
-class ModelSummary:
+class ModelSummary(Heads):
     """The input of the checks: a model that is built from its arguments, and the lengths of its data.
 
     Args:
@@ -84,52 +54,17 @@ class ModelSummary:
         self.vocab_size = vocab_size
         self.model = build_model(args, vocab_size)
         self.what_if = WhatIf(args, vocab_size)
-        self.sites: dict[str, nn.Module] = {}
+        sites: dict[str, nn.Module] = {}
         for layer in attention_layers(self.model):
-            self.sites.setdefault(layer.site, layer.module)
-        lengths = lengths_by_site(lengths) if lengths else {}
-        self.lengths = {site: lengths[site] for site in self.sites if site in lengths}
+            sites.setdefault(layer.site, layer.module)
+        # every decoder that writes a word after the other is causal
+        causal = () if isinstance(self.model, FairseqNATModel) else ("decoder",)
+        super().__init__(sites, lengths_by_site(lengths) if lengths else {}, causal)
         self.stacks = [
             Stack(name, layers, width, heads, rank)
             for name, layers, width, heads in stacks(args)
             if (rank := embedding_rank(self.model, name, width)) is not None
         ]
-
-    def is_causal(self, site: str) -> bool:
-        """Return True if positions of a site do not see later positions, as in every decoder that writes word by word."""
-        return site == "decoder" and not isinstance(self.model, FairseqNATModel)
-
-    def max_length(self, site: str) -> int:
-        """Return the greatest length at which a site's heads, whose scores have rank r, can produce the attention matrices.
-
-        Without a causal mask it is r + 1, for every matrix (Bhojanapalli et al. 2020, Theorem 1; a constant can be added to the
-        scores of a row). With a causal mask it is 2·r + 1, for almost every matrix: all except a set of measure zero.
-        ``tests/tools/test_causal_heads.py`` constructs the scores.
-        """
-        rank = score_rank(self.sites[site])
-        return 2 * rank + 1 if self.is_causal(site) else rank + 1
-
-    def wanted_rank(self, site: str, length: float) -> int:
-        """Return the least rank of scores that is enough for a length: the inverse of :meth:`max_length`."""
-        return max(1, math.ceil((length - 1) / 2 if self.is_causal(site) else length - 1))
-
-    def share_beyond(self, site: str) -> float:
-        """Return the share of sequences for which a site's heads are too small."""
-        return float((self.lengths[site] > self.max_length(site)).mean())
-
-    def p95(self, site: str) -> float:
-        """Return the length that 95 % of a site's sequences do not exceed."""
-        return describe_lengths(self.lengths[site])["p95"]
-
-    @property
-    def judged_sites(self) -> list[str]:
-        """Return the sites with known lengths and scores whose rank is bounded."""
-        return [site for site in self.lengths if spec_of(self.sites[site]).score not in UNBOUNDED]
-
-    @property
-    def sites_too_small(self) -> list[str]:
-        """Return the sites whose heads are too small for more than 5 % of the sequences."""
-        return [site for site in self.judged_sites if self.share_beyond(site) > 0.05]
 
 
 def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> list[Finding]:
@@ -142,98 +77,15 @@ def advise_on(summary: ModelSummary) -> list[Finding]:
     return [finding for check in CHECKS for finding in check(summary)]
 
 
-def verdict(summary: ModelSummary) -> dict:
-    """Return the sites whose heads are too small for the lengths, and the greatest number of heads that would not be.
-
-    Returns:
-        - `too_small` and `large_enough`: lists of sites.
-        - `most_heads`: for each site the greatest number of heads that are large enough for 95 % of the sequences (0: not even
-          one; None: the number of heads does not matter).
-        - `lines`: the same in two sentences.
-    """
-    short, fine = (
-        summary.sites_too_small,
-        [site for site in summary.judged_sites if site not in summary.sites_too_small],
-    )
-    most = {
-        site: most_heads(summary.sites[site], summary.wanted_rank(site, summary.p95(site)))
-        for site in summary.judged_sites
-    }
-    about = {
-        site: f"{site} (rank {score_rank(summary.sites[site])}: up to n {summary.max_length(site)})" for site in most
-    }
-    if not most:
-        lines = ["No site has both known lengths and scores whose rank the head size bounds."]
-    else:
-        parts = {"too small": short, "large enough": fine}
-        said = (f"{name}: {', '.join(about[site] for site in sites)}" for name, sites in parts.items() if sites)
-        counts = {None: "any number", 0: "not even one"}
-        lines = [
-            f"Heads {'; '.join(said)}.",
-            "Most heads that are large enough for 95 % of the sequences: "
-            + ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
-            + ".",
-        ]
-    return {"too_small": short, "large_enough": fine, "most_heads": most, "lines": lines}
-
-
 def head_size(summary: ModelSummary) -> Iterator[Finding]:
-    """Compare the head size with the sequence length at every site with known lengths and scores of bounded rank."""
+    """Compare head size with sequence length at every site with known lengths and scores of bounded rank."""
     wanted = {site: summary.wanted_rank(site, summary.p95(site)) for site in summary.sites_too_small}
     for site in summary.judged_sites:
         changes = []
         if site in wanted:
             changes = summary.what_if.attention_remedies(site, summary.sites, wanted)
             changes += wider_heads(site, summary.sites[site], wanted[site], summary.what_if)
-        yield _head_size_at(site, summary, changes)
-
-
-def _head_size_at(site: str, summary: ModelSummary, changes: list[tuple[str, int | None]]) -> Finding:
-    module, lengths = summary.sites[site], summary.lengths[site]
-    head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
-    rank, mixed_scores, causal = score_rank(module), score_heads(module) > 1, summary.is_causal(site)
-    beyond, limit = summary.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
-    if causal:
-        limit = f"2·{limit}"
-    numbers = {
-        "site": site,
-        "head_dim": head_dim,
-        "heads": heads,
-        "score_rank": rank,
-        "lengths": stats,
-        "share_beyond": beyond,
-    }
-    length = (
-        f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
-        f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
-        if lengths.min() < lengths.max()
-        else f"sequence length n = {lengths[0]}."
-    )
-    size = f"head size d_k = {head_dim}"
-    if mixed_scores:
-        size += f", and {heads} heads whose mixed scores have rank r = {rank} at most"
-    about = f"{site} attention: {size}; {length}"
-    kind = "rank" if mixed_scores else "size"
-    source = f"{FIXEDHEAD}; here d_k = n − 1 suffices"
-    if causal:
-        source = f"{FIXEDHEAD}; here, with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix"
-    if beyond <= 0.05:
-        every = "almost every causal" if causal else "every"
-        text = f"{about} A head of this {kind} can produce {every} attention matrix of such a length."
-        return Finding("head size", FINE, text, source, numbers)
-    spec = spec_of(module)
-    text = f"{about} Above {limit} there are attention matrices that no head of this {kind} can produce."
-    if spec.projection == "single":
-        text += " All heads share one matrix here, so mixing them lifts nothing."
-    elif spec.mixing not in WITHOUT_MIXING:
-        text += (
-            f" Its {heads} heads are mixed after the softmax. That combines their matrices and leaves the rank of a "
-            "head's scores as it is."
-        )
-    if module.embed_dim < summary.wanted_rank(site, stats["p95"]) and spec.score == "dot-product":
-        text += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
-    found = BOTTLENECK if stats["median"] > summary.max_length(site) else PARTLY
-    return Finding("head size", found, text, source, numbers, changes)
+        yield head_size_at(site, summary, changes)
 
 
 def vocabulary_bottleneck(summary: ModelSummary) -> Iterator[Finding]:

@@ -47,16 +47,6 @@ def _language_pair(folder: Path) -> tuple[str | None, str | None]:
     return data_utils.infer_language_pair(str(folder)) or (None, None)
 
 
-def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
-    return {
-        "sequences": len(lengths),
-        "mean": round(float(lengths.mean()), 1),
-        "median": float(numpy.median(lengths)),
-        "p95": float(numpy.percentile(lengths, 95)),
-        "longest": int(lengths.max()),
-    }
-
-
 def lengths_by_site(lengths: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
     """Return the length n of each site, such that heads of size n − 1 can produce all its matrices.
 

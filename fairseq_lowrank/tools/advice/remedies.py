@@ -11,11 +11,10 @@ from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
-from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build_model, our_arguments, spec_of
+from fairseq_lowrank.tools.advice.heads import heads_of_size, score_heads, score_rank
+from fairseq_lowrank.tools.architecture import attention_layers, build_model, our_arguments
+from fairseq_lowrank.tools.axes import spec_of
 from fairseq_lowrank.tools.parameters import count
-
-# A scale for each head does not mix heads.
-WITHOUT_MIXING = ("none", "diagonal")
 
 
 class WhatIf:
@@ -126,51 +125,6 @@ class WhatIf:
         return changes
 
 
-def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
-    """Return the number of heads of keys from which each head's scores are computed: one, or all if scores are mixed.
-
-    Args:
-        spec: another composition for the layer.
-    """
-    axes = axes_of(module, spec)
-    if axes["score_mixing"] == "none":
-        return 1
-    if axes["score"] == "synthesizer-dense":  # its second layers have the role of keys
-        return axes["synthesizer_heads"] or module.num_heads
-    return axes["key_value_heads"]
-
-
-def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
-    """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
-
-    The features of a dense synthesizer are not a linear map of its inputs, so the width d does not bound the rank.
-
-    Args:
-        spec: another composition for the layer.
-    """
-    axes = axes_of(module, spec)
-    rank = score_heads(module, spec) * axes["head_dim"]
-    return rank if axes["score"] == "synthesizer-dense" else min(module.embed_dim, rank)
-
-
-def most_heads(module: nn.Module, wanted: int) -> int | None:
-    """Return the greatest number of heads in a layer's width whose scores have the wanted rank.
-
-    0 means that one head of the entire width is too small. None means that the number of heads does not matter, because the
-    head size is given or scores are mixed.
-    """
-    if spec_of(module).head_dim is not None or score_heads(module) > 1:
-        return None
-    return _heads_of_size(module, wanted)
-
-
-def _heads_of_size(module: nn.Module, wanted: int) -> int:
-    """Return the greatest number of heads of at least this size that divides the layer's width; 0 if there is none."""
-    width, groups = module.embed_dim, spec_of(module).key_value_heads or 1
-    numbers = range(groups, width // wanted + 1, groups)
-    return max((heads for heads in numbers if width % heads == 0), default=0)
-
-
 def as_flags(changes: dict[str, object]) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
 
@@ -182,8 +136,8 @@ def cached(model: nn.Module) -> int:
 
 
 def wider_heads(site: str, module: nn.Module, wanted: int, what_if: WhatIf) -> list[tuple[str, int | None]]:
-    """Return the change to fewer heads of the wanted size in the same width; none if heads cannot be so large."""
-    width, fewer = module.embed_dim, _heads_of_size(module, wanted)
+    """Return the change to fewer heads of the wanted size in the same width; none if they cannot be that large."""
+    width, fewer = module.embed_dim, heads_of_size(module, wanted)
     if score_heads(module) > 1 or not 0 < fewer < module.num_heads or width // fewer <= module.head_dim:
         return []
     larger, stack = width // fewer, "encoder" if site == "encoder" else "decoder"

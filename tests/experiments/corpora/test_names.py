@@ -104,4 +104,6 @@ def test_a_folder_is_named_for_the_published_bert(tmp_path, monkeypatch):
     names = [folder(["rte", *words]).name for words in ([], ["--bert", str(tmp_path / "bert-large")])]
     assert names == ["rte", "rte-from-bert-large"]
     args = build_parser().parse_args(expand(["rte-from-bert-large"]))
+    (tmp_path / "elsewhere" / "bert-large").mkdir(parents=True)  # the published folder, not the imported one
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert model_and_dictionary_paths(args)[0] == tmp_path / "bert-large" / "wordpieces.json"

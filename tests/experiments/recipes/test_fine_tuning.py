@@ -156,6 +156,7 @@ def test_a_published_checkpoint_stands_for_a_pre_training_but_not_in_a_trial(wor
     ("corpus", "small"),
     [
         ("glue-mnli", "rte-by-brown-head500-bpe2000"),
+        ("glue-sst-2", "sentence-polarity-by-brown-head500-bpe2000"),
         ("sentence-polarity-by-brown-bpe8000", "sentence-polarity-by-brown-head500-bpe2000"),
         ("squad-1.1", "xquad-by-brown-head500-bpe2000"),
         ("squad-2.0-by-wikitext-103-bpe30000", "xquad-unanswerable-by-brown-head500-bpe2000"),
