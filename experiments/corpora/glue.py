@@ -140,6 +140,6 @@ CORPUS = Corpus(
         PIECES_OF,
         BERT,
     ),
-    stand_in=lambda values: "sentence-polarity" if len(TASKS[values["task"]].columns) == 1 else "rte",
+    smoke_corpus=lambda values: "sentence-polarity" if len(TASKS[values["task"]].columns) == 1 else "rte",
     training=lambda values: TASKS[values["task"]].task.training,
 )
