@@ -74,10 +74,10 @@ def run(args) -> None:
     else:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
-            reason = f"holds pairs of sentences, and {model_args.arch} reads running text"
+            reason = f"contains pairs of sentences, and {model_args.arch} reads running text"
             raise FlagError("--data", data, reason, "Give a folder made with --only-source.")
         if "text" in lengths and task.startswith("translation"):
-            reason = f"holds running text, and {args.checkpoint} was trained with --task {task}, on pairs"
+            reason = f"contains running text, and {args.checkpoint} was trained with --task {task}, on pairs"
             raise FlagError("--data", data, reason, "Give a folder with pairs of sentences.")
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the text, regardless of sentences
