@@ -68,7 +68,7 @@ class Journal:
         """Return the state saved last, if there is one; the log and the seconds continue from there.
 
         Raises:
-            ValueError: the file holds no such state.
+            UserError: the file holds no such state.
         """
         if self._file is None or not self._file.exists():
             return None

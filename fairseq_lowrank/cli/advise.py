@@ -74,10 +74,10 @@ def run(args) -> None:
     else:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
-            reason = f"holds pairs of sentences, and {model_args.arch} reads running text"
+            reason = f"contains pairs of sentences, and {model_args.arch} reads running text"
             raise FlagError("--data", data, reason, "Give a folder made with --only-source.")
         if "text" in lengths and task.startswith("translation"):
-            reason = f"holds running text, and {args.checkpoint} was trained with --task {task}, on pairs"
+            reason = f"contains running text, and {args.checkpoint} was trained with --task {task}, on pairs"
             raise FlagError("--data", data, reason, "Give a folder with pairs of sentences.")
         if "text" in lengths and block and break_mode != "eos":
             # language models read blocks of the text, regardless of sentences
@@ -85,8 +85,8 @@ def run(args) -> None:
     summary = checks.ModelSummary(model_args, vocab_size, lengths)
     findings = checks.advise_on(summary)
     if not findings:
-        reason = "has no attention or embeddings that advice is known for"
-        raise FlagError("--arch", model_args.arch, reason, "Choose a text model, such as transformer.")
+        reason = "no check applies to it"
+        raise FlagError("--arch", model_args.arch, reason, "Use a model with attention or word embeddings.")
     stats = {name: heads.describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
@@ -151,7 +151,7 @@ def from_flags(args):
 
     model_args = parse_architecture(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
-        raise UserError("--arch needs --vocab-size, or --data to take it from. Add one of them.")
+        raise FlagError("--arch", args.arch, "the vocabulary's size is unknown", "Add --vocab-size N or --data DIR.")
     vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
@@ -165,7 +165,7 @@ def from_checkpoint(args):
 
     if args.flags:
         given = " ".join(args.flags)
-        raise UserError(f"--checkpoint brings its own flags, so {given} has no place here. Remove these flags.")
+        raise UserError(f"{given}: does not work with --checkpoint, which has its own flags. Remove it.")
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size

@@ -88,7 +88,7 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise UserError(f"--subset {subset}: the data has no such subset ({error}). Choose another one.") from error
+        raise FlagError("--subset", subset, f"the data has no such subset ({error})", "Choose another one.") from error
     dataset = task.dataset(subset)
     samples = []
     for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.attention.spec import NEEDED
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
 from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.axes import axes_of
@@ -57,8 +57,8 @@ def convert(
     old = model_arguments(state)
     new = our_arguments(old)
     if new is None:
-        raise UserError(
-            f"--arch {old.arch}: its attention cannot be chosen. See the list of fairseq-lowrank architectures."
+        raise FlagError(
+            "--arch", old.arch, "its attention cannot be chosen", "See the list of fairseq-lowrank architectures."
         )
     preset = getattr(old, "attention", None) or "mha"
     if attention not in (None, preset) and preset in NEEDED:
@@ -91,8 +91,11 @@ def convert(
         if spec.mixing != wanted.mixing:
             folds.append(_change_layer(tensors, layer, remix, spec, wanted.mixing, now["num_heads"], then["head_dim"]))
     if not folds and not resized:
-        raise UserError(
-            f"--attention {new.attention}: the checkpoint already has this attention ({before.spec.mixing} mixing). Give another."
+        raise FlagError(
+            "--attention",
+            new.attention,
+            f"the checkpoint already has this attention ({before.spec.mixing} mixing)",
+            "Give another.",
         )
     converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
     return converted, notes(state, any(folds), resized=resized, exact=exact)
@@ -122,9 +125,11 @@ def check_axes(before: AttentionOptions, after: AttentionOptions, new: Namespace
     """
     for axis in differing_axes(before, after)[:1]:
         ours, theirs = getattr(after.spec, axis), getattr(before.spec, axis)
-        raise UserError(
-            f"--attention {new.attention}: its {axis.replace('_', ' ')} is {ours}, the checkpoint's {theirs}. "
-            "Use --head-mixing, --head-dim, --value-dim or --key-value-heads, or --attention mha, mla, collaborative or lrkv."
+        raise FlagError(
+            "--attention",
+            new.attention,
+            f"its {axis.replace('_', ' ')} is {ours}, the checkpoint's {theirs}",
+            "Use --head-mixing, --head-dim, --value-dim or --key-value-heads, or --attention mha, mla, collaborative or lrkv.",
         )
 
 
@@ -236,8 +241,11 @@ def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dic
             )
     heads, groups, new_groups = now["num_heads"], now["key_value_heads"], then["key_value_heads"]
     if groups % new_groups and new_groups % groups:
-        raise UserError(
-            f"--key-value-heads {new_groups}: neither a divisor nor a multiple of the checkpoint's {groups}. Use one of these."
+        raise FlagError(
+            "--key-value-heads",
+            new_groups,
+            f"neither a divisor nor a multiple of the checkpoint's {groups}",
+            "Use one of these.",
         )
 
     def grouped(tensor: Tensor) -> Tensor:
@@ -322,9 +330,11 @@ def remix(
         UserError: the other mixing would change the outputs.
     """
     if mixing not in LEARNED:
-        raise UserError(
-            f"--head-mixing {mixing}: this mixing is fixed, so it cannot have the checkpoint's values. Use one of "
-            f"{', '.join(LEARNED)}."
+        raise FlagError(
+            "--head-mixing",
+            mixing,
+            "this mixing is fixed, so it cannot have the checkpoint's values",
+            f"Use one of {', '.join(LEARNED)}.",
         )
     tensors = dict(tensors)
     like = tensors["out_proj.weight"]

@@ -16,7 +16,7 @@ from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attent
 from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import NEEDED
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import (
     attention_layers,
@@ -185,7 +185,7 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
     """Return number and size of heads of the last stack (the decoder if there is one)."""
     found = list(stacks(args))
     if not found:
-        raise UserError(f"--arch {args.arch}: has no sizes of an encoder or decoder. Use another architecture.")
+        raise FlagError("--arch", args.arch, "has no sizes of an encoder or decoder", "Use another architecture.")
     _, _, width, heads = found[-1]
     return heads, getattr(args, "head_dim", None) or width // heads
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import torch
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
 from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
 from fairseq_lowrank.tools.checkpoints import configuration, load_model, load_state
@@ -57,7 +57,7 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
         try:
             task.load_dataset(split)
         except (FileNotFoundError, AssertionError) as error:
-            raise UserError(f"--subset {split}: {data} has no such subset ({error}). Choose another one.") from error
+            raise FlagError("--subset", split, f"{data} has no such subset ({error})", "Choose another one.") from error
         answer = predict_answers if asks == "question_answering" else predict_sentences
         with torch.inference_mode():
             found[split] = answer(model, task, split, about, max_tokens)
@@ -109,13 +109,17 @@ def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
     indices = dataset.ordered_indices()
     _, too_long = dataset.filter_indices_by_size(indices, task.max_positions())
     for index in too_long:
-        raise UserError(
-            f"--subset {split}: text {index + 1} has {dataset.size(index)} tokens, and the model accepts "
-            f"{task.max_positions()}. Shorten it."
+        raise FlagError(
+            "--subset",
+            split,
+            f"text {index + 1} has {dataset.size(index)} tokens, and the model accepts {task.max_positions()}",
+            "Shorten it.",
         )
     longest = max(indices, key=dataset.num_tokens)
     if (tokens := dataset.num_tokens(longest)) > max_tokens:
-        raise UserError(f"--max-tokens {max_tokens}: text {longest + 1} of {split} has {tokens}. Use {tokens} or more.")
+        raise FlagError(
+            "--max-tokens", max_tokens, f"text {longest + 1} of {split} has {tokens}", f"Use {tokens} or more."
+        )
     iterator = task.get_batch_iterator(task.dataset(split), max_tokens=max_tokens, max_positions=task.max_positions())
     on_gpu = next(model.parameters()).is_cuda
     for sample in iterator.next_epoch_itr(shuffle=False):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.classes import plain_attention
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 
 
@@ -46,7 +46,9 @@ def factorize(layer: MultiheadAttention, target: MultiheadAttention) -> Multihea
     plain = plain_attention(layer)
     sizes = [(each.projection.dims.head_dim, each.projection.dims.value_dim) for each in (plain, target)]
     if sizes[0] != sizes[1]:
-        raise UserError(f"--head-dim {sizes[1][0]}: the checkpoint's heads have sizes {sizes[0]}. Give the same sizes.")
+        raise FlagError(
+            "--head-dim", sizes[1][0], f"the checkpoint's heads have sizes {sizes[0]}", "Give the same sizes."
+        )
     result = copy.deepcopy(target).to_empty(device="cpu").double().eval()
     for parameter in result.parameters():
         parameter.zero_()
@@ -69,9 +71,11 @@ def _fold_biases(plain: MultiheadAttention, result: MultiheadAttention) -> None:
     if plain.k_proj.bias is None:
         return
     if plain.k_proj.bias.any() and not ACTIVATIONS[plain.spec.activation].shift_invariant:
-        raise UserError(
-            f"--attention-activation {plain.spec.activation}: does not cancel the biases of keys, which this projection does not have. "
-            "Use softmax, or a checkpoint without biases."
+        raise FlagError(
+            "--attention-activation",
+            plain.spec.activation,
+            "does not cancel the biases of keys, which this projection does not have",
+            "Use softmax, or a checkpoint without biases.",
         )
     result.out_proj.bias.add_(plain.out_proj.weight @ plain.v_proj.bias)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq.data import Dictionary, indexed_dataset
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools.checkpoints import configuration, load_state
 from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, load_cutter, words
 from fairseq_lowrank.tools.predictions import predict
@@ -109,8 +109,8 @@ def class_names(state: dict, data: Path, labels: Sequence[str] | None) -> list[s
         # fairseq-preprocess fills dictionaries up with made-up words
         labels = known.symbols[known.nspecial :][:number]
     if len(labels) != number:
-        raise UserError(
-            f"--labels {' '.join(labels)}: {len(labels)} names, and the model has {number} classes. Give {number}."
+        raise FlagError(
+            "--labels", " ".join(labels), f"{len(labels)} names, and the model has {number} classes", f"Give {number}."
         )
     return list(labels)
 

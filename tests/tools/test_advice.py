@@ -342,7 +342,9 @@ def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
     assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
-    assert "holds running text, and model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
+    assert (
+        "contains running text, and model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
+    )
 
 
 def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):

@@ -27,7 +27,7 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
         except (AssertionError, ValueError) as error:
             raise UserError(f"{folder / prefix}.idx is damaged or cut short. Run fairseq-preprocess again.") from error
         if data is None:
-            raise FlagError("--data", folder, f"holds no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")
+            raise FlagError("--data", folder, f"has no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")
         found[name] = numpy.array(data.sizes)  # a copy: the file's memory goes with the data set
     return found
 
@@ -37,7 +37,7 @@ def read_vocab_size(folder: Path) -> int:
     source, _ = _language_pair(folder)
     file = folder / (f"dict.{source}.txt" if source else "dict.txt")
     if not file.is_file():
-        raise FlagError("--data", folder, f"holds no {file.name}", "Add --vocab-size.")
+        raise FlagError("--data", folder, f"has no {file.name}", "Add --vocab-size N.")
     return len(Dictionary.load(str(file)))
 
 
