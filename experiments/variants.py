@@ -377,7 +377,7 @@ VARIANTS: dict[str, Variant] = {
         ("mfa",),
         "All heads share one key and one value, so heads can be wide (`--head-dim`) with a small cache. "
         "Here d_k is the head size and r the size of the latent (`--latent-dim`). Use it if you want scores of high rank and a small cache. "
-        "Counted with d_k 128 and r 256.",
+        "Counted with d_k 128 and r 256. The known matrices were learned with d_k 64, and the nearest point with d_k 32.",
         "mfa",
         {"head_dim": 128, "latent_dim": 256},
     ),

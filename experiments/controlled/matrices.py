@@ -30,7 +30,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from experiments.controlled.runs import Log, Method, Run, Table, geometric_mean, marked, over_seeds, styles_of
+from experiments.controlled.runs import (
+    SMALLEST,
+    Log,
+    Method,
+    Run,
+    Table,
+    geometric_mean,
+    marked,
+    over_seeds,
+    styles_of,
+)
 from experiments.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
@@ -284,7 +294,7 @@ def plot(lines: list[dict]):
             own = sorted(values)
             style = {**style, "linestyle": "--" if name in CONTROLS else "-"}
             axes.plot(own, [geometric_mean(values[size]) for size in own], marker="o", ms=3, label=name, **style)
-            low, high = [min(values[size]) for size in own], [max(values[size]) for size in own]
+            low, high = ([max(SMALLEST, end(values[size])) for size in own] for end in (min, max))
             axes.fill_between(own, low, high, color=style["color"], alpha=0.2, linewidth=0)
         axes.axvline(key[0] - 1, color="0.6", linewidth=1, linestyle=":")
         axes.set(xscale="log", yscale="log", xlabel="heads × size of mha; dotted: n − 1", ylabel=METRIC)

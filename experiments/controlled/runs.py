@@ -27,6 +27,8 @@ from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.messages import UserError, flag_name
 
 PAPER = "evidence"
+SMALLEST = 1e-12
+"""The smallest error that counts. Rounding can make even smaller ones negative."""
 
 Log = Callable[[str], None]
 
@@ -279,5 +281,5 @@ def styles_of(lines: Sequence[dict], names: Sequence[str]) -> list[dict]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The mean of what spans orders of magnitude; values below 1e-12 count as that."""
-    return statistics.geometric_mean([max(value, 1e-12) for value in values])
+    """Return the mean of what spans orders of magnitude; values below :data:`SMALLEST` count as that."""
+    return statistics.geometric_mean([max(value, SMALLEST) for value in values])
