@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 CLOCKS = {"elapsed": time.perf_counter, "processor": time.process_time}
-PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "numpy")
+PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "transformers", "numpy")
 
 
 def machine(device: str) -> dict[str, str | int]:

@@ -16,6 +16,8 @@
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
 #   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from
 #   PREPARE="--download …"       flags of the preparation script
+#   BERT=FOLDER                  a published BERT in transformers' layout (config.json, vocab.txt, model.safetensors) in place of the
+#                                one that rows start from; lines are of a table named for it, and SMOKE=1 starts from it too
 #   RERUN=1                      train again what other code than today's trained, instead of refusing it
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
@@ -164,7 +166,7 @@ results_file() { engine results; }
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
     export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS SEQUENCES
-    export OUTPUT
+    export OUTPUT BERT
     {
         record paper "$PAPER"
         record table "$TABLE"

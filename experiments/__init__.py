@@ -1,1 +1,1 @@
-"""Corpora, recipes, controlled tasks and reports of our experiments; run from a clone, not installed."""
+"""Corpora, recipes, controlled tasks and reports of our experiments. Run them from a clone; they are not installed."""

@@ -1,23 +1,23 @@
-"""Fixed heads against standard ones as an experiment: what layer of h heads of size d/h comes near to one with larger heads?
+"""An experiment on fixed and standard heads: how near does a layer of h heads of size d/h come to one with larger heads?
 
-Bhojanapalli et al. 2020, Theorem 2: for h > d/d_p, let h heads of size d_p share one bilinear form U of rank d_p and let
-A = Σ_i V_i W_i, their values and outputs together, have full rank. The layer is then
+Bhojanapalli et al. 2020, Theorem 2: for h > d/d_p, let h heads of size d_p share one bilinear form U of rank d_p. Let
+A = Σ_i V_i W_i, the product of values and outputs, have full rank. The layer is then
 
     g(X) = softmax(X U Xᵀ / √d_p) X A,
 
-and no standard layer f, of the same d and h and so of head size d/h < d_p, equals it for every X.
+and no standard layer f with the same d and h, so with head size d/h < d_p, equals it for every X.
 
-The paper's proof stands in its appendix, which is not at hand. A shorter one: let B_i = V_i W_i and U_i be those of f's
-heads, in units of their scales, and X = t·Y for small t. Of first order in t, f = g says Σ_i B_i = A; that has rank d, the B_i
-have rank d/h at most, so their row spaces are independent and B_i = Π_i A with Π_i Π_i = Π_i, Π_i Π_j = 0. Of third order, for
-n = 2 and z the difference of the two inputs, Σ_i (x U_i zᵀ) z B_i = (x U zᵀ) z A for all x and z. Multiplied by A⁻¹ Π_i it
-says x U_i zᵀ = x U zᵀ wherever z Π_i ≠ 0, so U_i = U, of rank d_p > d/h, which U_i cannot have.
+The paper's proof is in its appendix, which we do not have. A shorter proof: let B_i = V_i W_i and U_i belong to the heads of f,
+in units of their scales, and let X = t·Y for small t. The terms of first order in t give Σ_i B_i = A. A has rank d, and each B_i
+has rank d/h at most. So their row spaces are independent, and B_i = Π_i A with Π_i Π_i = Π_i, Π_i Π_j = 0. Let n = 2, and let z
+be the difference of the two inputs. The terms of third order give Σ_i (x U_i zᵀ) z B_i = (x U zᵀ) z A for all x and z.
+Multiplied by A⁻¹ Π_i this is x U_i zᵀ = x U zᵀ if z Π_i ≠ 0. So U_i = U, which has rank d_p > d/h. But U_i cannot have this rank.
 
-Inputs are drawn from a space of dimension r here, all of ℝ^d or less, as an embedding of rank r makes them. Where
-r ≤ d/h, one standard head can do all that the larger ones do: on that space neither U nor A has a greater rank than r.
+Here inputs are from a space of dimension r, which is d or less, as an embedding of rank r gives them. If r ≤ d/h, one
+standard head can compute the same as the larger ones: on this space U and A have rank r at most.
 
-What is left out: the paper's own construction, and any bound of its on how far f stays from g. What is shown is how near Adam
-comes, which is a bound from above alone; that a layer with heads of size d_p comes to nothing by the same steps is the control.
+The experiment has neither the paper's own construction nor its bound on the distance between f and g. It measures how near
+Adam comes, which is an upper bound on the distance. As a control, layers with heads of size d_p reach 0 in the same steps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ BATCH, HELD_OUT = 32, 512
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of attention heads without biases: scores x U_i yᵀ/√size with U_i = query_i key_iᵀ, outputs through B_i =
-    value_i output_i.
+    """A layer of attention heads without biases.
+
+    Scores are x U_i yᵀ/√size with U_i = query_i key_iᵀ. Values and outputs are B_i = value_i output_i.
 
     Args:
         query, key, value: [h, d, size].
@@ -51,7 +52,7 @@ class Layer:
     output: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, n, d] → [B, n, d]."""
+        """Return the outputs of the layer, [B, n, d] → [B, n, d]."""
         x = x.unsqueeze(1)
         scores = (x @ self.query) @ (x @ self.key).mT / math.sqrt(self.query.size(-1))
         return (scores.softmax(-1) @ (x @ self.value) @ self.output).sum(1)
@@ -59,9 +60,9 @@ class Layer:
 
 @dataclass
 class LayerFit:
-    """How far a layer of `heads` heads of size `head_dim` stays from the one of Theorem 2, on inputs of rank `input_rank`.
+    """The error of a fitted layer of `heads` heads of size `head_dim`, on inputs of rank `input_rank`.
 
-    `error` is √(Σ‖f(X) − g(X)‖² / Σ‖g(X)‖²) over held-out X, `largest` the greatest ‖f(X) − g(X)‖ / ‖g(X)‖ of one of them.
+    `error` is √(Σ‖f(X) − g(X)‖² / Σ‖g(X)‖²) over held-out X. `largest` is the greatest ‖f(X) − g(X)‖ / ‖g(X)‖ of a single X.
     """
 
     head_dim: int
@@ -72,7 +73,7 @@ class LayerFit:
 
 
 def theorem_layer(embed_dim: int, heads: int, head_dim: int, *, generator: torch.Generator) -> Layer:
-    """A layer with the theorem's conditions: one bilinear form of rank d_p for all heads, values and outputs of full rank."""
+    """Return a layer of the theorem: one bilinear form of rank d_p for all heads; values and outputs of full rank."""
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=generator)
@@ -84,19 +85,19 @@ def theorem_layer(embed_dim: int, heads: int, head_dim: int, *, generator: torch
 
 
 def inputs(count: int, n: int, basis: Tensor, *, generator: torch.Generator) -> Tensor:
-    """`count` normal inputs [count, n, d] from the space that the rows of `basis`, [r, d], span; entries of variance 1."""
+    """Return `count` normal inputs [count, n, d] with variance 1 from the span of the rows of `basis`, [r, d]."""
     rank, embed_dim = basis.shape
     z = torch.randn(count, n, rank, dtype=torch.float64, generator=generator)
     return z @ basis * math.sqrt(embed_dim / rank)
 
 
 def random_basis(rank: int, embed_dim: int, *, generator: torch.Generator) -> Tensor:
-    """Orthonormal rows [r, d]."""
+    """Return random orthonormal rows [r, d]."""
     return torch.linalg.qr(torch.randn(embed_dim, rank, dtype=torch.float64, generator=generator)).Q.mT
 
 
 def fit(target: Layer, head_dim: int, basis: Tensor, n: int, *, steps: int, generator: torch.Generator) -> Layer:
-    """A layer with as many heads, of size `head_dim`, fitted by Adam to `target` on inputs from the span of `basis`."""
+    """Fit a layer with the same number of heads, of size `head_dim`, to `target` by Adam, on inputs from a span."""
     heads, embed_dim, _ = target.value.shape
     shapes = [(heads, embed_dim, head_dim)] * 3 + [(heads, head_dim, embed_dim)]
     parameters = [torch.randn(shape, dtype=torch.float64, generator=generator) / embed_dim**0.5 for shape in shapes]
@@ -114,7 +115,7 @@ def fit(target: Layer, head_dim: int, basis: Tensor, n: int, *, steps: int, gene
 
 
 def errors(layer: Layer, target: Layer, x: Tensor) -> tuple[float, float]:
-    """The error over all inputs, and the largest of one."""
+    """Return the error over all inputs, and the largest error of a single input."""
     wanted, missed = target(x), layer(x) - target(x)
     each = missed.flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
     return (missed.norm() / wanted.norm()).item(), each.max().item()
@@ -131,29 +132,29 @@ def experiment(
     seed: int = 1,
     progress: bool = True,
 ) -> list[LayerFit]:
-    """Errors of layers with heads of size d/h to d_p, on inputs of each rank.
+    """Return the errors of layers with heads of size d/h to d_p, on inputs of each rank.
 
     Args:
         n: sequence length.
         embed_dim: d.
-        heads: h, of the fixed and of the standard layer.
+        heads: h, the number of heads of both layers.
         head_dim: d_p, the size of the fixed heads.
-        input_ranks: dimensions of the spaces that inputs come from, default d and its halves down to d/h.
-        steps: updates of each fit.
+        input_ranks: dimensions of the spaces of inputs; by default d, d/2, … down to d/h.
+        steps: the number of updates of each fit.
 
     Raises:
-        ValueError: sizes with which the theorem says nothing.
+        UserError: the theorem does not apply to these sizes.
     """
     if n < 2 or steps < 1 or embed_dim % heads or not embed_dim // heads < head_dim <= embed_dim:
         raise UserError(
             f"length {n}, embedding size {embed_dim}, heads {heads}, head size {head_dim}, steps {steps}: expected a length of at "
-            "least 2, heads that divide the embedding size, d/h < head size <= d, and at least 1 step"
+            "least 2, heads that divide the embedding size, d/h < head size <= d, and at least 1 step."
         )
     standard = embed_dim // heads
     halves = {max(embed_dim >> power, standard) for power in range(embed_dim.bit_length())}
     ranks = sorted(set(input_ranks or halves), reverse=True)
     if not 1 <= ranks[-1] <= ranks[0] <= embed_dim:
-        raise UserError(f"input ranks {ranks}: expected 1 to {embed_dim}, the embedding size")
+        raise UserError(f"input ranks {ranks}: expected 1 to {embed_dim}, the embedding size.")
     sizes = sorted({standard, *(standard << power for power in range(8) if standard << power < head_dim), head_dim})
     generator = torch.Generator().manual_seed(seed)
     target = theorem_layer(embed_dim, heads, head_dim, generator=generator)
@@ -173,8 +174,8 @@ def as_rows(fits: list[LayerFit]) -> list[dict]:
     return [asdict(fit) for fit in fits]
 
 
-def draw(fits: list[LayerFit]):
-    """Error against the size of heads, a line for each rank of the inputs, as a matplotlib figure."""
+def plot_errors(fits: list[LayerFit]):
+    """Return a figure of the error against the size of heads, with a line for each rank of the inputs."""
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure()

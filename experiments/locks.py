@@ -19,9 +19,9 @@ def locked(
     A process that inherits the descriptor keeps the lock until it ends.
 
     Args:
-        flags: of `os.open`.
+        flags: the flags of `os.open`.
         wait: wait for another process that holds the lock.
-        waiting: called once before waiting.
+        waiting: a function that is called once before waiting.
 
     Yields:
         The descriptor, or None if another process holds the lock and `wait` is false.

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are written from the code, so that they cannot differ from it: docs/attention.md and docs/fairseq.md."""
+"""The pages of docs/ that are generated from the code: docs/attention.md and docs/fairseq.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fairseq_lowrank.attention import AXES, PRESETS, MultiheadAttention, build_attention, replace_attention
+from fairseq_lowrank.attention import (
+    AXES,
+    PRESETS,
+    AttentionConfig,
+    MultiheadAttention,
+    build_attention,
+    replace_attention,
+)
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -31,7 +38,11 @@ def attention_page() -> str:
         )
         for flag, (kind, details, text) in MODEL_FLAGS.items()
     ]
-    arguments = _arguments(MultiheadAttention) | {k: v for k, v in _arguments(build_attention).items() if k != "axes"}
+    arguments = (
+        _arguments(AttentionConfig)
+        | _arguments(MultiheadAttention)
+        | {k: v for k, v in _arguments(build_attention).items() if k != "axes"}
+    )
     signature = inspect.signature(build_attention).parameters
     rows = [
         (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the preset's name")))
@@ -50,7 +61,7 @@ def attention_page() -> str:
         "## Flags of fairseq's commands",
         "Every architecture takes them: `fairseq-train --user-dir fairseq_lowrank --arch ARCH --attention mixhead-b …`. A flag for one part "
         "overrides the preset. The second column is the keyword of `build_attention` in Python.",
-        _table(("flag", "Python", "values", "what it decides"), flags),
+        _table(("flag", "Python", "values", "meaning"), flags),
         "## Presets",
         "A preset sets these axes; all others keep their defaults.",
         _table(
@@ -108,7 +119,7 @@ def fairseq_page() -> str:
     return _page(
         "What the plugin changes in fairseq",
         "This page is written from the table of patches, `fairseq_lowrank/plugin/patches.py`, by `python -m experiments reference`. "
-        "`fairseq-lowrank env` prints the same table with what is on here.",
+        "`fairseq-lowrank env` prints the same table and shows which patches are on.",
         "A stock model trains, validates and picks its best checkpoint with the plugin exactly as without it. Installing the package never "
         "replaces a fairseq that is installed.",
         *parts,
@@ -142,7 +153,7 @@ def _values(kind: type, details: dict) -> str:
 
 
 def _without_values(text: str, details: dict) -> str:
-    """The help of a flag without its values, which the table lists."""
+    """Return the help of a flag without its values, which have a separate column."""
     values = ", ".join(details.get("choices", ()))
     return text.replace(f": {values}", "") if values else text
 

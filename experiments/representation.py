@@ -1,12 +1,11 @@
-"""The representation theorem as an experiment: which attention matrices can a head of size d_k produce at all?
+"""An experiment on the representation theorem: which attention matrices can a head of size d_k produce?
 
-Bhojanapalli et al. 2020, Theorem 1 (Theorem 1 of the Mixhead paper too): for X of full row rank,
-softmax(X W_q (X W_k)ᵀ/√d_k) can equal any positive row-stochastic n×n matrix when d_k ≥ n, and for d_k < n there are
-matrices it misses. A constant added to a row of scores changes nothing after the softmax, so one dimension is free:
-d_k = n − 1 already suffices.
+Bhojanapalli et al. 2020, Theorem 1 (also Theorem 1 of the Mixhead paper): let X have full row rank. If d_k ≥ n,
+softmax(X W_q (X W_k)ᵀ/√d_k) can equal any positive row-stochastic n×n matrix. If d_k < n, there are matrices that it cannot
+equal. A constant added to a row of scores does not change the softmax. This saves one dimension, so d_k = n − 1 is enough.
 
-Text does not have it: function words come again, and equal rows of X make equal rows of P (Mixhead paper, §4.4.1). With X of
-rank r < n the scores lie in an r-dimensional space, and heads of any size miss matrices: `input_rank` asks for that.
+Text does not give X of full row rank: function words repeat, and equal rows of X give equal rows of P (Mixhead paper, §4.4.1).
+With X of rank r < n the scores are in an r-dimensional space, and heads of any size miss some matrices. `input_rank` sets r.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ ONE_HEAD, ONE_MATRIX, ALL_MATRICES = "one head", "h heads mixed into one matrix"
 
 @dataclass
 class Fit:
-    """Error of one method at one head size, over all drawn matrices.
+    """The error of one method at one head size, over all random matrices.
 
-    `error` is the mean of ‖P̂ − P‖_F / ‖P‖_F, `largest` the largest |P̂ − P| of any entry.
+    `error` is the mean of ‖P̂ − P‖_F / ‖P‖_F, and `largest` the largest |P̂ − P| of an entry.
     """
 
     method: str
@@ -41,17 +40,21 @@ class Fit:
 
 
 def random_row_stochastic(count: int, n: int, *, generator: torch.Generator) -> Tensor:
-    """`count` positive matrices `[count, n, n]`, each row drawn uniformly from the simplex."""
+    """Return `count` positive matrices `[count, n, n]`, with each row uniform on the simplex."""
     exponential = torch.empty(count, n, n, dtype=torch.float64).exponential_(generator=generator)
     return exponential / exponential.sum(-1, keepdim=True)
 
 
 def random_inputs(n: int, embed_dim: int, rank: int | None = None, *, generator: torch.Generator) -> Tensor:
-    """Normal hidden states `[n, d]`; of full row rank with probability one, or of rank `rank`."""
+    """Return normal hidden states `[n, d]` of rank `rank`; by default of full row rank, with probability one."""
     if rank is not None and not 1 <= rank <= min(n, embed_dim):
-        raise UserError(f"input rank {rank}: expected 1 to {min(n, embed_dim)}, the length and the embedding size")
+        raise UserError(
+            f"--input-rank {rank}: expected 1 to {min(n, embed_dim)}, the smaller of length and embedding size."
+        )
     if rank is None and embed_dim < n:
-        raise UserError(f"embed_dim is {embed_dim}, must be at least the length {n} for X to have full row rank")
+        raise UserError(
+            f"--embed-dim {embed_dim}: X needs full row rank. Use at least the length {n}, or --input-rank."
+        )
     if rank in (None, n):
         return torch.randn(n, embed_dim, dtype=torch.float64, generator=generator)
     z = torch.randn(n, rank, dtype=torch.float64, generator=generator)
@@ -59,17 +62,17 @@ def random_inputs(n: int, embed_dim: int, rank: int | None = None, *, generator:
 
 
 def attention_matrix(x: Tensor, w_query: Tensor, w_key: Tensor) -> Tensor:
-    """softmax((X W_q)(X W_k)ᵀ / √d_k), `[..., n, n]`, for x `[n, d]` and weights `[..., d, d_k]`."""
+    """Return softmax((X W_q)(X W_k)ᵀ / √d_k), `[..., n, n]`, for x `[n, d]` and weights `[..., d, d_k]`."""
     scores = (x @ w_query) @ (x @ w_key).mT
     return (scores / math.sqrt(w_query.size(-1))).softmax(-1)
 
 
 def closed_form(x: Tensor, target: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """W_q and W_k of head size d_k that give `target`, exactly when d_k ≥ n − 1.
+    """Return W_q and W_k of head size d_k that give `target`, exactly if d_k ≥ n − 1.
 
-    log P has rank n at most; subtracting each row's mean, which the softmax does not see, leaves rank n − 1. The
-    truncated singular value decomposition U Σ Vᵀ of that matrix gives the queries U√Σ and keys V√Σ, and the
-    pseudo-inverse of X turns them into weights. Below n − 1 this is the nearest fit to the *scores*.
+    log P has rank n at most. Without each row's mean, which does not change the softmax, it has rank n − 1 at most. The
+    truncated singular value decomposition U Σ Vᵀ of this matrix gives the queries U√Σ and keys V√Σ. The pseudo-inverse of X
+    converts them to weights. Below n − 1 this is the nearest fit to the *scores*.
 
     Args:
         x: hidden states `[n, d]` of full row rank.
@@ -79,7 +82,7 @@ def closed_form(x: Tensor, target: Tensor, head_dim: int) -> tuple[Tensor, Tenso
         W_q and W_k, each `[..., d, d_k]`.
     """
     if torch.linalg.matrix_rank(x) < x.size(0):
-        raise ValueError(f"X [{x.size(0)}, {x.size(1)}] does not have full row rank")
+        raise ValueError(f"X of shape [{x.size(0)}, {x.size(1)}] does not have full row rank")
     scores = target.log()
     scores = (scores - scores.mean(-1, keepdim=True)) * math.sqrt(head_dim)
     u, s, vt = torch.linalg.svd(scores)
@@ -93,7 +96,7 @@ def closed_form(x: Tensor, target: Tensor, head_dim: int) -> tuple[Tensor, Tenso
 
 
 def relative_error(fitted: Tensor, target: Tensor) -> Tensor:
-    """‖P̂ − P‖_F / ‖P‖_F over the last two dimensions."""
+    """Return ‖P̂ − P‖_F / ‖P‖_F over the last two dimensions."""
     return (fitted - target).flatten(-2).norm(dim=-1) / target.flatten(-2).norm(dim=-1)
 
 
@@ -109,16 +112,15 @@ def gradient_fit(
 ) -> Tensor:
     """Fit W_q, W_k (and, with several heads, the mixing weights M) by Adam on the squared error.
 
-    With X of full row rank every query matrix is reachable, so the steps are taken on Q = X W_q and K = X W_k, which
-    are better conditioned; the weights are recovered through the pseudo-inverse of X before the result is computed. With X
-    of a lower rank r they are taken on coordinates in an orthonormal basis of its columns, [n, r].
+    With X of full row rank every query matrix is reachable. So the parameters are Q = X W_q and K = X W_k, which are better
+    conditioned. The pseudo-inverse of X gives the weights before the result is computed. With X of a lower rank r the parameters
+    are coordinates in an orthonormal basis of its columns, [n, r].
     Mixing is P̄_i = Σ_j M[j,i] P_j (Mixhead paper, equation 12).
 
     Args:
         x: hidden states `[n, d]`.
-        target: `[R, t, n, n]`: R independent problems, each asking the layer for t matrices. One head fits t = 1;
-            h heads mix into t = 1 matrix, or t = h.
-        heads: number of heads h whose matrices are mixed; 1 means no mixing.
+        target: `[R, t, n, n]`: R independent problems with t matrices each. t is 1 for one head, and 1 or h for h mixed heads.
+        heads: the number h of mixed heads; 1 means no mixing.
 
     Returns:
         The fitted matrices `[R, t, n, n]`.
@@ -128,8 +130,8 @@ def gradient_fit(
     shape = (problems, heads, n if basis is None else basis.size(1), head_dim)
     query = torch.randn(shape, dtype=target.dtype, generator=generator).requires_grad_()
     key = torch.randn(shape, dtype=target.dtype, generator=generator).requires_grad_()
-    start = torch.eye(heads) if wanted == heads else torch.full((heads, wanted), 1 / heads)
-    mixing = start.to(target.dtype).repeat(problems, 1, 1).requires_grad_(heads > 1)
+    initial = torch.eye(heads) if wanted == heads else torch.full((heads, wanted), 1 / heads)
+    mixing = initial.to(target.dtype).repeat(problems, 1, 1).requires_grad_(heads > 1)
 
     def mix(matrices: Tensor) -> Tensor:
         return torch.einsum("rjts,rji->rits", matrices, mixing)
@@ -154,13 +156,13 @@ def gradient_fit(
 
 
 def column_basis(x: Tensor) -> Tensor | None:
-    """Orthonormal columns that span those of x `[n, d]`; None where that is all of ℝⁿ."""
+    """Return orthonormal columns with the same span as those of x `[n, d]`; None if the span is ℝⁿ."""
     rank = int(torch.linalg.matrix_rank(x))
     return None if rank == x.size(0) else torch.linalg.svd(x).U[:, :rank]
 
 
 def default_head_dims(n: int) -> list[int]:
-    """Head sizes worth looking at: powers of two, and the theorem's edge n − 2 … n + 1."""
+    """Return powers of two, and the head sizes n − 2 … n + 1 around the theorem's bound."""
     powers = [2**i for i in range(n.bit_length()) if 2**i < n - 2]
     between = [n // 4 * 3] if n >= 16 else []
     return sorted({*powers, *between, *(d for d in (n - 2, n - 1, n, n + 1) if d > 0)})
@@ -178,26 +180,26 @@ def experiment(
     seed: int = 1,
     progress: bool = True,
 ) -> list[Fit]:
-    """Error against head size for the closed form and for gradient fitting with and without mixing.
+    """Return the error for each head size, for the closed form and for gradient fitting with and without mixing.
 
-    Three tasks are set for the gradient: one head after one matrix; h heads mixed into one matrix (what section 3.4
-    of the Mixhead paper argues about); and the whole layer, h heads mixed into h unrelated matrices.
+    The gradient fits one head to one matrix, h mixed heads to one matrix (the case in section 3.4 of the Mixhead paper), and h
+    mixed heads to h unrelated matrices.
 
     Args:
         n: sequence length.
         heads: number of mixed heads h.
-        matrices: number of problems; the h-matrix question draws `heads` matrices for each.
-        embed_dim: width d of X, default n; must be at least n.
-        input_rank: rank of X, default n; below n there is no closed form.
-        steps: updates of each gradient fit.
+        matrices: number of problems; with h matrices, each problem has `heads` random matrices.
+        embed_dim: width d of X, by default n; at least n.
+        input_rank: rank of X, by default n; below n there is no closed form.
+        steps: number of updates of each gradient fit.
     """
     if n < 2 or heads < 2 or matrices < 1 or steps < 1:
         raise UserError(
-            f"length {n}, heads {heads}, matrices {matrices}, steps {steps}: expected at least 2, 2, 1 and 1"
+            f"length {n}, heads {heads}, matrices {matrices}, steps {steps}: expected at least 2, 2, 1 and 1."
         )
     head_dims = sorted(set(head_dims or default_head_dims(n)))
     if head_dims[0] < 1:
-        raise UserError(f"head size {head_dims[0]} is not positive")
+        raise UserError(f"--head-dims {head_dims[0]}: expected a number >= 1.")
     generator = torch.Generator().manual_seed(seed)
     x = random_inputs(n, n if embed_dim is None else embed_dim, input_rank, generator=generator)
     full_rank = input_rank in (None, n)
@@ -230,8 +232,8 @@ def as_rows(fits: list[Fit]) -> list[dict]:
     return [asdict(fit) for fit in fits]
 
 
-def draw(fits: list[Fit], n: int, heads: int):
-    """Error against head size, one line a method, as a matplotlib figure; errors below 1e-8 are drawn there."""
+def plot_errors(fits: list[Fit], n: int, heads: int):
+    """Return a figure of the error against the head size, with a line for each method; the least error shown is 1e-8."""
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure()

@@ -1,6 +1,6 @@
-"""A page for each variant, from one source: what is declared here, and what is counted, decoded and looked up.
+"""The pages of attention variants, from their declarations, counts of built layers, and results.
 
-A new preset gets an entry in :data:`VARIANTS`; its formulas are held to built layers by ``tests/experiments/test_variants.py``.
+A new preset needs an entry in :data:`VARIANTS`; ``tests/experiments/test_variants.py`` compares its formulas with built layers.
 """
 
 from __future__ import annotations
@@ -109,22 +109,22 @@ PAPERS = {
         "https://arxiv.org/abs/2601.19611",
     ),
 }
-"""Title, authors and address of papers that no table of ours is about; the others stand in ``reporting/papers.json``."""
+"""Title, authors and address of papers without a table of ours; the others are in ``reporting/papers.json``."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is said of a variant; everything else on its page is found out.
+    """The declaration of a variant; the rest of its page is computed.
 
     Args:
-        title: its name in words.
-        formula: what it computes, head i of h, with queries Q_i, keys K_i, values V_i and P_i = softmax(Q_i K_iᵀ/√d_k).
-        parameters: of one layer, biases left out, as :func:`evaluate` reads them.
-        cached: numbers that a decoding layer keeps of a token, likewise; ``None`` where it keeps what ``mha`` does.
-        papers: keys of :data:`PAPERS` or of ``reporting/papers.json``; none where it is of this project.
-        notes: what is exactly so, and what to know before choosing it.
-        preset: of ``--attention``; ``None`` where it is no attention.
-        axes: what is set over the preset, to sizes that stand for any.
+        title: the name in words.
+        formula: the formula of head i of h, with queries Q_i, keys K_i, values V_i and P_i = softmax(Q_i K_iᵀ/√d_k).
+        parameters: the formula of the parameters of one layer without biases, see :func:`evaluate`.
+        cached: the formula of the values that a decoding layer caches for a token.
+        papers: keys of :data:`PAPERS` or of ``reporting/papers.json``; empty if the variant is from this project.
+        notes: exact properties, and what to know before choosing the variant.
+        preset: the value of ``--attention``; ``None`` if the variant is not attention.
+        axes: values that override the preset, with example sizes.
     """
 
     title: str
@@ -149,10 +149,11 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("transformer", "fixedhead"),
-        "The scores of a head have rank d_k at most: that is the low-rank bottleneck. With positions of full rank, a head size of "
-        "n − 1 already makes any positive pattern over n positions, since softmax ignores a constant a row. A head size of (n − 1)/2 makes "
-        "almost any causal pattern, whose other half is free: all but a set of measure zero. With n 3 and d_k 1 the rows (0.7, 0.3) and "
-        "(0.4, 0.4, 0.2) are out of reach. Fairseq's own module, number for number, and its checkpoints load.",
+        "The scores of a head have rank d_k at most. This is the low-rank bottleneck. With positions of full rank, a head of size n − 1 "
+        "can make any positive pattern over n positions, because softmax ignores a constant in each row. A causal mask leaves half of the "
+        "scores free. Then a head of size (n − 1)/2 can make almost any pattern: all except a set of measure zero. For example, with n 3 and "
+        "d_k 1 it cannot make the rows (0.7, 0.3) and (0.4, 0.4, 0.2). `mha` equals fairseq's own module, number for number, and loads its "
+        "checkpoints.",
         "mha",
     ),
     "fixedhead": Variant(
@@ -161,9 +162,9 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("fixedhead",),
-        "Theorem 1 of the paper: with d_k ≥ n a head can make any positive row-stochastic n × n matrix of positions of full rank, and not "
-        "with every smaller d_k. Beyond the paper: n − 1 suffices, for softmax ignores a constant a row, and (n − 1)/2 for almost every causal pattern. The "
-        "cache grows with the head size too. Counted with heads of 128.",
+        "Theorem 1 of the paper: with positions of full rank and d_k ≥ n, a head can make any positive row-stochastic n × n matrix. With some "
+        "smaller d_k it cannot. Beyond the paper: n − 1 is enough, because softmax ignores a constant in each row. For almost every causal "
+        "pattern, (n − 1)/2 is enough. The cache grows with the head size too. Counted with heads of 128.",
         "fixedhead",
         {"head_dim": 128},
     ),
@@ -174,7 +175,7 @@ VARIANTS: dict[str, Variant] = {
         "2·d·h·d_k + 2·d·g·d_k",
         "2·g·d_k",
         ("gqa",),
-        "g = h is `mha`, g = 1 is `mqa`. It saves cache, and parameters of keys and values; the rank of a head's scores stays "
+        "g = h is `mha`, and g = 1 is `mqa`. It saves cache, and parameters of keys and values. The rank of a head's scores stays "
         "d_k. Counted with two heads of keys and values.",
         "gqa",
         {"key_value_heads": 2},
@@ -185,9 +186,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + h²",
         _CACHED,
         ("mixhead",),
-        "Mixing after the softmax widens what is done with patterns: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i), "
-        "so each P_j stays as it was, and the map from values to outputs gets rank min(d, h·d_k). With one value for all heads "
-        "(`mqa`, `sha`, `mhe-mul`) the output projection absorbs M.",
+        "Mixing after the softmax leaves each pattern P_j as it is. It widens the map from values to outputs, whose rank becomes "
+        "min(d, h·d_k). The reason: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i). If all heads share one value (`mqa`, "
+        "`sha`, `mhe-mul`), the output projection absorbs M.",
         "mixhead-a",
     ),
     "mixhead-b": Variant(
@@ -196,8 +197,8 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + h² + d_k·h",
         _CACHED,
         ("mixhead",),
-        "q_{t,j} is head j's query after any head embedding and before the scale 1/√d_k. At W^M = 0 it is Mixhead A. No fixed "
-        "output projection absorbs it.",
+        "q_{t,j} is head j's query after a head embedding, if there is one, and before the scale 1/√d_k. With W^M = 0 it is Mixhead A. "
+        "No fixed output projection absorbs it.",
         "mixhead-b",
     ),
     "mixhead-random": Variant(
@@ -206,7 +207,8 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("mixhead",),
-        "An ablation: mixing without learning it. Columns are divided by their sums (eq. 13), as in the authors' released code. M is saved with the model (h² numbers that are no parameters).",
+        "An ablation: mixing that is not learned. Columns are divided by their sums (eq. 13), as in the authors' released code. M is saved "
+        "with the model (h² numbers, which are not parameters).",
         "mixhead-random",
     ),
     "avghead": Variant(
@@ -215,7 +217,8 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("mixhead",),
-        'An ablation: all heads attend alike, and only their values differ. 1/h, never trained, is our reading of the paper\'s "uniform". M is saved with the model (h² numbers that are no parameters).',
+        "An ablation: all heads have the same pattern, and only their values differ. M is 1/h and never trained, which is our reading of the "
+        'paper\'s "uniform". It is saved with the model (h² numbers, which are not parameters).',
         "avghead",
     ),
     "gain": Variant(
@@ -224,9 +227,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + h",
         _CACHED,
         (),
-        "The control of every claim on mixing: the diagonal of M alone. Exactly absorbed by the output projection "
-        "(w_i P_i V_i W_O,i = P_i V_i (w_i W_O,i)), so it can express no more than `mha`; it only trains otherwise. "
-        "Fairseq's `--scale-heads` scales slices of the projected output instead, in decoders only.",
+        "The control for every claim on mixing: only the diagonal of M. The output projection absorbs it exactly: "
+        "w_i P_i V_i W_O,i = P_i V_i (w_i W_O,i). So it can express the same as `mha`, and differs only in training. Fairseq's "
+        "`--scale-heads` scales slices of the projected output instead, and only in decoders.",
         "gain",
     ),
     "talking-heads": Variant(
@@ -235,9 +238,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + 2·h²",
         _CACHED,
         ("talking-heads",),
-        "Mixing before the softmax widens what makes patterns: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k), and that is the bilinear form "
-        "whose rank is the bottleneck. Mixing after it widens what is done with them, as in Mixhead A. Masks and biases belong to "
-        "the mixed scores: a −∞ is never mixed.",
+        "Mixing before the softmax raises the rank of the scores, which is the bottleneck: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k). "
+        "Mixing after the softmax widens the map from values to outputs, as in Mixhead A. Masks and biases are added to the mixed "
+        "scores, so a −∞ is never mixed.",
         "talking-heads",
     ),
     "mhe-add": Variant(
@@ -246,9 +249,9 @@ VARIANTS: dict[str, Variant] = {
         "3·d·d_k + 3·h·d_k + h·d_k·d",
         "2·d_k",
         ("mhe",),
-        "Exactly multi-query attention: e^k_i adds (q + e^q_i)·e^k_i/√d_k to a whole row, which softmax cancels (sigsoftmax does not, nor "
-        "does softmax with an appended key of zeros), and e^v_i adds e^v_i times the sum of the row. So one key and one value are "
-        "projected, cached and read. All heads share a value of size d_k: what it lets through has that rank.",
+        "It is exactly multi-query attention. e^k_i adds (q + e^q_i)·e^k_i/√d_k to an entire row, and softmax cancels this. (Sigsoftmax does "
+        "not, and softmax with an appended key of zeros does not.) e^v_i adds e^v_i times the sum of the row. So one key and one value are "
+        "projected, cached and read. All heads share a value of size d_k, which limits the rank of the output.",
         "mhe-add",
     ),
     "mhe-mul": Variant(
@@ -257,8 +260,8 @@ VARIANTS: dict[str, Variant] = {
         "3·d·d_k + 3·h·d_k + h·d_k·d",
         "2·d_k",
         ("mhe",),
-        "Exactly multi-query attention: fold (1 + e^q_i)(1 + e^k_i) into the query, attend over the one key and value, multiply head "
-        "i's output by (1 + e^v_i). All heads share a value of size d_k: what it lets through has that rank.",
+        "It is exactly multi-query attention. The query absorbs (1 + e^q_i)(1 + e^k_i), there is one key and one value, and head i's output is "
+        "multiplied by (1 + e^v_i). All heads share a value of size d_k, which limits the rank of the output.",
         "mhe-mul",
     ),
     "sha": Variant(
@@ -267,7 +270,7 @@ VARIANTS: dict[str, Variant] = {
         "3·d·d_k + h·d_k·d",
         "2·d_k",
         ("mhe",),
-        "The ground that MHE stands on, and the unit of PEoP. All heads are equal, so any mixing of them is degenerate.",
+        "The base of MHE, and the unit of PEoP. All heads are equal, so mixing them only scales each head.",
         "sha",
     ),
     "mqa": Variant(
@@ -276,8 +279,8 @@ VARIANTS: dict[str, Variant] = {
         "2·d·h·d_k + 2·d·d_k",
         "2·d_k",
         ("mqa",),
-        "`gqa` with one head of keys and values. With one shared value mixing is a product of head outputs, "
-        "P̄_i V = Σ_j M[j, i] (P_j V), and a static M is absorbed by the output projection.",
+        "It is `gqa` with one head of keys and values. With one shared value, mixing probabilities equals mixing head outputs: "
+        "P̄_i V = Σ_j M[j, i] (P_j V). So the output projection absorbs a static M.",
         "mqa",
     ),
     "skv": Variant(
@@ -286,7 +289,7 @@ VARIANTS: dict[str, Variant] = {
         "3·d·h·d_k",
         "h·d_k",
         ("mhe",),
-        "Half the cache of `mha`, since keys alone are kept. The value given must be the key.",
+        "Half the cache of `mha`, because only keys are cached. The value input must be the key input.",
         "skv",
     ),
     "el": Variant(
@@ -295,7 +298,8 @@ VARIANTS: dict[str, Variant] = {
         "2·d·h·d_k",
         "h·d_k",
         ("el", "mhe"),
-        "Keys and values are the hidden states, cut into heads (as the MHE poster takes it), so d_k = d/h, and h·d_k = d numbers are cached.",
+        "Keys and values are the hidden states, divided among heads, as the MHE poster defines it. So d_k = d/h, and h·d_k = d numbers are "
+        "cached.",
         "el",
     ),
     "gated-head": Variant(
@@ -304,9 +308,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + d·h",
         _CACHED,
         ("gated",),
-        "Each query weighs each head's output by a number between 0 and 2. It starts as `mha`, with outputs unchanged. `--gate-start half` "
-        "gives σ as published, which halves the outputs at the start. A smaller start alone can speed up a training, so compare both "
-        "starts. Use it when you want the cheapest output that depends on the query.",
+        "Each query weights each head's output by a number between 0 and 2. At first it equals `mha`. `--gate-start half` gives σ as "
+        "published, which halves the outputs at first. A smaller initial output can speed up training by itself, so compare both. Use it "
+        "if you want the cheapest output that depends on the query.",
         "gated-head",
     ),
     "gated": Variant(
@@ -315,8 +319,8 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + d·h·d_k",
         _CACHED,
         ("gated",),
-        "Each query weighs each feature of each head's output. It starts as `mha`, with outputs unchanged. `--gate-start half` gives σ as "
-        "published, which halves the outputs at the start. Use it when a quarter more attention parameters are no problem.",
+        "Each query weights each feature of each head's output. At first it equals `mha`. `--gate-start half` gives σ as published, which "
+        "halves the outputs at first. Use it if a quarter more attention parameters are acceptable.",
         "gated",
     ),
     "mla": Variant(
@@ -325,9 +329,9 @@ VARIANTS: dict[str, Variant] = {
         "d·r + 2·r·h·d_k + 2·d·h·d_k + r",
         "r",
         ("mla",),
-        "A token caches r numbers. For few queries W^k is absorbed into the query and W^v into the output, so that c is the one key and "
-        "value of all heads. Apart from its norm it is plain attention with factored weights. Keys and values need one input, and scores are dot "
-        "products. Use it when the cache of decoding is too large. Counted with r = d/2, the default.",
+        "A token caches r numbers. For few queries, the query absorbs W^k and the output absorbs W^v, so c is the one key and value of all "
+        "heads. Except for its norm, it is plain attention with factored weights. Keys and values need one input, and scores are dot "
+        "products. Use it if the cache of decoding is too large. Counted with r = d/2, the default.",
         "mla",
     ),
     "dcmha": Variant(
@@ -337,9 +341,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + 4·d·h·r + 2·d·h",
         _CACHED,
         ("dcmha",),
-        "The query-wise part of DCMHA, before and after the softmax. It starts as `mha`. The matrices are computed from the layer's input, so "
-        "`--mixing-orthogonality` has no matrix to act on and is refused. Use it when you want the strongest mixing and can pay for it. "
-        "Counted with rank r = 2, the default (`--rank`).",
+        "The query-wise part of DCMHA, before and after the softmax. At first it equals `mha`. The matrices are computed from the layer's "
+        "input, so `--mixing-orthogonality` is refused. Use it if you want the strongest mixing and accept its cost. Counted with rank "
+        "r = 2, the default (`--rank`).",
         "dcmha",
     ),
     "diff": Variant(
@@ -349,8 +353,8 @@ VARIANTS: dict[str, Variant] = {
         _CACHED,
         ("diff",),
         "Two heads of queries share the key and value of head i, as in the authors' second version. There are 2h heads of queries, so queries "
-        "have twice the parameters. It does not start as `mha`, and `--load-alignments` refuses it, because its weights can be negative. With a constant factor it is plain "
-        "attention of 2h heads. Use it when attention spreads over irrelevant tokens.",
+        "have twice the parameters. It does not equal `mha` at first. `--load-alignments` refuses it, because its weights can be "
+        "negative. With a constant factor it is plain attention of 2h heads. Use it if attention spreads over irrelevant tokens.",
         "diff",
     ),
     "collaborative": Variant(
@@ -359,8 +363,8 @@ VARIANTS: dict[str, Variant] = {
         "2·d·D + h·D + 2·d·h·d_k",
         "D + h·d_k",
         ("collaborative",),
-        "All heads read the same D features, and each weighs them. With D = h·d_k, the default, it can be every plain attention: "
-        "`fairseq-lowrank convert` does that exactly. With D > d_k the scores of a head can have rank D. Use it when heads of a trained model "
+        "All heads share D features, and each head weights them. With D = h·d_k, the default, it can be every plain attention; "
+        "`fairseq-lowrank convert` does this exactly. With D > d_k the scores of a head can have rank D. Use it if heads of a trained model "
         "are redundant and you want a smaller D. Counted with D 256.",
         "collaborative",
         {"shared_dim": 256},
@@ -371,8 +375,8 @@ VARIANTS: dict[str, Variant] = {
         "d·r + r·h·d_k + 2·d·d_k + h·d_k·d",
         "2·d_k",
         ("mfa",),
-        "One key and one value serve all heads, so heads can be wide (`--head-dim`) with a small cache. "
-        "Here d_k is the head size and r the size of the latent (`--latent-dim`). Use it when you want scores of high rank and a small cache. "
+        "All heads share one key and one value, so heads can be wide (`--head-dim`) with a small cache. "
+        "Here d_k is the head size and r the size of the latent (`--latent-dim`). Use it if you want scores of high rank and a small cache. "
         "Counted with d_k 128 and r 256.",
         "mfa",
         {"head_dim": 128, "latent_dim": 256},
@@ -383,8 +387,8 @@ VARIANTS: dict[str, Variant] = {
         "2·d·d_k + 2·d·h·r + 2·h·r·d_k + 2·d·h·d_k",
         "2·d_k + 2·h·r",
         ("lrkv",),
-        "One key and one value for all heads, and a difference of rank r for each. r = 0 would be `mqa`; with r = d_k it can be every plain attention, "
-        "and `fairseq-lowrank convert` does that exactly. B_i is absorbed into the query and into the output. Use it when `mqa` loses too much and "
+        "All heads share one key and one value, and each adds a difference of rank r. r = 0 would be `mqa`. With r = d_k it can be every plain "
+        "attention, and `fairseq-lowrank convert` does this exactly. The query and the output absorb B_i. Use it if `mqa` loses too much and "
         "`mha` caches too much. Counted with r = d_k/4, the default (`--rank`).",
         "lrkv",
     ),
@@ -394,8 +398,8 @@ VARIANTS: dict[str, Variant] = {
         "2·d·h·r + 2·d·d_k·r + d·h·r_q + d·d_k·r_q + h·d_k·d",
         "2·h·r + 2·d_k·r",
         ("tpa",),
-        "Queries, keys and values are quadratic in the input, so scores are not bilinear in queries' and keys' inputs. A token caches the "
-        "factors. The projections have no bias. Use it when both parameters and cache must be small. Counted with r = 2 (`--rank`) and r_q = 6 "
+        "Queries, keys and values are quadratic in the input, so scores are not bilinear in the inputs of queries and keys. A token caches "
+        "the factors. The projections have no bias. Use it if both parameters and cache must be small. Counted with r = 2 (`--rank`) and r_q = 6 "
         "(`--query-rank`), the defaults.",
         "tpa",
     ),
@@ -405,9 +409,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + h",
         _CACHED,
         ("xsa",),
-        "A head leaves out what its own position says already, which the residual connection carries. It starts as `mha`. Cross attention has no "
-        "own value: with an encoder and a decoder, add `--attention-sites encoder,decoder`. Use it when you want the cheapest change of "
-        "self-attention.",
+        "A head removes the direction of the value at the same position, which the residual connection already carries. At first it equals `mha`. "
+        "Cross attention has no own value: with an encoder and a decoder, add `--attention-sites encoder,decoder`. Use it if you want the "
+        "cheapest change of self-attention.",
         "xsa",
     ),
     "knocking-linear": Variant(
@@ -416,8 +420,8 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + d_k² + d_k² + d_k²",
         _CACHED,
         ("knocking",),
-        "The maps fold into the projections, so it can compute nothing that `mha` cannot. `fairseq-lowrank convert` does the folding. A gain is one of "
-        "optimisation. Use it when you want to test that gain.",
+        "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain can only come "
+        "from optimisation. Use it if you want to test this gain.",
         "knocking-linear",
     ),
     "mea": Variant(
@@ -426,8 +430,8 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + 2·h²",
         _CACHED,
         ("mea",),
-        "The maps fold into the projections, so it can compute nothing that `mha` cannot. `fairseq-lowrank convert` does the folding. A gain is one of "
-        "optimisation. Use it when you want to test that gain.",
+        "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain can only come "
+        "from optimisation. Use it if you want to test this gain.",
         "mea",
     ),
     "sigsoftmax": Variant(
@@ -436,8 +440,8 @@ VARIANTS: dict[str, Variant] = {
         _PARAMETERS,
         _CACHED,
         ("sigsoftmax", "mixhead"),
-        "Log-probabilities are no longer the scores less a constant a row, so their rank can exceed that of the scores. It is not invariant under a "
-        "shift of the row: what is the same in a whole row counts. An activation, so it goes with every preset.",
+        "Log-probabilities are not the scores minus a constant in each row, so their rank can exceed that of the scores. It is not invariant "
+        "under a shift of a row, so a constant in a row has an effect. It is an activation, so it works with every preset.",
         "mha",
         {"activation": "sigsoftmax"},
     ),
@@ -447,9 +451,9 @@ VARIANTS: dict[str, Variant] = {
         f"{_PARAMETERS} + d·h·d_k + 2·h·d_k",
         _CACHED,
         ("transformer-xl",),
-        "Positions are distances, so memory of earlier segments goes before the keys; nothing of size n × n is made. W_R has as many "
-        "heads as keys have; a key embedding (MHE) acts on k_s alone, and Mixhead B reads q_t. The term of positions is not bound by the rank "
-        "of the keys: the scores of a head can exceed rank d_k. Not for cross attention, EL or appended keys.",
+        "Positions are distances, so memory of earlier segments can precede the keys. Nothing of size n × n is stored. W_R has the "
+        "same number of heads as keys. A key embedding (MHE) changes only k_s, and Mixhead B reads q_t. The term of positions is not limited by "
+        "the rank of the keys, so the scores of a head can exceed rank d_k. It does not work with cross attention, EL or appended keys.",
         "mha",
         {"score": "relative"},
     ),
@@ -459,13 +463,13 @@ VARIANTS: dict[str, Variant] = {
         "3·d·h·d_k + h·d_k·n",
         "h·d_k",
         ("synthesizer", "mixhead"),
-        "W_1 is q_proj, and there are no keys: column s of W_2 is to the features ReLU(x_t W_1) what a key is to a query, but the same in every "
-        "sentence. So it is dot-product attention to a learned key for each position, without 1/√d_k: any backend computes it, and scores "
-        "have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has one W_2 for all heads; "
-        "`lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, does, and keeps a projection of keys that feeds nothing "
-        "(`--unused-key-projection`; without it 231.2M). A sentence of more than n positions is refused, padding is not counted, decoding "
-        "keeps values alone. Not for cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
-        "`--max-target-positions`, `--max-source-positions`.",
+        "W_1 is q_proj, and there are no keys. Column s of W_2 acts like a key for the features ReLU(x_t W_1), but it is the same in every "
+        "sentence. So this is dot-product attention to a learned key for each position, without 1/√d_k. Any backend computes it, and scores "
+        "have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has one W_2 for all heads. "
+        "`lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, uses it. This model also keeps an unused projection of "
+        "keys (`--unused-key-projection`); without it, it has 231.2M. A sentence of more than n positions is refused. Padding does not count "
+        "as a position, and decoding caches only values. It does not work with cross attention, appended keys, SKV, EL or head embeddings. "
+        "Counted with n 512, which in fairseq is `--max-target-positions` or `--max-source-positions`.",
         "mha",
         {"score": "synthesizer-dense"},
     ),
@@ -475,8 +479,9 @@ VARIANTS: dict[str, Variant] = {
         "2·d·h·d_k + h·n²",
         "h·d_k",
         ("synthesizer",),
-        "Neither queries nor keys: what a position sees is the same in every sentence, and of any rank. Mixhead B, which reads queries, is "
-        "refused. Memory is that of R where no sentence has padding on its left. Else as `synthesizer-dense`.",
+        "There are neither queries nor keys. The pattern of a position is the same in every sentence, and its scores can have any rank. Mixhead "
+        "B reads queries, so it is refused. If no sentence has padding on its left, the memory is that of R. The rest is as in "
+        "`synthesizer-dense`.",
         "mha",
         {"score": "synthesizer-random"},
     ),
@@ -486,29 +491,28 @@ VARIANTS: dict[str, Variant] = {
         "V·r + r·d",
         None,
         ("vocabulary_bottleneck",),
-        "The vocabulary bottleneck: where r < d, width beyond r is worth little and depth is worth more. For language models, "
-        "with any attention. A full embedding has V·d. With --embed-kernel K a position reads the last K tokens by a "
-        "convolution (K·r·d parameters in place of r·d), whose rank is K·r at most: the paper's equations 2 and 4, with a stride "
-        "of one token.",
+        "The vocabulary bottleneck: if r < d, width beyond r is worth little, and depth is worth more. It works for language models with any "
+        "attention. A full embedding has V·d parameters. With --embed-kernel K, a position reads the last K tokens by a convolution, with "
+        "K·r·d parameters instead of r·d. Its rank is K·r at most. These are the paper's equations 2 and 4, with a stride of one token.",
         None,
     ),
 }
-"""The variants by the names of their pages, an entry for each preset at least."""
+"""The variants by the names of their pages; every preset has an entry."""
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Runs of this repository that a variant may have a row in.
+class ResultQuery:
+    """A query for the results of a variant in one table of this repository.
 
     Args:
-        title: what was run and measured.
-        file: of results.
-        table: in it.
-        row: name of the row, of the variant's ``{name}``.
-        style: how a value is printed.
-        geometric: whether the mean is geometric, for values that span orders of magnitude.
-        split: whose loss in bits counts; ``None`` for a line's own value.
-        task: whose lines count, where lines have one.
+        title: the setting and the measure.
+        file: the file of results.
+        table: the table in the file.
+        row: the name of the row, with ``{name}`` for the variant.
+        style: the format of a value.
+        geometric: if True, the mean is geometric, for values of several orders of magnitude.
+        split: the split whose loss in bits is used; ``None`` for a line's own value.
+        task: the task of the lines, if they have one.
     """
 
     title: str
@@ -521,11 +525,11 @@ class Setting:
     task: str | None = None
 
     def value(self, line: dict) -> float | None:
-        """Return what counts of a line of results, if it has it."""
+        """Return the value of a line of results, if it has one."""
         return line["value"] if self.split is None else line.get("losses", {}).get(self.split, {}).get("bits")
 
-    def text(self, values: Sequence[float]) -> str:
-        """Return mean and standard deviation; of a geometric mean the least and the greatest value."""
+    def format_values(self, values: Sequence[float]) -> str:
+        """Return mean and standard deviation; for a geometric mean, the least and the greatest value."""
         mean = format((geometric_mean if self.geometric else fmean)(values), self.style)
         if len(values) == 1:
             return mean
@@ -540,13 +544,13 @@ _TRANSLATION = (
     ("Multi30k, four sentences as one, 4 heads of 32", "above-head-size", "h4-{name}"),
     ("Multi30k, four sentences as one, 32 heads of 4", "above-head-size", "h32-{name}"),
 )
-SETTINGS = (
-    *(Setting(f"{title}: BLEU ↑", "evidence.jsonl", table, row) for title, table, row in _TRANSLATION),
+RESULT_QUERIES = (
+    *(ResultQuery(f"{title}: BLEU ↑", "evidence.jsonl", table, row) for title, table, row in _TRANSLATION),
     *(
-        Setting(f"{title}: test loss, bits ↓", "evidence.jsonl", table, row, ".3f", split="test")
+        ResultQuery(f"{title}: test loss, bits ↓", "evidence.jsonl", table, row, ".3f", split="test")
         for title, table, row in _TRANSLATION
     ),
-    Setting(
+    ResultQuery(
         "one known matrix, 16 heads: error ↓",
         "evidence-matrices.jsonl",
         "matrices",
@@ -554,7 +558,7 @@ SETTINGS = (
         ".2g",
         True,
     ),
-    Setting(
+    ResultQuery(
         "eight known matrices, 16 heads: error ↓",
         "evidence-matrices.jsonl",
         "matrices",
@@ -562,27 +566,27 @@ SETTINGS = (
         ".2g",
         True,
     ),
-    Setting(
+    ResultQuery(
         "nearest point, 8 heads: squared error ↓", "evidence-nearest-point.jsonl", "nearest-point", "h8-{name}", ".3f"
     ),
-    Setting(
+    ResultQuery(
         "small BERT, sentence polarity: accuracy ↑", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
     ),
-    Setting("Multi30k de-en, 4 heads of 64: BLEU ↑", "multi30k.jsonl", "compare", "{name}"),
-    Setting("Multi30k de-en, 32 heads of 8: BLEU ↑", "multi30k.jsonl", "compare", "{name}-h32"),
-    Setting("Brown, 4 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}"),
-    Setting("Brown, 32 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}-h32"),
+    ResultQuery("Multi30k de-en, 4 heads of 64: BLEU ↑", "multi30k.jsonl", "compare", "{name}"),
+    ResultQuery("Multi30k de-en, 32 heads of 8: BLEU ↑", "multi30k.jsonl", "compare", "{name}-h32"),
+    ResultQuery("Brown, 4 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}"),
+    ResultQuery("Brown, 32 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}-h32"),
 )
 
 
 def evaluate(formula: str, sizes: dict[str, int]) -> int:
-    """The value of a sum of products of numbers and sizes, such as ``4·d·h·d_k + h²``.
+    """Return the value of a sum of products of numbers and sizes, such as ``4·d·h·d_k + h²``.
 
     Args:
-        sizes: by name.
+        sizes: the sizes by name.
 
     Raises:
-        KeyError: a name without a size.
+        KeyError: a name has no size.
     """
 
     def value(factor: str) -> int:
@@ -592,15 +596,15 @@ def evaluate(formula: str, sizes: dict[str, int]) -> int:
     return sum(math.prod(value(factor) for factor in term.split("·")) for term in formula.split(" + "))
 
 
-def build(variant: Variant, embed_dim: int = EMBED_DIM, heads: int = HEADS) -> MultiheadAttention:
-    """A layer of the variant, without biases and without memory."""
+def build_layer(variant: Variant, embed_dim: int = EMBED_DIM, heads: int = HEADS) -> MultiheadAttention:
+    """Build a layer of the variant, without biases and on the meta device."""
     sizes = {"embed_dim": embed_dim, "num_heads": heads, "max_positions": POSITIONS}
     layer = build_attention(variant.preset, **sizes, self_attention=True, bias=False, device="meta", **variant.axes)
     return layer.eval()
 
 
 def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
-    """The sizes of a layer by the letters of the formulas."""
+    """Return the sizes of a layer by the letters of the formulas."""
     sizes = layer.projection.dims
     return {
         "d": sizes.embed_dim,
@@ -615,13 +619,13 @@ def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
 
 
 def count(layer: MultiheadAttention) -> int:
-    """The parameters of a layer."""
+    """Count the parameters of a layer."""
     return sum(parameter.numel() for parameter in layer.parameters())
 
 
 @torch.no_grad()
 def cached(layer: MultiheadAttention) -> int:
-    """The numbers that a layer keeps of one token, after it has decoded one."""
+    """Decode one token, and return the number of values that the layer caches."""
     state = {}
     token = torch.empty(1, 1, layer.embed_dim, device="meta")
     layer(token, token, token, incremental_state=state, need_weights=False)
@@ -629,9 +633,9 @@ def cached(layer: MultiheadAttention) -> int:
 
 
 def flags(variant: Variant) -> str:
-    """What chooses the variant, and the axes that its preset sets."""
+    """Return the flags that choose the variant, and the axes that its preset sets."""
     if variant.preset is None:
-        return "`--embed-rank R`; `--embed-kernel K` with it, or alone"
+        return "`--embed-rank R`, `--embed-kernel K`, or both"
     own, of_preset = (
         "".join(
             f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type is int else value}"
@@ -646,10 +650,10 @@ def flags(variant: Variant) -> str:
 
 
 def code(variant: Variant) -> list[Path]:
-    """The files of the parts that make the variant what it is, from the folder of the package."""
+    """Return the files of the variant's special parts, relative to the package."""
     if variant.preset is None:
         return [Path("plugin/attention.py")]
-    layer = build(variant)
+    layer = build_layer(variant)
     spec, plain = layer.spec, AttentionSpec()
     parts = []
     if layer.mixing is not None:
@@ -667,27 +671,28 @@ def code(variant: Variant) -> list[Path]:
 
 
 def measured(name: str, results: Path = RESULTS) -> list[dict]:
-    """Return a variant's rows among our results, with those of ``mha`` under the same seeds.
+    """Return a variant's rows in our results, with those of ``mha`` for the same seeds.
 
-    Each has ``setting``, ``value``, ``mha`` (empty for `mha` itself, or without a common seed) and ``seeds``.
+    Each row has ``setting``, ``value``, ``mha`` (empty for `mha`, or without a common seed) and ``seeds``.
     """
     rows = []
-    for setting in SETTINGS:
-        lines = read_results(results / setting.file, measurements=True)
-        lines = [line for line in lines if line["table"] == setting.table and line.get("task") == setting.task]
+    for query in RESULT_QUERIES:
+        lines = read_results(results / query.file, measurements=True)
+        lines = [line for line in lines if line["table"] == query.table and line.get("task") == query.task]
 
-        def by_seed(preset: str, setting: Setting = setting, lines: list[dict] = lines) -> dict[int, float]:
-            row = setting.row.format(name=preset)
-            found = {line["seed"]: setting.value(line) for line in lines if line["row"] == row and not line["smoke"]}
+        def by_seed(preset: str, query: ResultQuery = query, lines: list[dict] = lines) -> dict[int, float]:
+            row = query.row.format(name=preset)
+            found = {line["seed"]: query.value(line) for line in lines if line["row"] == row and not line["smoke"]}
             return {seed: value for seed, value in sorted(found.items()) if value is not None}
 
         own, plain = by_seed(name), by_seed("mha") if name != "mha" else {}
         seeds = [seed for seed in own if seed in plain] or list(own)
         if seeds:
             texts = (
-                setting.text([of[seed] for seed in seeds]) if set(seeds) <= of.keys() else "" for of in (own, plain)
+                query.format_values([of[seed] for seed in seeds]) if set(seeds) <= of.keys() else ""
+                for of in (own, plain)
             )
-            rows.append(dict(zip(("setting", "value", "mha"), (setting.title, *texts), strict=True), seeds=len(seeds)))
+            rows.append(dict(zip(("setting", "value", "mha"), (query.title, *texts), strict=True), seeds=len(seeds)))
     return sorted(rows, key=lambda row: row["seeds"] == 1)
 
 
@@ -702,14 +707,14 @@ def results_table(name: str, rows: list[dict]) -> str:
     notes = "Mean ± standard deviation over seeds; errors of known matrices: geometric mean (least to greatest).\n"
     if any(row["seeds"] == 1 for row in rows):
         notes += (
-            "A row of one seed tells little: two runs of one function differ by 0.99 BLEU "
+            "A row with one seed says little: two runs of one function differ by 0.99 BLEU "
             "([results.md](../results.md#multi30k-german-to-english)).\n"
         )
     return f"{notes}\n{table}"
 
 
 def citations(variant: Variant) -> str:
-    """The papers of a variant, or whose it is."""
+    """Return links to the papers of a variant, or "this project"."""
     ours = load_papers()
     papers = PAPERS | {key: (of["title"], f"{of['authors']}, {of['published']}", of["url"]) for key, of in ours.items()}
     cited = (papers[key] for key in variant.papers)
@@ -717,7 +722,7 @@ def citations(variant: Variant) -> str:
 
 
 def costs(variant: Variant) -> dict[str, str]:
-    """Parameters and cache, as formulas with the numbers of a built layer."""
+    """Return parameters and cache, as formulas with the numbers of a built layer."""
     if variant.preset is None:
         sizes = {"V": VOCABULARY, "r": EMBED_RANK, "d": EMBED_DIM}
         number = evaluate(variant.parameters, sizes)
@@ -727,7 +732,7 @@ def costs(variant: Variant) -> dict[str, str]:
             "counted": f"{number:,} with V {VOCABULARY:,}, r {EMBED_RANK}, d {EMBED_DIM} (full: {full:,})",
             "cached": "nothing: no attention",
         }
-    layer, plain = build(variant), build(VARIANTS["mha"])
+    layer, plain = build_layer(variant), build_layer(VARIANTS["mha"])
     more = count(layer) - count(plain)
     return {
         "parameters": variant.parameters,
@@ -760,7 +765,7 @@ def page(name: str, results: Path = RESULTS) -> str:
         "| | |\n| --- | --- |\n"
         f"| Parameters | {cost['parameters']} |\n"
         f"| {counted} | {cost['counted']} |\n"
-        f"| Numbers cached a token | {cost['cached']} |\n"
+        f"| Numbers cached per token | {cost['cached']} |\n"
         f"| Class | {class_of(name)} |\n"
         f"| Flags | {flags(variant)} |\n"
         f"| Code | {files} |\n"
@@ -779,9 +784,9 @@ def index() -> str:
     classes = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in CLASSES.items())
     return (
         "# Variants\n\n"
-        "A page for each variant has its formula, costs, flags, code, paper and our measurements. "
-        "`python -m experiments variants --output docs/variants` writes them.\n"
-        f"The numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, which has also decoded a token.\n\n"
+        "Each variant has a page with its formula, costs, flags, code, paper and our measurements. "
+        "`python -m experiments variants --output docs/variants` writes the pages.\n"
+        f"The numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, after it has decoded one token.\n\n"
         "Letters:\n\n- d is the embedding size, h the number of heads, d_k the head size.\n"
         "- g is the number of heads of keys and values.\n"
         f"- n is the greatest length, counted with {POSITIONS}.\n"
@@ -790,16 +795,16 @@ def index() -> str:
         "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
         "## What a method can add\n\n"
         "Compared with plain attention of the same heads and head size, each preset belongs to one class.\n"
-        "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it; the column names the test.\n\n"
+        "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it. The column has the name of the test.\n\n"
         f"{classes}\n"
-        "Two cells need a word. `mla` is restricted if its norm is taken out, because the norm depends on the input. "
+        "Two cells need an explanation. `mla` is restricted only without its norm, because the norm depends on the input. "
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
         "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
-        "| variant | | class | parameters | counted | cached a token |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| variant | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
         f"{rows}"
     )
 
 
 def pages(results: Path = RESULTS) -> dict[str, str]:
-    """Every page and the index, by file name."""
+    """Return every page and the index, by file name."""
     return {"README.md": index()} | {f"{name}.md": page(name, results) for name in VARIANTS}

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from multiprocessing import Pool
 from pathlib import Path
 
+from fairseq_lowrank.messages import UserError
+
 
 def say(message: str) -> None:
     """Print one line of progress to standard error."""
@@ -46,30 +48,30 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
-    """A file opened for reading, gzip or plain by its name.
+    """Open a file for reading, as gzip if its name ends in .gz.
 
     Raises:
-        ValueError: a damaged or truncated gzip file.
+        UserError: the gzip file is damaged or truncated.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, mode, **options) as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged, cut short or no gzip file: {error}") from error
+        raise UserError(f"{path} is damaged, cut short, or not a gzip file: {error}. Download it again.") from error
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, gzip or plain by its name; only a newline ends a line (never U+2028 and its like).
+    """Yield the lines of a UTF-8 file, gzip or plain. Only a newline ends a line, not other separators such as U+2028.
 
     Raises:
-        ValueError: a damaged or truncated gzip file, or other bytes than UTF-8.
+        UserError: the file is a damaged or truncated gzip file, or is not UTF-8.
     """
     try:
         with unpacked(path, "rt", encoding="utf-8", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8 text: {error}") from error
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -78,7 +80,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
-    """Write `function(line)` for each line of `source`, with several processes where `workers` > 1."""
+    """Write `function(line)` for each line of `source`, with several processes if `workers` > 1."""
     if workers == 1:
         write_lines(target, map(function, read_lines(source)))
     else:

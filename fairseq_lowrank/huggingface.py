@@ -15,9 +15,11 @@ projections stay the model's own.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import torch
@@ -34,11 +36,17 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
-from fairseq_lowrank.tools.transformers_models import SITES, attention_modules, query_sizes, supported
+from fairseq_lowrank.tools.transformers_models import (
+    SITES,
+    attention_modules,
+    calls_the_interface,
+    query_sizes,
+    supported,
+)
 
 __all__ = ["apply_attention", "attention_modules", "load_attention", "mixing_state", "save_attention", "supported"]
 
-IMPLEMENTATION = "lowrank"
+IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
 TRAIN = ("all", "mixing")
 CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
@@ -129,14 +137,19 @@ def apply_attention(
                 delattr(module, name)
         if (hook := vars(module).pop("attention_inputs_hook", None)) is not None:
             hook.remove()
+    for module in model.modules():
+        if calls_the_interface(type(module)):
+            module.attention_activation = "softmax"
     for module in chosen:
         _add_modules(module, spec)
     if train == "mixing":
-        mixing_parameters = {id(p) for module in chosen for p in _mixing_tensors(module).values()}
+        mixing_parameters = {id(p) for module in chosen for p in mixing_tensors(module).values()}
         for parameter in model.parameters():
             parameter.requires_grad_(id(parameter) in mixing_parameters)
     record = {axis: getattr(spec, axis) for axis in CHOSEN}
     model.config.lowrank_attention = record | {"sites": list(sites), "layers": None if layers is None else list(layers)}
+    # from_pretrained reads this name: it builds a model that refuses to run without its mixing
+    model.config.attn_implementation = IMPLEMENTATION
     model.set_attn_implementation(IMPLEMENTATION)
     return model
 
@@ -167,7 +180,7 @@ def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
     state = {}
     for name, module in model.named_modules():
         if "attention_activation" in vars(module):
-            state |= {f"{name}.{key}": tensor for key, tensor in _mixing_tensors(module).items()}
+            state |= {f"{name}.{key}": tensor for key, tensor in mixing_tensors(module).items()}
     return state
 
 
@@ -188,6 +201,14 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     (folder / CONFIG).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
+def recorded_attention(folder: Path) -> dict | None:
+    """Return the arguments of :func:`apply_attention` that a folder records, or None."""
+    if (own := folder / CONFIG).is_file():
+        return json.loads(own.read_text(encoding="utf-8"))
+    config = folder / "config.json"
+    return json.loads(config.read_text(encoding="utf-8")).get("lowrank_attention") if config.is_file() else None
+
+
 def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:
     """Apply the attention that a folder holds, with its weights, and return the model.
 
@@ -200,19 +221,11 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
         UserError: the folder holds no mixing, or one of other sizes.
     """
     folder = Path(folder)
-    if (folder / CONFIG).is_file():
-        record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        files = [folder / WEIGHTS]
-    elif (config := folder / "config.json").is_file():
-        record = json.loads(config.read_text(encoding="utf-8")).get("lowrank_attention")
-        files = sorted(folder.glob("model*.safetensors"))
-    else:
-        record, files = None, []
+    record = recorded_attention(folder)
+    files = [folder / WEIGHTS] if (folder / CONFIG).is_file() else sorted(folder.glob("model*.safetensors"))
     if not record or not files:
         raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
-    record = dict(record)
-    sites, layers = record.pop("sites"), record.pop("layers")
-    apply_attention(model, "mha", train=train, sites=sites, layers=layers, **record)
+    apply_attention(model, "mha", train=train, **record)
     wanted = mixing_state(model)
     # save_pretrained of a task model puts its base model's prefix in front
     saved = {name: tensor for file in files for name, tensor in load_file(file).items()}
@@ -224,6 +237,22 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
         with torch.no_grad():
             tensor.copy_(saved[source])
     return model
+
+
+@contextlib.contextmanager
+def attention_weights(model: PreTrainedModel, receive: Callable[[nn.Module, str, int, Tensor], None]) -> Iterator[None]:
+    """While open, call ``receive(module, site, layer, weights)`` with each layer's mixed weights, ``[B, H, T, S]``.
+
+    The model has its attention from :func:`apply_attention`.
+    """
+    found = attention_modules(model)
+    for module, site, layer in found:
+        module.attention_weights_receiver = functools.partial(receive, module, site, layer)
+    try:
+        yield
+    finally:
+        for module, _, _ in found:
+            del module.attention_weights_receiver
 
 
 def attention_forward(
@@ -264,6 +293,13 @@ def attention_forward(
             f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
             'Call model.set_attn_implementation("sdpa") to use this model without mixing.'
         )
+    if (activation := vars(module).get("attention_activation")) is None:
+        folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
+        raise UserError(
+            f"{type(module).__name__} has no mixing, because from_pretrained does not load it. "
+            f'Call load_attention(model, "{folder}"), or model.set_attn_implementation("sdpa") to leave the mixing out.'
+        )
+    receive = vars(module).get("attention_weights_receiver")
     query_length, key_length = query.size(2), key.size(2)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal and attention_mask is None and query_length > 1
@@ -285,9 +321,9 @@ def attention_forward(
         value,
         AttentionMask(causal=causal, additive=hidden),
         score_bias=position_bias,
-        activation=vars(module).get("attention_activation", "softmax"),
+        activation=activation,
         dropout_p=dropout,
-        need_weights=bool(output_attentions),
+        need_weights=bool(output_attentions) or receive is not None,
         score_mixing=None if modules["score_mixing"] is None else modules["score_mixing"].operation(query, inputs),
         prob_mixing=None if modules["mixing"] is None else modules["mixing"].operation(query, inputs),
     )
@@ -295,6 +331,8 @@ def attention_forward(
         heads, weights = attention(call)
     else:
         heads, weights = _dense_attention(call, softcap, s_aux)
+    if receive is not None:
+        receive(weights)
     if (output := modules["head_output"]) is not None:
         own = _own_values(value, query, attention_mask) if output.reads_own_value else None
         heads = output(heads, inputs, own)
@@ -338,7 +376,7 @@ AttentionInterface.register(IMPLEMENTATION, attention_forward)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)  # without it transformers drops masks in silence
 
 
-def _mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
+def mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a module's mixing, by their names in the module's state dict."""
 
     def tensors() -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ EXTRAS = {
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
     "analysis": ("matplotlib", "scipy", "tqdm"),
     "bert": ("safetensors", "tokenizers"),
+    "transformers": ("transformers",),
 }
 
 
@@ -119,12 +120,8 @@ def expected_message(error: BaseException) -> str | None:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, UnicodeDecodeError):
         return f"a text is not in UTF-8: {error}"
-    if isinstance(error, ModuleNotFoundError) and (hint := missing(error)) != str(error):
-        return hint
-    frames = list(traceback.walk_tb(error.__traceback__))
-    package = frames[-1][0].f_globals.get("__name__", "").partition(".")[0] if frames else ""
-    # the library's checks of arguments raise ValueError
-    return str(error) if isinstance(error, ValueError) and package in ("fairseq_lowrank", "experiments") else None
+    hint = missing_package_hint(error) if isinstance(error, ModuleNotFoundError) else str(error)
+    return None if hint == str(error) else hint
 
 
 def report(error: BaseException, program: str) -> int:
@@ -141,7 +138,7 @@ def report(error: BaseException, program: str) -> int:
     return 1 if message is None else 2
 
 
-def missing(error: ModuleNotFoundError) -> str:
+def missing_package_hint(error: ModuleNotFoundError) -> str:
     """Return a line that names the package that is not installed, and the extra that installs it."""
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():

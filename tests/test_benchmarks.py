@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import attention
 import gpu
 import measure
+import transformers_layers
 
 from fairseq_lowrank.attention import PRESETS
 
@@ -181,3 +182,41 @@ def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(
     stock, mha = json.loads((tmp_path / "generation.json").read_text())["results"]
     assert (stock["row"], stock["ratio"], mha["row"]) == ("stock", 1, "mha")
     assert stock["cached_bytes_per_token"] == mha["cached_bytes_per_token"] == 2 * 16 * 4
+
+
+@pytest.mark.parametrize("name, what", [("bert", "training"), ("llama", "forward"), ("llama", "generation")])
+def test_layers_of_transformers_are_measured_as_ratios_to_their_own(name, what):
+    small = "--embed-dim 16 --heads 2 --layers 1 --lengths 5 --tokens 10 --rounds 2 --presets mha mixhead-b"
+    options = transformers_layers.parse(small.split())
+    found = transformers_layers.measured(name, what, 5, options)
+    assert [result["row"] for result in found] == ["sdpa", "mha", "mixhead-b"]
+    assert found[0]["ratio"] == 1 and all(result["milliseconds"] > 0 < result["ratio"] for result in found)
+    assert all(result["batch"] == (1 if what == "generation" else 2) for result in found)
+
+
+@pytest.mark.parametrize("name", transformers_layers.MODELS)
+def test_a_layer_of_transformers_is_called_as_its_model_calls_it(name):
+    small = "--embed-dim 16 --heads 4 --layers 1 --lengths 5 --presets mixhead-b"
+    options = transformers_layers.parse(small.split())
+    tokens = torch.randint(9, (2, 5), generator=torch.Generator().manual_seed(0))
+    outputs = []
+    for row in ("sdpa", "mixhead-b"):
+        model = transformers_layers.build(name, row, options)
+        module, _, _ = transformers_layers.attention_modules(model)[0]
+        handle = module.register_forward_hook(lambda module, args, output: outputs.append(output[0]))
+        transformers_layers.layer_step(model, tokens, training=False)()
+        handle.remove()
+    for output in outputs[1:]:  # in the model, for the shape of the gradient, and in the step
+        torch.testing.assert_close(output, outputs[0], atol=1e-6, rtol=1e-5)
+    assert len(outputs) == 6
+
+
+def test_a_step_of_generation_leaves_the_cache_as_it_was():
+    options = transformers_layers.parse(["--embed-dim", "16", "--heads", "2", "--layers", "1", "--lengths", "5"])
+    model = transformers_layers.build("llama", "mha", options)
+    lengths = []
+    steps = transformers_layers.generation_step(model, torch.ones(1, 5, dtype=torch.long))
+    model.register_forward_hook(lambda module, args, output: lengths.append(output.past_key_values.get_seq_length()))
+    steps()
+    steps()
+    assert lengths == 2 * list(range(6, 6 + transformers_layers.STEPS_OF_GENERATION))

@@ -14,7 +14,7 @@ pytest.importorskip("fairseq")
 from fairseq import models, options, utils
 from tiny_transformer import make_task
 
-from experiments.reporting.contrasts import read_named
+from experiments.reporting.contrasts import read_planned
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.tools import architecture, inspection
@@ -154,7 +154,7 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
 
     def parameters(name: str) -> int:
         _, (_, arch, *flags) = rows[name]
-        return count(architecture.build(architecture.parse(arch, flags), PIECES))["total"]
+        return count(architecture.build_model(architecture.parse_architecture(arch, flags), PIECES))["total"]
 
     assert parameters(control) == pytest.approx(parameters(row), rel=0.005)
     assert abs(parameters("h4-mha") / parameters(row) - 1) > 0.05
@@ -163,7 +163,7 @@ def test_controls_of_equal_parameters_have_them(declared, row, control):
 @pytest.mark.parametrize("table", ["fast-start", "joined-by-ten", "above-head-size"])
 def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
     rows, page = declared(f"{table.replace('-', '_')}.sh"), DOCS / f"{table}.md"
-    named = read_named(EVIDENCE / "contrasts.json", table)
+    named = read_planned(EVIDENCE / "contrasts.json", table)
     assert named
     for one in named:
         assert set(one.rows) <= set(rows), one
@@ -173,7 +173,7 @@ def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
 
 def test_contrasts_at_one_rate_are_between_rows_of_the_recipe(declared):
     rows, page = declared("fast_start.sh"), DOCS / "controls-at-one-rate.md"
-    for one in read_named(EVIDENCE / "contrasts_one_rate.json", "fast-start"):
+    for one in read_planned(EVIDENCE / "contrasts_one_rate.json", "fast-start"):
         assert set(one.rows) <= set(rows), one
         assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
 

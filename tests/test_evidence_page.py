@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
+from experiments.controlled.runs import geometric_mean
 from experiments.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,14 +184,14 @@ def test_each_training_joined_by_ten_is_printed_as_recorded():
 
 @pytest.mark.parametrize("of", ["fast-start", "joined-by-ten", "above-head-size"])
 def test_named_contrasts_are_printed_as_they_come_out(of):
-    named = contrasts.read_named(ROOT / "examples" / "evidence" / "contrasts.json", of)
+    named = contrasts.read_planned(ROOT / "examples" / "evidence" / "contrasts.json", of)
     recorded = contrasts.load([RESULTS / "evidence.jsonl"], {"table": of})
     rows = table(of, "named contrast, bits", "mean")
     assert [row["named contrast, bits"].split()[0] for row in rows] == [one.name.split()[0] for one in named]
     outcomes = []
     for one, row in zip(named, rows, strict=True):
         seeds = range(1, int(row["seeds above 0"].split()[-1]) + 1)
-        outcomes += contrasts.of_named([line for line in recorded if line["seed"] in seeds], [one])
+        outcomes += contrasts.compare_planned([line for line in recorded if line["seed"] in seeds], [one])
     for row, outcome in zip(rows, contrasts.as_rows(outcomes), strict=True):
         assert prints(row["mean"], outcome["mean"]), outcome
         for cell, value in zip(row["95 % interval (t)"].split(" … "), (outcome["low"], outcome["high"]), strict=True):
@@ -256,6 +257,7 @@ PARTS = {  # heading and updates
     "n 32, five seeds": 800,
     "8,000 updates": 8000,
     "Positions of rank n/2": 800,
+    "Errors of the later methods": 800,
 }
 
 
@@ -275,7 +277,7 @@ def test_each_error_of_the_known_matrices_is_printed_as_recorded(heading):
                 if not cell:
                     assert not values, name
                     continue
-                mean = math.exp(fmean(map(math.log, values)))
+                mean = geometric_mean(values)
                 assert prints(cell.split(" (")[0], mean), (name, cell, mean)
                 if spread := re.search(r"\((.+) to (.+)\)", cell):
                     assert prints(spread[1], min(values)) and prints(spread[2], max(values)), (name, values)

@@ -92,7 +92,7 @@ DRAWING = ("matplotlib", "scipy", "sklearn", "fairseq_lowrank.tools.pictures")
 
 
 def drawing_imports(tree: ast.AST, function: str = "") -> set[tuple[str, str]]:
-    """The imports of what draws, each with the function that it is in."""
+    """Return the imports of plotting modules, each with its function."""
     found = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
@@ -108,9 +108,9 @@ def drawing_imports(tree: ast.AST, function: str = "") -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_module_draws_only_in_functions_that_draw(file):
+def test_module_plots_only_in_functions_that_plot(file):
     if file == PACKAGE / "tools" / "pictures.py":
         return
     # `fill` of cli/_output.py saves the figures of a command
     functions = {function for function, _ in drawing_imports(ast.parse(file.read_text(encoding="utf-8")))}
-    assert all(function.startswith("draw") or function == "fill" for function in functions)
+    assert all(function.startswith("plot") or function == "fill" for function in functions)

@@ -84,7 +84,6 @@ def of_json():
         (raised(Exception("cannot load;"), over=UserError("heads differ")), "heads differ"),
         (FileNotFoundError(2, "No such file or directory", "x.pt"), "x.pt: No such file or directory"),
         (ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu"), "fairseq-lowrank[translation]"),
-        (of_the_library(), "num_heads=3"),
     ],
     ids=str,
 )
@@ -106,6 +105,7 @@ def test_report_takes_one_line_for_an_expected_exception(error, words, capsys, m
         raised(torch.OutOfMemoryError("full")),
         raised(OSError("unexpected end")),
         raised(ModuleNotFoundError("No module named 'x'", name="x")),
+        of_the_library(),
         of_torch(),
         of_json(),
     ],

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Mixhead paper, table 5 (§4.3): a published BERT-base, fine-tuned on eight tasks of GLUE as it is and with Mixhead B.
 #
-#   fairseq-lowrank import-bert bert-base-uncased --output "${LOWRANK_WORK:-$HOME/.cache/fairseq_lowrank}/bert-base"   the download, from transformers' layout
+#   BERT=bert-base-uncased examples/mixhead/table5.sh     the download, in transformers' layout
+#   fairseq-lowrank import-bert bert-base-uncased --output "${LOWRANK_WORK:-$HOME/.cache/fairseq_lowrank}/bert-base"   or once, for runs without BERT
 #
 # The paper has scores of the test server: the line of a row has those of development parts, and its run's folder in
 # $LOWRANK_WORK holds `predictions` with the files that the server takes. It gives its parameters in an appendix that is not at

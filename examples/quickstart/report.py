@@ -5,8 +5,14 @@ import argparse
 import logging
 from pathlib import Path
 
-from experiments.corpora.grammar.corpus import detokenize
 from experiments.recipes.scoring import bleu, read_hypotheses
+
+
+def detokenize(text: str) -> str:
+    """Return the text as one writes it, from tokens with spaces between them."""
+    for mark in (",", ".", "?", "'s"):
+        text = text.replace(f" {mark}", mark)
+    return text
 
 
 def parameters(checkpoint: Path, data: Path) -> tuple[str, int, int]:

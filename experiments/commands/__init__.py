@@ -1,1 +1,1 @@
-"""The subcommands of ``python -m experiments``, one module each, built like those of :mod:`fairseq_lowrank.cli`."""
+"""The subcommands of ``python -m experiments``, with one module each, as in :mod:`fairseq_lowrank.cli`."""

@@ -3,21 +3,22 @@
 Each contrast is A − B over the seeds that both rows have, or an interaction (A − B) − (C − D). For each the table shows
 
 - the number of seeds, the mean difference, Student's 95 % interval over seeds and its p;
-- this p after Holm's correction over all contrasts named (one without a p, as with one seed, counts as 1);
-- which side is better, where the interval leaves no doubt of the sign;
-- a 95 % interval over test sentences, for these trainings, where lines have `sentence_values`;
-- in how many seeds the difference is above 0, and the p of all choices of signs.
+- this p after Holm's correction over all contrasts (a contrast without a p, as with one seed, counts as 1);
+- the better side, if the interval does not contain 0;
+- a 95 % interval over test sentences, for these trainings, if lines have `sentence_values`;
+- the number of seeds in which the difference is above 0, and the p of all choices of signs.
 
-A file of contrasts (`--contrasts`) says what was predicted: "> 0", "< 0", "at most 0.01", or "= 0" with a `margin`. The table
-then shows the outcome: held, contradicted or unclear. "= 0" holds where two one-sided t-tests place the difference within
-the margin. A line of results needs `row`, `seed`, `metric` and `value`; other fields are compared where lines have them.
+A file of contrasts (`--contrasts`) contains predictions: "> 0", "< 0", "at most 0.01", or "= 0" with a `margin`. The table
+then shows the outcome: held, contradicted or unclear. "= 0" holds if two one-sided t-tests place the difference within the
+margin. A line of results needs `row`, `seed`, `metric` and `value`; other fields are compared if lines have them.
 
   python -m experiments compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
   python -m experiments compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
   python -m experiments compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
   python -m experiments compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
 
-BLEU is no mean over sentences, so its lines compare by seed alone; for sentences take `sacrebleu REFERENCES -i A B --paired-bs`.
+BLEU is not a mean over sentences, so its lines are compared only by seed. To compare sentences, use `sacrebleu REFERENCES -i A B
+--paired-bs`.
 Intervals over seeds or sentences need scipy (extra `analysis`).
 """
 
@@ -31,7 +32,7 @@ HELP = "compare rows of results, paired by seed and sentence, with p-values"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("results", type=Path, nargs="+", help="a folder of .jsonl files, or such files")
+    parser.add_argument("results", type=Path, nargs="+", help="folders of .jsonl files, or such files")
     parser.add_argument(
         "--pair", nargs=2, action="append", default=[], metavar=("A", "B"), help="a contrast A − B; may be repeated"
     )
@@ -44,22 +45,24 @@ def add_arguments(parser) -> None:
         help="a contrast (A − B) − (C − D); may be repeated",
     )
     for name in ("paper", "table", "metric", "split"):
-        parser.add_argument(f"--{name}", help=f"only lines of this {name}, where rows have several")
+        parser.add_argument(f"--{name}", help=f"use only lines of this {name}, if rows have several")
     parser.add_argument(
         "--contrasts",
         type=Path,
         metavar="FILE",
-        help="a JSON file of contrasts by table, named before the runs; takes --table",
+        help="JSON file of contrasts that were chosen before the runs; needs --table",
     )
     parser.add_argument(
-        "--logarithm", action="store_true", help="compare natural logarithms: differences are then of ratios"
+        "--logarithm", action="store_true", help="compare natural logarithms, so a difference shows a ratio"
     )
     _output.add_output_arguments(parser, "compare.csv and .json, the contrasts as .png and .pdf")
 
 
 def run(args) -> None:
     if not args.pair and not args.interaction and not args.contrasts:
-        raise UserError("nothing to compare: name rows with --pair A B or --interaction A B C D, or --contrasts FILE")
+        raise UserError(
+            "nothing to compare. Name rows with --pair A B or --interaction A B C D, or add --contrasts FILE."
+        )
     chosen_otherwise = args.pair or args.interaction or args.logarithm or args.metric or args.split
     if args.contrasts and (chosen_otherwise or not args.table):
         raise UserError(
@@ -72,22 +75,24 @@ def run(args) -> None:
     wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
     lines = contrasts.load(args.results, wanted)
     if args.contrasts:
-        found = contrasts.of_named(lines, contrasts.read_named(args.contrasts, args.table))
+        found = contrasts.compare_planned(lines, contrasts.read_planned(args.contrasts, args.table))
     else:
-        found = contrasts.between(lines, args.pair, args.interaction, logarithm=args.logarithm)
+        found = contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm)
     data = contrasts.as_rows(found)
     _output.show(args, data, as_text(data))
     _output.write(args, NAME, data, data, figures(data) if args.output else {})
 
 
 def figures(data: list[dict]) -> dict:
-    """A picture for each unit, since differences of bits and of BLEU have no axis in common."""
+    """Return a figure for each unit, because differences of bits and of BLEU need separate axes."""
     from experiments.reporting import contrasts
     from fairseq_lowrank.tools import pictures
 
     units = list(dict.fromkeys(row["unit"] for row in data))
     names = {units[0]: NAME} if len(units) == 1 else pictures.file_names(NAME, units)
-    return {name: contrasts.draw([row for row in data if row["unit"] == unit]) for unit, name in names.items()}
+    return {
+        name: contrasts.plot_contrasts([row for row in data if row["unit"] == unit]) for unit, name in names.items()
+    }
 
 
 def as_text(data: list[dict]) -> str:

@@ -1,10 +1,10 @@
-"""Make a line of results from the logs of a training that no recipe ran, so that `compare` can read it.
+"""Make a line of results from the logs of a training without a recipe, for `compare`.
 
 The line has the row, the seed, a metric and its value (docs/results-format.md). With `--train-log` it also has the updates,
 the speed and the learning curve. The score is one of these:
 
-- `--generate-log`: BLEU of sacrebleu, from what fairseq-generate printed. Subwords must be joined (`--remove-bpe`).
-- `--eval-log`: the perplexity that fairseq-eval-lm printed.
+- `--generate-log`: BLEU of sacrebleu, from the output of fairseq-generate. Subwords must be joined (`--remove-bpe`).
+- `--eval-log`: the perplexity in the output of fairseq-eval-lm.
 - `--score`: a JSON file with `metric` and `value`, and with `sentence_values` for tests over sentences.
 - none of them: the best validation perplexity of the training log.
 
@@ -28,10 +28,10 @@ def add_arguments(parser) -> None:
     parser.add_argument("--row", required=True, help="name of the setting, such as mixhead-a")
     parser.add_argument("--seed", type=int, required=True, help="seed of the training, by which rows are paired")
     parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="the .jsonl file to append to")
-    parser.add_argument("--train-log", type=Path, metavar="LOG", help="what fairseq-train printed")
+    parser.add_argument("--train-log", type=Path, metavar="LOG", help="output of fairseq-train")
     score = parser.add_mutually_exclusive_group()
-    score.add_argument("--generate-log", type=Path, metavar="LOG", help="what fairseq-generate printed")
-    score.add_argument("--eval-log", type=Path, metavar="LOG", help="what fairseq-eval-lm printed")
+    score.add_argument("--generate-log", type=Path, metavar="LOG", help="output of fairseq-generate")
+    score.add_argument("--eval-log", type=Path, metavar="LOG", help="output of fairseq-eval-lm")
     score.add_argument("--score", type=Path, metavar="FILE", help="a JSON file with metric and value")
     parser.add_argument("--split", help="data that was scored (default: test, or valid without a score)")
     parser.add_argument("--table", help="name of a group of rows, for compare --table")
@@ -65,7 +65,7 @@ def run(args) -> None:
 
 
 def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
-    """What `read` finds in a file, with a complaint that names the flag."""
+    """Return the result of `read` for a file; its errors name the flag."""
     try:
         return read(path)
     except (OSError, ValueError) as error:
@@ -85,7 +85,7 @@ def _bleu(path: Path) -> dict:
 
     hypotheses = scoring.read_hypotheses(path)
     if not hypotheses:
-        raise ValueError("holds no hypotheses of fairseq-generate")
+        raise UserError("has no hypotheses of fairseq-generate")
     return scoring.bleu(hypotheses, scoring.read_references(path))
 
 
@@ -98,5 +98,5 @@ def _perplexity(path: Path) -> dict:
 def _score(path: Path) -> dict:
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or not {"metric", "value"} <= found.keys():
-        raise ValueError('expected an object such as {"metric": "accuracy", "value": 71.3}')
+        raise UserError('expected an object such as {"metric": "accuracy", "value": 71.3}')
     return {name: found[name] for name in ("metric", "value", "sentence_values") if name in found}

@@ -1,7 +1,7 @@
 """Write docs/attention.md and docs/fairseq.md from the code.
 
 python -m experiments reference                 write both pages
-python -m experiments reference --check         only say whether they are up to date
+python -m experiments reference --check         check if they are up to date, and write nothing
 """
 
 NAME = "reference"

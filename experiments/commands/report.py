@@ -1,19 +1,19 @@
 """Show results of runs next to the values that the papers publish.
 
-Reads the JSON lines that the recipes write, and prints one Markdown table for every table of a paper that has results:
-our value next to the paper's, the mean and spread over seeds, PRR and PEoP where the score is one where higher is
-better, and, for every run at another scale than the paper's (a smoke run, other sizes, updates other than the paper's,
-or fewer than the recipe's where the paper gives none), in what it differs. Tables are never mixed: the Mixhead paper
-calls its tables 7 to 10 comparable only within themselves.
+The command reads the JSON lines of the recipes. It prints a Markdown table for every table of a paper that has results: our
+value next to the paper's, and mean and spread over seeds. If a higher score is better, it adds PRR and PEoP. If a run has
+another scale than the paper's, it adds the difference: a smoke run, other sizes, or another number of updates (fewer than the
+recipe's, if the paper gives none). Tables are never mixed: the Mixhead paper calls its tables 7 to 10 comparable only within
+themselves.
 
   python -m experiments report results/
   python -m experiments report results/ --paper mixhead --table table4
   python -m experiments report results/ --output report/           report.md and the learning curves
-  python -m experiments report --logs mha.log mixhead-a.log --output report/     the curves of logs alone
+  python -m experiments report --logs mha.log mixhead-a.log --output report/     only the curves of logs
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
-the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are the MHE poster's, which
-prints values and no formula; these give its values.
+the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are from the MHE poster,
+which prints values without formulas; these formulas give its values.
 """
 
 from pathlib import Path
@@ -27,10 +27,10 @@ HELP = "print results next to the papers' values, with learning curves"
 
 def add_arguments(parser) -> None:
     parser.add_argument("results", type=Path, nargs="*", help="folders of .jsonl files, or such files")
-    parser.add_argument("--paper", help="only this paper (mixhead, mhe, fixedhead, …)")
-    parser.add_argument("--table", help="only this table (table4, wmt14, …), shown even where nothing was run yet")
+    parser.add_argument("--paper", help="show only this paper (mixhead, mhe, fixedhead, …)")
+    parser.add_argument("--table", help="show only this table (table4, wmt14, …), also if it has no results yet")
     parser.add_argument(
-        "--logs", type=Path, nargs="+", default=[], metavar="PATH", help="logs of fairseq-train to draw curves from"
+        "--logs", type=Path, nargs="+", default=[], metavar="PATH", help="logs of fairseq-train whose curves are drawn"
     )
     _output.add_output_arguments(parser, "report.md, the curves as .png and .pdf, report.json and .csv")
 
@@ -41,14 +41,14 @@ def run(args) -> None:
     if not args.results and not args.logs:
         raise UserError("nothing to report. Give files of results, or logs with --logs.")
     if args.logs and not args.output:
-        raise UserError(f"--logs {args.logs[0]}: curves are drawn into --output DIR, which is not given")
+        raise UserError(f"--logs {args.logs[0]}: curves need a folder. Add --output DIR.")
     lines = comparison.load_results(args.results)
-    found = comparison.build(lines, papers.load_papers(), paper=args.paper, table=args.table)
+    found = comparison.build_report(lines, papers.load_papers(), paper=args.paper, table=args.table)
     plots = curves.with_logs(found, args.logs)
     if not found and not plots:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
         where = ", ".join(map(str, args.results))
-        hint = "; with --table its published values are shown" if args.paper and not args.table else ""
+        hint = ". Add --table NAME to show its published values." if args.paper and not args.table else ""
         raise UserError(f"no results{asked} in {where}{hint}")
     files = {}
     if args.output:
@@ -56,7 +56,7 @@ def run(args) -> None:
 
         files = pictures.file_names("curves", plots)
     text = tables.as_markdown(found, {name: f"{file}.png" for name, file in files.items()})
-    drawn = {name: curves.draw(plots[name], name) for name in files}
+    drawn = {name: curves.plot_curves(plots[name], name) for name in files}
     _output.show(args, found, text)
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
     pages = {"report.md": text}
@@ -64,7 +64,7 @@ def run(args) -> None:
 
 
 def flat(table: dict):
-    """One flat row for each of our scores in a table."""
+    """Yield a flat row for each of our scores in a table."""
     for row in table["rows"]:
         for score in row["ours"]["scores"] if row["ours"] else []:
             yield {

@@ -1,4 +1,4 @@
-"""Test what heads of a size can do: the representation theorem, or with --theorem 2 a whole layer.
+"""Test what heads of a given size can represent: the representation theorem, or an entire layer with --theorem 2.
 
 Theorem 1 (default). Random positive matrices whose rows sum to one are fitted by softmax(X W_q (X W_k)ᵀ/√d_k), for a range
 of head sizes:
@@ -6,16 +6,16 @@ of head sizes:
   closed form   the theorem's construction, exact from d_k = n − 1 on
   gradient      Adam, for one head, for h heads mixed into one matrix, and for h heads mixed into h matrices
 
-Mixing lifts h small heads far above their size when they work on one matrix. Where each of the h heads has an
-unrelated matrix to produce, a mixture has nothing to share and gains little. Below about 1e-3 the
-gradient's error is a matter of its number of steps. The theorem needs X of full row rank, which text does not have: with
---input-rank R below the length no head size suffices.
+If h small heads are mixed into one matrix, they fit it far better than their size allows. If each of the h heads must produce
+an unrelated matrix, mixing gains little. Below about 1e-3 the gradient's error depends on its number of steps. The theorem
+needs X of full row rank, which text does not have: with --input-rank R below the length no head size is enough.
 
-Theorem 2. Layers of h heads, of size d/h and larger, are fitted to a layer of h heads of size d_p that the theorem says no
-layer with heads of size d/h can equal, on inputs from spaces of several dimensions. Where that is d/h or less, it can.
-The paper's proof, in an appendix, is not at hand; experiments/fixed_heads.py has another.
+Theorem 2. Layers of h heads, of size d/h and larger, are fitted to a layer of h heads of size d_p. By the theorem, no layer with
+heads of size d/h can equal it. Inputs are from spaces of several dimensions; if the dimension is d/h or less, it can. We do not
+have the paper's proof, which is in an appendix; experiments/fixed_heads.py has another.
 
-Source: Theorems 1 and 2 of Bhojanapalli et al. 2020 (ICML), on which the Mixhead paper builds. Takes under two minutes.
+Source: Theorems 1 and 2 of Bhojanapalli et al. 2020 (ICML), on which the Mixhead paper builds. The command takes under two
+minutes.
 
   python -m experiments representation
   python -m experiments representation --length 32 --heads 8 --output pictures/
@@ -27,20 +27,22 @@ from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
 NAME = "representation"
-HELP = "fit attention matrices, or whole layers, with heads of every size (theorems 1 and 2 of the FixedHead paper)"
+HELP = "fit attention matrices, or layers, with heads of every size (theorems 1 and 2 of the FixedHead paper)"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--theorem", type=int, choices=(1, 2), default=1, help="which one (default %(default)s)")
+    parser.add_argument("--theorem", type=int, choices=(1, 2), default=1, help="theorem to test (default: %(default)s)")
     parser.add_argument("--length", type=int, metavar="N", help="sequence length n (default 16; theorem 2: 8)")
-    parser.add_argument("--heads", type=int, metavar="H", help="heads, with theorem 1 to mix (default 4; theorem 2: 8)")
-    parser.add_argument("--matrices", type=int, metavar="R", help="theorem 1: problems to average over (default 4)")
+    parser.add_argument(
+        "--heads", type=int, metavar="H", help="number of heads; theorem 1 mixes them (default 4; theorem 2: 8)"
+    )
+    parser.add_argument("--matrices", type=int, metavar="R", help="theorem 1: number of problems (default 4)")
     parser.add_argument(
         "--head-dims",
         type=int,
         nargs="+",
         metavar="D",
-        help="head sizes (default: powers of two, and n − 2 to n + 1; theorem 2: one, of the fixed heads, 8)",
+        help="head sizes (default: powers of two, and n − 2 to n + 1); theorem 2: the size of the fixed heads (default 8)",
     )
     parser.add_argument(
         "--embed-dim", type=int, metavar="D", help="width of the hidden states X (default n; theorem 2: 16)"
@@ -50,9 +52,11 @@ def add_arguments(parser) -> None:
         type=int,
         nargs="+",
         metavar="R",
-        help="rank of X (default n), for theorem 2 one or more (default: d, d/2, … d/h)",
+        help="rank of X (default n); theorem 2: one or more ranks (default: d, d/2, … d/h)",
     )
-    parser.add_argument("--steps", type=int, metavar="S", help="updates of a fit (default 1000; theorem 2: 500)")
+    parser.add_argument(
+        "--steps", type=int, metavar="S", help="number of updates of a fit (default 1000; theorem 2: 500)"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="random seed (default %(default)s)")
     _output.add_output_arguments(parser, "representation.png, .pdf, .csv and .json")
 
@@ -60,7 +64,7 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import torch
 
-    torch.set_num_threads(1)  # matrices this small only lose by more
+    torch.set_num_threads(1)  # more threads are slower for such small matrices
     (run_theorem_1 if args.theorem == 1 else run_theorem_2)(args)
 
 
@@ -71,7 +75,7 @@ def run_theorem_1(args) -> None:
         default if given is None else given
         for given, default in ((args.length, 16), (args.heads, 4), (args.matrices, 4), (args.steps, 1000))
     )
-    rank = only_one(args, "input_rank", "--theorem 1 takes one rank of X")
+    rank = only_one(args, "input_rank", "--theorem 1 needs one rank of X. Give one number.")
     fits = representation.experiment(
         length,
         heads,
@@ -94,7 +98,7 @@ def run_theorem_1(args) -> None:
         "fits": rows,
     }
     _output.show(args, data, as_text(fits, length, heads, rank))
-    figures = {NAME: representation.draw(fits, length, heads)} if args.output else {}
+    figures = {NAME: representation.plot_errors(fits, length, heads)} if args.output else {}
     _output.write(args, NAME, data, rows, figures)
 
 
@@ -102,20 +106,20 @@ def run_theorem_2(args) -> None:
     from experiments import fixed_heads
 
     if args.matrices is not None:
-        raise UserError(f"--matrices {args.matrices}: expected with --theorem 1 alone")
+        raise UserError(f"--matrices {args.matrices}: works only with --theorem 1. Remove it.")
     sizes = {"n": args.length, "embed_dim": args.embed_dim, "heads": args.heads, "steps": args.steps}
-    sizes["head_dim"] = only_one(args, "head_dims", "--theorem 2 takes one size of the fixed heads")
+    sizes["head_dim"] = only_one(args, "head_dims", "--theorem 2 needs one size of the fixed heads. Give one number.")
     given = {name: value for name, value in sizes.items() if value is not None}
     fits = fixed_heads.experiment(input_ranks=args.input_rank, seed=args.seed, **given)
     rows = fixed_heads.as_rows(fits)
     data = {"theorem": 2, **given, "seed": args.seed, "fits": rows}
     _output.show(args, data, layers_as_text(fits))
-    figures = {f"{NAME}-layers": fixed_heads.draw(fits)} if args.output else {}
+    figures = {f"{NAME}-layers": fixed_heads.plot_errors(fits)} if args.output else {}
     _output.write(args, f"{NAME}-layers", data, rows, figures)
 
 
 def only_one(args, name: str, expected: str) -> int | None:
-    """The one value of an option that may have several, None where it was not given."""
+    """Return the single value of an option that may have several; None if it is not given."""
     values = getattr(args, name)
     if values is not None and len(values) > 1:
         raise UserError(f"--{name.replace('_', '-')} {' '.join(map(str, values))}: {expected}")

@@ -1,10 +1,10 @@
-"""What each kind of attention is: formula, parameters, cache, flags, code, paper, and what was measured here.
+"""Print the pages of the attention variants: formula, parameters, cache, flags, code, paper, and our measurements.
 
-  python -m experiments variants                              the table of all
-  python -m experiments variants mixhead-b gqa                their pages
+  python -m experiments variants                              the table of all variants
+  python -m experiments variants mixhead-b gqa                the pages of two variants
   python -m experiments variants --output docs/variants       every page and the table, as files
 
-Parameters and cache are counted on a layer that is built for it, and rows are looked up among `--results`.
+Parameters and cache are counted on a built layer. Measurements are read from `--results`.
 """
 
 from pathlib import Path
@@ -13,18 +13,21 @@ from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
 NAME = "variants"
-HELP = "a page for each kind of attention: formula, costs, flags, code, paper, our rows"
+HELP = "print a page for each attention variant: formula, costs, flags, code, paper, measurements"
 
 
 def add_arguments(parser) -> None:
     parser.add_argument(
-        "names", nargs="*", metavar="VARIANT", help="a preset of --attention, sigsoftmax, …; see the table"
+        "names", nargs="*", metavar="VARIANT", help="a preset of --attention, sigsoftmax, … (default: the table of all)"
     )
     parser.add_argument(
         "--results", type=Path, metavar="DIR", help="folder of results files (default: the repository's)"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="folder to write to: every page, or those named, as VARIANT.md"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder to write to: VARIANT.md of each named variant (default: of all)",
     )
     parser.set_defaults(check_output=_output.check_folder)
 
@@ -35,7 +38,7 @@ def run(args) -> None:
     from experiments import variants
 
     if unknown := [name for name in args.names if name not in variants.VARIANTS]:
-        raise UserError(f"variant {unknown[0]!r}: expected one of {', '.join(variants.VARIANTS)}")
+        raise UserError(f"VARIANT {unknown[0]!r}: unknown. Use one of {', '.join(variants.VARIANTS)}.")
     results = args.results or variants.RESULTS
     if args.results and not args.results.is_dir():
         raise UserError(f"--results {args.results}: is not a folder. Give a folder of results files (.jsonl).")

@@ -1,7 +1,7 @@
-"""Controlled tasks: small problems whose answer is known, learned by the product's own attention layer.
+"""Controlled tasks: small problems with a known answer, learned by this package's attention layers.
 
-A task module has ``TABLE`` (its name), ``METRIC``, ``SPLIT``, ``ARCHITECTURE``, ``STEPS`` (updates), ``runs(seeds,
-quick, steps)`` (every run, the most telling first), and ``tables(lines)`` and ``draw(lines)`` over the lines of a
+A task module has ``TABLE`` (its name), ``METRIC``, ``SPLIT``, ``ARCHITECTURE``, ``STEPS`` (number of updates),
+``runs(seeds, quick, steps)`` (every run, the most important first), and ``tables(lines)`` and ``plot(lines)`` of the lines of a
 results file.
 """
 

@@ -1,24 +1,26 @@
-"""Known attention matrices: what can one attention layer learn to average with, at each number and size of heads?
+"""Known attention matrices: which of them can one attention layer learn, at each number and size of heads?
 
-n positions, fixed, are the layer's queries and keys; a content x [n, d], drawn for each problem, is its value. The answer is
-y[:, s] = A_s · x[:, s] for each slice s of the d columns: one random row-stochastic A for all columns (``shared``), or
-eight unrelated ones for eight slices of d/8 columns (``own``). Rows of A are drawn uniformly from the simplex.
+The layer's queries and keys are n fixed positions. Its values are a content x [n, d]. The answer is y[:, s] = A_s · x[:, s]
+for each slice s of the d columns. A is one random row-stochastic matrix for all columns (``shared``), or eight unrelated ones
+for eight slices of d/8 columns (``own``). Rows of A are uniform on the simplex.
 
-The layer's probabilities depend on positions alone and its output is linear in x:
+The layer's probabilities depend only on positions, and its output is linear in x:
 
     ŷ = Σ_i P̄_i x C_i,    C_i = W_V,i W_O,i
 
-with P̄_i [n, n] the (mixed) probabilities of head i, W_V,i [d, d_v] and W_O,i [d_v, d]. So for x with independent entries of
-mean 0 and variance 1 the expected squared error needs no sample of x:
+with P̄_i [n, n] the (mixed) probabilities of head i, W_V,i [d, d_v] and W_O,i [d_v, d]. If the entries of x are independent with
+mean 0 and variance 1, the expected squared error has a closed form:
 
     E‖ŷ − y‖² = Σ_ij ⟨P̄_i, P̄_j⟩⟨C_i, C_j⟩ − 2 Σ_i Σ_s ⟨P̄_i, A_s⟩ Σ_{b in s} C_i[b, b] + Σ_s |s| ‖A_s‖²
 
-It is divided by its last term, E‖y‖², and that relative squared error is the training loss: the whole gradient, no noise,
-nothing to overfit. 1 is what the output 0 has; for large n the uniform matrix has 1/2. Everything is computed in float64.
+A gate of the query's position makes each feature f of a head one of value size 1, with the pattern g_if[t] P̄_i[t, :].
 
-The full grid: d 64, n 16 and 32, 2 to 32 heads, Adam at 1e-2 on a cosine to 0, 800 updates, no biases. Positions are
-normal, of full rank n (rows of norm √d on average) or of rank n/2. One seed draws one problem, the same for all methods
-and head counts, and the start.
+The training loss is this error divided by its last term, E‖y‖². So the gradient has no noise, and nothing can be overfitted.
+The output 0 has the loss 1; the uniform matrix has 1/2 for large n. Everything is computed in float64.
+
+The full grid: d 64, n 16 and 32, 2 to 32 heads, Adam at 1e-2 on a cosine to 0, 800 updates, no biases. Positions are normal,
+of full rank n (rows of norm √d on average) or of rank n/2. A seed gives the problem, which is the same for all methods and numbers
+of heads, and the initial parameters.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from experiments.controlled.runs import Log, Method, Run, Table, geometric_mean,
 from experiments.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.attention.outputs.gate import HeadGate
 from fairseq_lowrank.attention.spec import AttentionSpec
 
 TABLE = "matrices"
@@ -47,17 +50,29 @@ SEEDS = (1, 2, 3, 4, 5)
 
 PRESET_METHODS = ("mha", "mixhead-a", "mixhead-b", "talking-heads", "gain", "mhe-mul")
 """Methods whose heads have the size d/h."""
+RIVALS = (
+    *(Method(preset, preset) for preset in ("gated-head", "gated", "dcmha", "diff", "collaborative", "lrkv")),
+    *(Method(preset, preset) for preset in ("knocking-linear", "mea")),
+    Method("mfa", "mfa", {"head_dim": EMBED_DIM}),
+)
+"""Methods of 2020 to 2026. Of ``mfa``, whose heads share one value, they have the size d."""
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
-"""Heads of size n, and the control with as many parameters: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
+"""Heads of size n, and a control of the same size: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 
 CONTROLS = ("gain", MORE_HEADS)
 
+NOT_LINEAR = {
+    "head-embedding-add": "additive head embeddings are part of the values",
+    "tensor-product": "values are products of two maps of the content",
+}
+"""Projections for which the error has no closed form, and why."""
+
 
 def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions ``[n, d]`` of the given rank, and the matrices ``[slices, n, n]``, in float64.
+    """Return positions ``[n, d]`` of the given rank, and the matrices ``[slices, n, n]``, in float64.
 
     Raises:
-        ValueError: a rank above n or d.
+        ValueError: the rank is above n or d.
     """
     if not 1 <= rank <= min(length, EMBED_DIM):
         raise ValueError(
@@ -75,19 +90,28 @@ def problem(length: int, rank: int, target: str, seed: int) -> tuple[Tensor, Ten
 
 
 def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a layer without biases does to any content: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``."""
+    """Return the linear map of a layer without biases: P̄ ``[H, n, n]``, W_V ``[H, d, d_v]`` and W_O ``[H, d_v, d]``.
+
+    A layer with gates has H·d_v heads with d_v = 1.
+    """
     embed_dim = positions.size(1)
     query = positions.unsqueeze(1)
     _, probabilities = layer(query, query, torch.zeros_like(query), need_head_weights=True)
-    # A layer says what its values are: here those of the unit contents.
+    # The layer returns its values; here the values of unit contents.
     unit = torch.eye(embed_dim, dtype=positions.dtype).unsqueeze(1)
     _, values = layer(query, unit, unit, before_softmax=True)
     outputs = layer.out_proj.weight.t().unflatten(0, (layer.num_heads, -1))
-    return probabilities.squeeze(1), values, outputs
+    probabilities = probabilities.squeeze(1)
+    if isinstance(layer.head_output, HeadGate):
+        ones = probabilities.new_ones(1, layer.num_heads, len(positions), outputs.size(1))
+        gates = layer.head_output(ones, query.transpose(0, 1), None)[0]  # [H, n, d_v]
+        probabilities = torch.einsum("htf,hts->hfts", gates, probabilities).flatten(0, 1)
+        values, outputs = values.mT.flatten(0, 1).unsqueeze(-1), outputs.flatten(0, 1).unsqueeze(1)
+    return probabilities, values, outputs
 
 
 def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matrices: Tensor) -> Tensor:
-    """E‖ŷ − y‖² / E‖y‖² over contents with independent entries of mean 0 and variance 1 (the module's formula).
+    """Return E‖ŷ − y‖² / E‖y‖² over contents with independent entries of mean 0 and variance 1 (the module's formula).
 
     Args:
         probabilities: P̄ ``[H, n, n]``.
@@ -98,32 +122,36 @@ def relative_error(probabilities: Tensor, values: Tensor, outputs: Tensor, matri
     heads, embed_dim, value_dim = values.shape
     slices, columns = matrices.size(0), embed_dim // matrices.size(0)
     patterns, wanted = probabilities.flatten(1), matrices.flatten(1)
-    # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩: no C_i, which is d×d, is needed
-    side_by_side, stacked = values.transpose(0, 1).flatten(1), outputs.flatten(0, 1)
-    products = (side_by_side.t() @ side_by_side) * (stacked @ stacked.t())
-    products = products.view(heads, value_dim, heads, value_dim).sum((1, 3))
+    if value_dim >= embed_dim:
+        maps = (values @ outputs).flatten(1)
+        products = maps @ maps.t()
+    else:  # ⟨C_i, C_j⟩ = ⟨W_V,iᵀ W_V,j, W_O,i W_O,jᵀ⟩ avoids the d×d matrices C_i
+        side_by_side, stacked = values.transpose(0, 1).flatten(1), outputs.flatten(0, 1)
+        products = (side_by_side.t() @ side_by_side) * (stacked @ stacked.t())
+        products = products.view(heads, value_dim, heads, value_dim).sum((1, 3))
     diagonals = torch.einsum("hbv,hvb->hb", values, outputs).view(heads, slices, columns).sum(-1)
     size = columns * wanted.square().sum()
     error = ((patterns @ patterns.t()) * products).sum() - 2 * ((patterns @ wanted.t()) * diagonals).sum() + size
     return error / size
 
 
-def build(method: Method, heads: int, seed: int) -> MultiheadAttention:
-    """The layer of a run, started from its seed, in float64.
+def build_layer(method: Method, heads: int, seed: int) -> MultiheadAttention:
+    """Build the layer of a run, initialised with its seed, in float64.
 
     Raises:
-        ValueError: the method adds to the output what comes from no content (additive value embeddings do).
+        ValueError: the output is not a linear map of the content.
     """
-    if AttentionSpec.from_preset(method.preset, **method.axes).projection == "head-embedding-add":
-        raise ValueError(f"{method.name}: additive head embeddings make the output no linear map of the content")
+    projection = AttentionSpec.from_preset(method.preset, **method.axes).projection
+    if projection in NOT_LINEAR:
+        raise ValueError(f"{method.name}: {NOT_LINEAR[projection]}, so the output is no linear map of the content")
     torch.manual_seed(seed)
     return build_attention(method.preset, EMBED_DIM, heads, bias=False, **method.axes).double()
 
 
 def train(method: Method, heads: int, length: int, rank: int, target: str, seed: int, steps: int, log: Log) -> dict:
-    """Train one layer on one problem. Returns ``value``, the relative squared error at the end, and ``parameters``."""
+    """Train one layer on one problem, and return ``value``, the relative squared error at the end, and ``parameters``."""
     positions, matrices = problem(length, rank, target, seed)
-    layer = build(method, heads, seed)
+    layer = build_layer(method, heads, seed)
     optimizer = torch.optim.Adam(layer.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
@@ -140,21 +168,23 @@ def train(method: Method, heads: int, length: int, rank: int, target: str, seed:
 
 
 def methods(heads: int, length: int) -> Iterator[tuple[Method, int]]:
-    """Every method at h heads of size d/h, and how many heads it has."""
+    """Yield every method for h heads of size d/h, and its number of heads."""
     head_dim = EMBED_DIM // heads
     for preset in PRESET_METHODS:
         yield Method(preset, preset), heads
+    for rival in RIVALS:
+        yield rival, heads
     if length > head_dim:
         yield Method(FIXEDHEAD, "fixedhead", {"head_dim": length}), heads
         yield Method(MORE_HEADS, "mha", {"head_dim": head_dim}), heads * length // head_dim
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
-    """Every run of the grid: n 16 before 32, full rank before half, and all of a problem's methods before the next seed.
+    """Yield every run of the grid: n 16 before 32, full rank before half, and all methods of a seed before the next one.
 
     Args:
         seeds: by default 1 to 5, with ``quick`` 1.
-        quick: n 16 at full rank alone.
+        quick: only n 16 at full rank.
         steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     seeds = seeds or (SEEDS[:1] if quick else SEEDS)
@@ -192,7 +222,7 @@ def _run(
 
 
 def problems(lines: list[dict]) -> dict[tuple[int, int, str], list[dict]]:
-    """The lines by (n, rank, target)."""
+    """Group lines by (n, rank, target)."""
     groups: dict[tuple[int, int, str], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["length"], line["rank"], line["target"]), []).append(line)
@@ -200,13 +230,13 @@ def problems(lines: list[dict]) -> dict[tuple[int, int, str], list[dict]]:
 
 
 def title(length: int, rank: int, target: str) -> str:
-    """What a problem asks, in words."""
-    asked = "one matrix for all columns" if target == "shared" else "eight matrices for eight slices"
-    return f"n {length}, {asked}" + ("" if rank == length else f", positions of rank {rank}")
+    """Return a problem in words."""
+    wanted = "one matrix for all columns" if target == "shared" else "eight matrices for eight slices"
+    return f"n {length}, {wanted}" + ("" if rank == length else f", positions of rank {rank}")
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """A table a problem: number and size of heads down, methods across, the geometric mean over seeds in a cell."""
+    """Return a table for each problem: sizes of heads in rows, methods in columns, geometric means over seeds in cells."""
     result = []
     for key, chosen in problems(lines).items():
         names = list(dict.fromkeys(line["method"] for line in chosen))
@@ -227,16 +257,23 @@ def _cell(values: list[float], seeds: list[int]) -> str:
     return marked(f"{geometric_mean(values):.1e}", values, seeds) if values else ""
 
 
-def draw(lines: list[dict]):
-    """Error against head size, a plot a problem and a curve a method (controls dashed); bands go over all seeds."""
+def plot(lines: list[dict]):
+    """Return a figure of error against head size, with a plot for each problem and a curve for each method.
+
+    Controls are dashed. Bands go from the least to the greatest seed.
+    """
     from matplotlib.ticker import NullLocator
 
     from fairseq_lowrank.tools import pictures
 
     groups = problems(lines)
-    figure, plots = pictures.grid(len(groups), width=4.2, height=3.6)
     present = {line["method"] for line in lines}
-    names = [name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS) if name in present]
+    names = [
+        name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS, *(rival.name for rival in RIVALS)) if name in present
+    ]
+    columns = 4 if len(groups) > 1 else 2
+    height = 3.6 + 0.2 * max(0, len(names) // columns - 4)
+    figure, plots = pictures.grid(len(groups), width=4.2, height=height)
     for axes, (key, chosen) in zip(plots, groups.items(), strict=True):
         sizes = sorted({line["small_head_dim"] for line in chosen})
         for name, style in zip(names, styles_of(lines, names), strict=True):
@@ -256,6 +293,5 @@ def draw(lines: list[dict]):
         axes.set_title(title(*key), fontsize=9)
     handles = {line.get_label(): line for axes in plots for line in axes.get_lines() if line.get_label() in names}
     shown = [handles[name] for name in names]
-    columns = 4 if len(plots) > 1 else 2
     figure.legend(handles=shown, loc="outside lower center", ncols=columns, fontsize=8, handlelength=3.5)
     return figure

@@ -1,14 +1,14 @@
 """Nearest point on the sphere: a task that one head of full rank solves and heads of low rank do not.
 
-N points x_i, uniform on the sphere S^{d−1}; y_i is the point x_j with the least ⟨x_i, x_j⟩, that is the point nearest to −x_i.
-The metric is the squared error E‖ŷ_i − y_i‖², with fresh points at each update; 1 is what the output 0 has. Source: Amsel,
-Yehudai and Bruna, "On the Benefits of Rank in Attention Layers" (arXiv 2407.16153): one head with W_Q W_Kᵀ = −β I and large β
-has the answer, while heads of rank well below d need to be exponentially many.
+N points x_i are uniform on the sphere S^{d−1}. y_i is the point x_j with the least ⟨x_i, x_j⟩, which is the point nearest to −x_i.
+The metric is the squared error E‖ŷ_i − y_i‖², with new points in each update; the output 0 has 1. Source: Amsel, Yehudai and
+Bruna, "On the Benefits of Rank in Attention Layers" (arXiv 2407.16153). One head with W_Q W_Kᵀ = −β I and large β computes the
+answer; with ranks well below d, exponentially many heads are needed.
 
-As published: one post-norm layer, attention then a ReLU feed-forward part, each followed by x ↦ s·x/‖x‖ with one learned s;
-AdamW, 1e-2, betas 0.9 and 0.95, no decay of weights, warm-up over the first 5 % of updates and a cosine to 0, batches of
-256. Other than published: d 32 instead of 64, 10,000 updates instead of 100,000, feed-forward of 4·d instead of 32·d. The value
-is the error of the trained layer on 16,384 fresh sets of points, the same for all rows of a seed.
+As published: one post-norm layer with attention and a ReLU feed-forward part, each followed by x ↦ s·x/‖x‖ with one learned s;
+AdamW, 1e-2, betas 0.9 and 0.95, no weight decay, warm-up over the first 5 % of updates and a cosine to 0, batches of 256.
+Differences: d 32 instead of 64, 10,000 updates instead of 100,000, feed-forward of 4·d instead of 32·d. The value is the error
+of the trained layer on 16,384 new sets of points, the same for all rows of a seed.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ PUBLISHED = {1: 0.87, 2: 0.86, 4: 0.86, 8: 0.84, 16: 0.80, 32: 0.69, 64: 0.015}
 
 
 def points(batch: int, generator: torch.Generator) -> Tensor:
-    """``[N, batch, d]`` points, uniform on the sphere."""
+    """Return points ``[N, batch, d]``, uniform on the sphere."""
     return F.normalize(torch.randn(POINTS, batch, EMBED_DIM, generator=generator), dim=-1)
 
 
 def answers(x: Tensor) -> Tensor:
-    """For each point of ``[N, batch, d]`` the one with the least inner product."""
+    """Return for each point of ``[N, batch, d]`` the point with the least inner product."""
     nearest = torch.einsum("ibd,jbd->bij", x, x).argmin(-1)
     return x.transpose(0, 1).take_along_dim(nearest.unsqueeze(-1), dim=1).transpose(0, 1)
 
@@ -69,12 +69,12 @@ class Layer(nn.Module):
 
 
 def squared_error(layer: nn.Module, x: Tensor) -> Tensor:
-    """‖ŷ_i − y_i‖², mean over points."""
+    """Return ‖ŷ_i − y_i‖², averaged over points."""
     return (layer(x) - answers(x)).square().sum(-1).mean()
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """The share of the full rate: linear from 0 over the first 5 %, then a cosine to 0."""
+    """Return the factor of the learning rate: linear from 0 over the first 5 %, then a cosine to 0."""
     warmup = max(1, round(WARMUP * steps))
     if step < warmup:
         return step / warmup
@@ -82,7 +82,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
-    """Train one layer. Returns ``value``, the squared error on fresh points, and ``parameters``."""
+    """Train one layer, and return ``value``, the squared error on new points, and ``parameters``."""
     torch.manual_seed(seed)
     layer = Layer(method, heads)
     generator = torch.Generator().manual_seed(seed)
@@ -106,7 +106,7 @@ def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
 
 
 def rows() -> Iterator[tuple[Method, int]]:
-    """Every method and its number of heads, those of the named contrasts first."""
+    """Yield every method and its number of heads, with those of the planned contrasts first."""
     mha = Method("mha", "mha")
     yield from ((mha, heads) for heads in (8, 1))
     yield Method("mixhead-a", "mixhead-a"), 8
@@ -126,14 +126,19 @@ def rows() -> Iterator[tuple[Method, int]]:
         yield Method("mixhead-b", "mixhead-b"), heads
         yield Method("score-mixing", "mha", {"score_mixing": "static"}), heads
         yield Method("talking-heads", "talking-heads"), heads
+    for preset in ("gated", "mla", "dcmha", "diff", "xsa", "tpa", "gated-head", "collaborative"):
+        yield Method(preset, preset), 8
+    yield Method("mfa", "mfa", {"head_dim": 32}), 8
+    for preset in ("lrkv", "knocking-linear", "mea"):
+        yield Method(preset, preset), 8
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
-    """Every run, all rows of a seed before the next.
+    """Yield every run, with all rows of a seed before the next seed.
 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
-        quick: one head, eight heads, and eight mixed after the softmax.
+        quick: only one head, eight heads, and eight heads mixed after the softmax.
         steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
@@ -163,7 +168,7 @@ def _by_row(lines: list[dict]) -> dict[tuple[str, int], list[float]]:
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """Return mean and spread over seeds, methods down and heads across; then ``mha`` next to the published curve."""
+    """Return a table of means over seeds, by method and number of heads, and a table of ``mha`` and the published curve."""
     values = _by_row(lines)
     counts = sorted({heads for _, heads in values})
     seeds = sorted({line["seed"] for line in lines})
@@ -194,10 +199,10 @@ def _cell(values: list[float], seeds: list[int]) -> str:
     return marked(f"{statistics.fmean(values):.3f}{spread}", values, seeds)
 
 
-def draw(lines: list[dict]):
-    """Draw error against heads: ours by method, and the published curve; bars go from the least to the greatest seed.
+def plot(lines: list[dict]):
+    """Return a figure of error against number of heads, by method, with the published curve.
 
-    Methods stand side by side, within a third of an octave around their number of heads; `mha` has its place.
+    Bars go from the least to the greatest seed. Methods with the same number of heads are drawn next to each other.
     """
     from fairseq_lowrank.tools import pictures
 
@@ -212,7 +217,7 @@ def draw(lines: list[dict]):
         means = [statistics.fmean(values[name, count]) for count in heads]
         low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
         high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
-        # a row of one number of heads has no line to tell it by
+        # a method with one number of heads has no line, so it needs a marker
         points = {"marker": pictures.marker(style), "ms": 5, "capsize": 2}
         axes.errorbar([count * aside for count in heads], means, (low, high), label=name, **points, **style)
     heads = [64 // rank for rank in PUBLISHED]

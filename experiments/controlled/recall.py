@@ -1,18 +1,18 @@
-"""Multi-query associative recall: sparse attention, for which theory asks for small heads alone.
+"""Multi-query associative recall: sparse attention, for which small heads are enough in theory.
 
-A sequence lists key–value pairs, then repeats each key somewhere among noise; at each repeated key the answer is its
-value. Source: MQAR of "Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting: vocabulary 256 (keys 1 to
-127, values 128 to 255), length 64, 4 pairs, gaps before a repeat by a power law of exponent 0.01, other places random
-tokens; 2 pre-norm layers, GELU feed-forward of 4·d, learned positions, output tied to the embedding, AdamW with decay
-0.1.
+A sequence lists key–value pairs, and then repeats each key somewhere among noise. At each repeated key the answer is its value.
+Source: MQAR of "Zoology" (Arora et al. 2023, arXiv 2312.04927) in its basic setting. The vocabulary is 256 (keys 1 to 127,
+values 128 to 255), the length 64, with 4 pairs. Gaps before a repeated key have a power law of exponent 0.01. Other tokens are
+random. The model has 2 pre-norm layers, GELU feed-forward of 4·d, learned positions, an output tied to the embedding, and
+AdamW with weight decay 0.1.
 
-Other than there: new sequences in every update, 64 at a time, for a fixed set of 10,000 is learned by heart before the
-task is; so no dropout; embeddings times √d, as fairseq has them; d 64, which zoology has among its widths; a rate of
-2e-3, up over 100 updates and down on a cosine. Training ends when 99 % of 1,000 test sequences' answers are right, as
+Differences: each update has 64 new sequences, because a fixed set of 10,000 is memorised before the task is learned. So
+there is no dropout. Embeddings are multiplied by √d, as in fairseq. d is 64, one of zoology's widths. The learning rate is 2e-3,
+with a warm-up over 100 updates and a cosine. Training ends when 99 % of the answers in 1,000 test sequences are correct, which
 is measured every 100 updates.
 
-Each query must find one key among n, so patterns are sparse, and heads of size O(log n) have them (Likhosherstov et al., arXiv
-2106.03764). The value is the error rate at the end; the number of updates is given with it.
+Each query must find one key among n. Such patterns are sparse, and heads of size O(log n) can produce them (Likhosherstov et
+al., arXiv 2106.03764). The value is the error rate at the end; the number of updates is recorded too.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ VOCABULARY, LENGTH, PAIRS = 256, 64, 4
 EXPONENT = 0.01
 TEST, BATCH = 1_000, 64
 EMBED_DIM, LAYERS = 64, 2
-RATE, OTHER_RATES = "2e-3", ("5e-4", "1e-3", "4e-3")
+LEARNING_RATE, OTHER_LEARNING_RATES = "2e-3", ("5e-4", "1e-3", "4e-3")
 WEIGHT_DECAY, WARMUP = 0.1, 100
-EVERY, STEPS = 100, 6_000
-ENOUGH = 0.01
+TEST_INTERVAL, STEPS = 100, 6_000
+TARGET_ERROR = 0.01
 IGNORED = -100
 SEEDS = (1, 2, 3)
 
 
 def sequences(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Tokens and answers, ``[count, length]``; an answer is −100 where there is no question."""
+    """Return tokens and answers, ``[count, length]``; an answer is −100 if the token is not a question."""
 
     def distinct(choices: int, weights: Tensor | None = None) -> Tensor:
         weights = torch.ones(choices) if weights is None else weights
@@ -95,7 +95,7 @@ class Model(nn.Module):
 
 
 def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
-    """The share of wrong answers among the questions."""
+    """Return the share of wrong answers."""
     with torch.no_grad():
         chosen = torch.cat([model(batch).argmax(-1) for batch in tokens.split(250)])
     asked = answers != IGNORED
@@ -103,11 +103,12 @@ def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
 
 
 def train(
-    method: Method, heads: int, seed: int, steps: int, journal: Journal, learning_rate: float = float(RATE)
+    method: Method, heads: int, seed: int, steps: int, journal: Journal, learning_rate: float = float(LEARNING_RATE)
 ) -> dict:
-    """Train until at most 1 % of test answers are wrong, or ``steps`` updates. Returns ``value``, ``updates`` and ``parameters``.
+    """Train until at most 1 % of test answers are wrong or ``steps`` updates are done.
 
-    The journal saves each test with the state of the training, which resumes from the last one with the same numbers.
+    Return ``value``, ``updates`` and ``parameters``. The journal saves the state of the training at each test; a training that is
+    interrupted resumes from the last state with the same numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     test = sequences(TEST, generator)
@@ -124,7 +125,7 @@ def train(
         for name, part in parts.items():
             part.load_state_dict(state[name])
         generator.set_state(state["drawn"])
-    while done < steps and wrong > ENOUGH:
+    while done < steps and wrong > TARGET_ERROR:
         tokens, answers = sequences(BATCH, generator)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(tokens).flatten(0, 1), answers.flatten(), ignore_index=IGNORED)
@@ -132,7 +133,7 @@ def train(
         optimizer.step()
         schedule.step()
         done += 1
-        if done % EVERY == 0 or done == steps:
+        if done % TEST_INTERVAL == 0 or done == steps:
             wrong = error_rate(model, *test)
             journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
             states = {name: part.state_dict() for name, part in parts.items()}
@@ -141,13 +142,13 @@ def train(
 
 
 def rows() -> Iterator[tuple[Method, int, str]]:
-    """Every method, its number of heads and its learning rate: the task's, and others for heads of 8."""
-    yield from ((method, heads, RATE) for method, heads in methods())
-    yield from ((Method(f"mha-{rate}", "mha"), 8, rate) for rate in OTHER_RATES)
+    """Yield every method, its number of heads and its learning rate: the task's, and others for 8 heads."""
+    yield from ((method, heads, LEARNING_RATE) for method, heads in methods())
+    yield from ((Method(f"mha-{rate}", "mha"), 8, rate) for rate in OTHER_LEARNING_RATES)
 
 
 def methods() -> Iterator[tuple[Method, int]]:
-    """Every method and its number of heads, at the task's rate."""
+    """Yield every method and its number of heads, at the task's learning rate."""
     mha = Method("mha", "mha")
     yield from ((mha, heads) for heads in (1, 8, 32, 2, 4))
     yield from ((Method("fixedhead", "fixedhead", {"head_dim": EMBED_DIM}), heads) for heads in (8, 4))
@@ -159,11 +160,11 @@ def methods() -> Iterator[tuple[Method, int]]:
 
 
 def runs(seeds: Sequence[int] | None = None, *, quick: bool = False, steps: int | None = None) -> Iterator[Run]:
-    """Every run, all rows of a seed before the next.
+    """Yield every run, with all rows of a seed before the next seed.
 
     Args:
         seeds: by default 1 to 3, with ``quick`` 1.
-        quick: ``mha`` with heads of 64 and of 8.
+        quick: only ``mha`` with heads of 64 and of 8.
         steps: number of updates. Another number than the task's makes separate rows; with fewer updates they are trials.
     """
     for seed in seeds or (SEEDS[:1] if quick else SEEDS):
@@ -189,7 +190,7 @@ def _run(method: Method, heads: int, learning_rate: float, seed: int, steps: int
 
 
 def tables(lines: list[dict]) -> list[Table]:
-    """Error rate and updates, means over seeds."""
+    """Return a table of error rates and updates, averaged over seeds."""
     groups: dict[tuple[str, int], list[dict]] = {}
     for line in lines:
         groups.setdefault((line["method"], line["heads"]), []).append(line)
@@ -206,27 +207,29 @@ def tables(lines: list[dict]) -> list[Table]:
     header = ["method", "heads × size", "seeds", METRIC, "updates"]
     return [
         Table(
-            f"Recall of {PAIRS} pairs in {LENGTH} tokens, means over seeds; ended at {ENOUGH:.0%} wrong", header, body
+            f"Recall of {PAIRS} pairs in {LENGTH} tokens, means over seeds; ended at {TARGET_ERROR:.0%} wrong",
+            header,
+            body,
         )
     ]
 
 
-def draw(lines: list[dict]):
-    """Draw updates until 99 % of answers are right against head size; hollow where they were not by the end.
+def plot(lines: list[dict]):
+    """Return a figure of updates until 99 % of answers are correct, against head size; hollow if never reached.
 
-    Methods stand side by side within the band of their head size. Other rates than the task's are drawn only if there is
-    nothing else.
+    Methods of the same head size are drawn next to each other. Other learning rates than the task's are drawn only if there is
+    no line with the task's.
     """
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure(8.5, 4.4)
-    lines = [line for line in lines if line.get("learning_rate", float(RATE)) == float(RATE)] or lines
+    lines = [line for line in lines if line.get("learning_rate", float(LEARNING_RATE)) == float(LEARNING_RATE)] or lines
     names = list(dict.fromkeys(line["method"] for line in lines))
     sizes = sorted({line["head_dim"] for line in lines})
     places = zip(names, styles_of(lines, names), pictures.asides(len(names)), strict=True)
     for name, style, place in places:
         for reached in (True, False):
-            chosen = [line for line in lines if line["method"] == name and (line["value"] <= ENOUGH) == reached]
+            chosen = [line for line in lines if line["method"] == name and (line["value"] <= TARGET_ERROR) == reached]
             axes.plot(
                 [sizes.index(line["head_dim"]) + 0.7 * place for line in chosen],
                 [line["updates"] for line in chosen],
@@ -236,7 +239,9 @@ def draw(lines: list[dict]):
                 label=name if reached else None,
             )
     axes.set(
-        xlabel="head size", ylabel=f"updates until at most {ENOUGH:.0%} wrong (hollow: not reached)", ylim=(0, None)
+        xlabel="head size",
+        ylabel=f"updates until at most {TARGET_ERROR:.0%} wrong (hollow: not reached)",
+        ylim=(0, None),
     )
     axes.set_xticks(range(len(sizes)), labels=sizes)
     axes.grid(False, axis="x")

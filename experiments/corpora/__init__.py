@@ -1,14 +1,14 @@
-"""Prepare the papers' corpora for fairseq: a module for each, which :mod:`experiments.corpora.catalogue` finds by itself.
+"""Preparation of the papers' corpora for fairseq, with a module for each; :mod:`experiments.corpora.catalogue` finds them.
 
-A preparation is a chain of files, each written whole or not at all, so that calling it again continues where it stopped
-and does nothing once it is done:
+A preparation makes a chain of files. Each is written completely or not at all, so a second call resumes where the first
+one stopped, or does nothing:
 
-    raw/   what the publisher's files say, a sentence a line        tok/   tokenised, cleaned
-    bpe/   cut into sub-words                                       bin/   fairseq's binary form
+    raw/   the publisher's text, one sentence per line              tok/   tokenised and cleaned text
+    bpe/   subwords                                                 bin/   fairseq's binary files
 
-The settings that shape these files are saved with them in settings.json: a folder is not made half one way, half another. Of several
-processes that prepare the same corpus one does it and the others wait.
+The settings of these files are saved in settings.json, so all files of a folder have the same settings. If several processes
+prepare the same corpus, one does and the others wait.
 
-Shared by the modules: `corpus` (what a corpus declares, and the names of its forms), `steps`, `fetch` (published files),
-`text` (lines, tokens, sub-words).
+The modules share `corpus` (the declaration of a corpus, and the names of its variants), `steps`, `fetch` (published files) and
+`text` (lines, tokens, subwords).
 """

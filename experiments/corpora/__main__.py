@@ -1,4 +1,4 @@
-"""`python -m experiments.corpora NAME …`: prepare a corpus, or the form of one that a name such as brown-head500 says."""
+"""`python -m experiments.corpora NAME …`: prepare a corpus, or a variant of it such as brown-head500."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.corpora.catalogue import CORPORA, parse
+from experiments.corpora.catalogue import CORPORA, parse_corpus_name
 from experiments.corpora.corpus import Corpus, positive, published_folder, work_folder
 from experiments.corpora.fetch import check_source, locked, source_of
 from experiments.corpora.pieces import PIECES_OF, check_pieces
 from experiments.corpora.steps import JOIN, check_settings, join_sentences
-from fairseq_lowrank.messages import missing
+from fairseq_lowrank.messages import UserError, missing_package_hint
 
 PROGRAM = "scripts/prepare.sh"
 
@@ -20,8 +20,8 @@ def build_parser() -> argparse.ArgumentParser:
     names = ", ".join(corpus.usage for corpus in CORPORA.values())
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Prepare a corpus for fairseq; prints the folder of the binarised corpus.",
-        epilog=f"NAME is a corpus, or a form of one as its folder is called: {names}.",
+        description="Prepare a corpus for fairseq, and print the folder of the binarised corpus.",
+        epilog=f"NAME is a corpus, or the name of a variant's folder: {names}.",
     )
     subparsers = parser.add_subparsers(required=True, metavar="NAME")
     for name, corpus in CORPORA.items():
@@ -38,11 +38,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def add_arguments(parser: argparse.ArgumentParser, corpus: Corpus) -> None:
-    """Those that all corpora have, and those of `corpus`."""
+    """Add the arguments that all corpora have, and those of `corpus`."""
     published = corpus.published_help or corpus.name
     parser.add_argument("--data", type=Path, help=f"folder with the corpus (default: $LOWRANK_DATA/{published})")
-    parser.add_argument("--output", type=Path, help=f"where to write (default: $LOWRANK_WORK/data/{corpus.usage})")
-    parser.add_argument("--download", action="store_true", help="fetch what --data lacks from the publisher")
+    parser.add_argument("--output", type=Path, help=f"folder to write to (default: $LOWRANK_WORK/data/{corpus.usage})")
+    parser.add_argument(
+        "--download", action="store_true", help="download files that --data does not have from the publisher"
+    )
     parser.add_argument(
         "--sha256",
         action="append",
@@ -50,39 +52,39 @@ def add_arguments(parser: argparse.ArgumentParser, corpus: Corpus) -> None:
         metavar="HASH",
         help="SHA-256 of a downloaded file to accept, in addition to the known ones",
     )
-    parser.add_argument("--workers", type=positive, default=1, help="processes (default: %(default)s)")
+    parser.add_argument("--workers", type=positive, default=1, help="number of processes (default: %(default)s)")
     for argument in corpus.arguments:
         parser.add_argument(argument.flag, **argument.options)
 
 
 def expand(argv: list[str]) -> list[str]:
-    """The command line with the name of a form in front replaced by its corpus and arguments."""
+    """Return the command line with a variant's name at its start replaced by the corpus and its arguments."""
     if not argv or argv[0].startswith("-") or argv[0] in CORPORA:
         return argv
-    corpus, values = parse(argv[0])
+    corpus, values = parse_corpus_name(argv[0])
     return [corpus.name, *corpus.words(values), *argv[1:]]
 
 
 def locate(args: argparse.Namespace) -> None:
-    """Fill in the default folders of `args`, whose names tell apart the forms of a corpus."""
+    """Set the default folders in `args`; each variant of a corpus has a separate folder."""
     corpus: Corpus = args.corpus
     data = published_folder()
     args.data_given = args.data is not None
     if getattr(args, PIECES_OF.name, None):
         args.bert = None  # not read
     args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)
-    args.output = args.output or work_folder() / "data" / corpus.form(vars(args) | {JOIN.name: None})
+    args.output = args.output or work_folder() / "data" / corpus.variant_name(vars(args) | {JOIN.name: None})
 
 
 def folder(argv: list[str]) -> Path:
-    """Where a command line puts what it makes."""
+    """Return the output folder of a command line."""
     args = build_parser().parse_args(expand(argv))
     locate(args)
-    return args.output.with_name(args.output.name + JOIN.spell(getattr(args, JOIN.name, None)))
+    return args.output.with_name(args.output.name + JOIN.format_part(getattr(args, JOIN.name, None)))
 
 
 def changes(argv: list[str]) -> list[str]:
-    """The flags of a command line that change what is made and show in no name: those with another value than the name's."""
+    """Return the flags of a command line that change the files but are not part of a variant's name."""
     args, plain = (build_parser().parse_args(expand(words)) for words in (argv, argv[:1]))
     return [
         argument.flag
@@ -92,7 +94,7 @@ def changes(argv: list[str]) -> list[str]:
 
 
 def prepare(args: argparse.Namespace) -> Path:
-    """Make what `args` ask for, unless it is there; what is printed."""
+    """Prepare the corpus of `args` if it does not exist, and return its folder."""
     with locked(args.output):
         check_settings(args)
         if PIECES_OF in args.corpus.arguments:
@@ -102,7 +104,7 @@ def prepare(args: argparse.Namespace) -> Path:
         done = args.output / "bin"
         made = done if done.exists() else args.corpus.prepare(args)
         if sentences := getattr(args, JOIN.name, None):
-            base, args.output = args.output, args.output.with_name(args.output.name + JOIN.spell(sentences))
+            base, args.output = args.output, args.output.with_name(args.output.name + JOIN.format_part(sentences))
             made = join_sentences(args, base)
     return made
 
@@ -111,14 +113,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = build_parser()
     try:
         argv = expand(sys.argv[1:] if argv is None else argv)
-    except ValueError as error:
+    except UserError as error:
         parser.error(str(error))
     args = parser.parse_args(argv)
     locate(args)
     try:
         print(prepare(args))
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        message = missing(error) if isinstance(error, ModuleNotFoundError) else error
+    except (UserError, UnicodeError, OSError, ModuleNotFoundError) as error:
+        message = missing_package_hint(error) if isinstance(error, ModuleNotFoundError) else error
         print(f"{PROGRAM} {args.corpus.name}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from experiments.corpora.corpus import Corpus
 from experiments.corpora.fetch import gather, make
 from experiments.corpora.steps import BYTES, HEAD, language_model
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
 
 URLS = {
     "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/brown.zip": (
@@ -21,14 +22,14 @@ URLS = {
 
 
 def brown_document(path: Path) -> Iterator[str]:
-    """The sentences of a file of NLTK's copy, whose words carry their tags as word/tag."""
+    """Yield the sentences of a file of NLTK's copy, without the tags in word/tag."""
     for line in read_lines(path):
         if words := line.split():
             yield " ".join(word.rsplit("/", 1)[0] for word in words)
 
 
 def brown_split(documents: list[Path], split: str) -> Iterator[str]:
-    """The documents of a split, an empty line behind each: of 20, the 8th is for the test, the 14th for validation."""
+    """Yield the lines of a split, with an empty line after each document: of 20 documents, the 8th is test, the 14th valid."""
     splits = {7: "test", 13: "valid"}
     for number, path in enumerate(documents):
         if splits.get(number % 20, "train") == split:
@@ -36,16 +37,18 @@ def brown_split(documents: list[Path], split: str) -> Iterator[str]:
 
 
 def brown(args: argparse.Namespace) -> Path:
-    """The Brown corpus, split by document, a sentence a line: cased words, or sub-words with --pieces.
+    """Prepare the Brown corpus, split by document, one sentence per line: cased words, or subwords with --pieces.
 
-    Takes NLTK's copy (500 files, ca01 to cr09) or train.txt, valid.txt and test.txt made from it.
+    It needs NLTK's copy (500 files, ca01 to cr09), or train.txt, valid.txt and test.txt made from it.
     """
     splits = ("train", "valid", "test")
     [found] = gather(args, ["train.txt|cr09"], URLS)
     if found.name == "cr09":
         documents = sorted(path for path in found.parent.iterdir() if re.fullmatch(r"c[a-r]\d\d", path.name))
         if len(documents) != 500:
-            raise ValueError(f"{found.parent} holds {len(documents)} of the Brown corpus's 500 documents")
+            raise UserError(
+                f"{found.parent} has {len(documents)} of the Brown corpus's 500 documents. Download it again with --download."
+            )
         for split in splits:
             raw = args.output / "raw" / f"{split}.txt"
             make(raw, write_lines, raw, brown_split(documents, split))
@@ -55,4 +58,4 @@ def brown(args: argparse.Namespace) -> Path:
     return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
 
 
-CORPUS = Corpus(name="brown", prepare=brown, arguments=(HEAD, BYTES), trial={"head": 500})
+CORPUS = Corpus(name="brown", prepare=brown, arguments=(HEAD, BYTES), smoke_values={"head": 500})

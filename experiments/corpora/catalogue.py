@@ -1,4 +1,4 @@
-"""All corpora: those modules of this package that declare one, and whose form a name is."""
+"""The list of all corpora that modules of this package declare, and the lookup of a corpus by a variant's name."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from importlib import import_module
 from experiments import corpora
 from experiments.corpora.corpus import Corpus
 from experiments.corpora.own import binarised
+from fairseq_lowrank.messages import UserError
 
 _MODULES = (name for _, name, _ in pkgutil.iter_modules(corpora.__path__) if name not in ("__main__", "catalogue"))
 _FOUND = (getattr(import_module(f"{corpora.__name__}.{name}"), "CORPUS", None) for name in _MODULES)
 CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _FOUND if corpus}
 
 
-def parse(name: str) -> tuple[Corpus, dict[str, object]]:
-    """The corpus that a form's name is of, and the values of the arguments that show in it; that of binarised data for a path.
+def parse_corpus_name(name: str) -> tuple[Corpus, dict[str, object]]:
+    """Return the corpus of a variant's name, and the values of the arguments in the name.
+
+    A path, which begins with a slash, is the name of binarised data.
 
     Raises:
-        ValueError: it is none's; the message says what names there are.
+        UserError: no corpus has such a name; the message lists the names.
     """
     if name.startswith("/"):
         return binarised(name), {}
@@ -26,4 +29,4 @@ def parse(name: str) -> tuple[Corpus, dict[str, object]]:
         if (values := corpus.values(name)) is not None:
             return corpus, values
     expected = ", ".join(corpus.usage for corpus in CORPORA.values())
-    raise ValueError(f"no corpus '{name}' here; expected one of {expected}")
+    raise UserError(f"no corpus '{name}' here. Use one of {expected}.")

@@ -1,7 +1,7 @@
-"""What a corpus declares, and the names of its forms, such as iwslt14, multi30k-x10 or wikitext-103-bpe2000.
+"""The declaration of a corpus, and the names of its variants, such as iwslt14, multi30k-x10 or wikitext-103-bpe2000.
 
-A form's name is that of its corpus with a part for each of those arguments that make another folder; spelling a name
-(:meth:`Corpus.form`) and reading one (:meth:`Corpus.values`) are inverse to each other.
+A variant's name is the corpus's name with a part for each argument that makes another folder. :meth:`Corpus.variant_name` and
+:meth:`Corpus.values`, which reads a name, are inverse to each other.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import Path
 
 
 def work_folder() -> Path:
-    """Where everything is made that is not given another place: $LOWRANK_WORK."""
+    """Return the default folder for everything that is made: $LOWRANK_WORK."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LOWRANK_WORK") or Path(cache) / "fairseq_lowrank")
 
 
 def published_folder() -> Path:
-    """Where published files are looked for: $LOWRANK_DATA."""
+    """Return the folder of published files: $LOWRANK_DATA."""
     return Path(os.environ.get("LOWRANK_DATA") or "../shared/data")
 
 
 def positive(text: str) -> int:
-    """A number of things, from the command line."""
+    """Return a positive number from the command line."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number >= 1")
     return int(text)
 
 
@@ -36,11 +36,11 @@ class Argument:
     """An argument of a preparation.
 
     Args:
-        flag, options: as argparse takes them; a switch (`action="store_true"`), one of `choices`, or a number.
-        part: how it shows in a form's name, such as `-head{}`; empty where it does not.
-        kept: True if it shapes the files of a folder, and so is saved with them.
-        value: the regular expression of what shows in a name where that is neither a switch nor a choice.
-        shown: what of a value shows in a name.
+        flag, options: the arguments of argparse; a switch (`action="store_true"`), one of `choices`, or a number.
+        part: its part of a variant's name, such as `-head{}`; empty if it is not in the name.
+        affects_files: True if it changes the files of a folder, and so is saved with them.
+        value: the regular expression of its value in a name, if it is neither a switch nor a choice.
+        shown: a function from a value to its text in a name.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Argument:
         flag: str,
         *,
         part: str = "",
-        kept: bool = True,
+        affects_files: bool = True,
         value: str = "[1-9][0-9]*",
         shown: Callable[[object], object] = lambda value: value,
         **options,
     ):
-        self.flag, self.part, self.kept, self.value, self.options = flag, part, kept, value, options
+        self.flag, self.part, self.affects_files, self.value, self.options = flag, part, affects_files, value, options
         self.shown = shown
         self.name = flag.removeprefix("--").replace("-", "_")
         self.is_switch = options.get("action") == "store_true"
@@ -61,7 +61,7 @@ class Argument:
 
     @property
     def pattern(self) -> str:
-        """Matches the part; choices are always told, all else where it is given."""
+        """Return a regular expression for the part; a choice is always in the name, other values if they are given."""
         if "choices" in self.options:
             return self.part.format(rf"(?P<{self.name}>{'|'.join(map(re.escape, self.options['choices']))})")
         if self.is_switch:
@@ -70,43 +70,43 @@ class Argument:
 
     @property
     def usage(self) -> str:
-        """The part as a message shows it."""
+        """Return the part for messages."""
         if "choices" in self.options:
             choices = "|".join(self.options["choices"])
             return self.part.format(f"({choices})" if "|" in choices else choices)
         return f"[{self.part.format('N')}]"
 
-    def spell(self, value: object) -> str:
-        """The part for a value."""
+    def format_part(self, value: object) -> str:
+        """Return the part of the name for a value."""
         return "" if value is None or value is False else self.part.format(self.shown(value))
 
     def read(self, text: str | None) -> object:
-        """The value that the part's text stands for."""
+        """Return the value for the text in a name."""
         if self.is_switch:
             return text is not None
         return text if text is None else self.options.get("type", str)(text)
 
     def words(self, value: object) -> list[str]:
-        """A value as on the command line."""
+        """Return the words of the command line for a value."""
         return [] if value is None or value is False else [self.flag] if value is True else [self.flag, str(value)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A corpus as its module declares it, under the name CORPUS.
+    """A corpus, which its module declares under the name CORPUS.
 
     Args:
-        name: also of its folders.
-        prepare: given the parsed arguments, makes the folder `args.output` and returns what is printed; its docstring is
-            the corpus's description.
-        arguments: in addition to those that all corpora have; the parts of names are in this order.
-        languages: source and target of parallel text.
-        remove_bpe: what fairseq-generate is to undo, in its words.
-        published: the folder of published files under $LOWRANK_DATA, for the parsed arguments and that path; and how
-            the help says it.
-        trial: for the form that trials of recipes take instead of a large one, values of arguments; None: another corpus.
-        stand_in: that other corpus, where it is not the usual one of the kind of recipe.
-        training: given a form's values of arguments, the flags of fairseq-train that its task asks for.
+        name: the name of the corpus and of its folders.
+        prepare: a function that makes the folder `args.output` from the parsed arguments, and returns the folder to print. Its
+            docstring is the corpus's description.
+        arguments: arguments in addition to those of all corpora; the parts of names have the same order.
+        languages: source and target language of parallel text.
+        remove_bpe: the value of `--remove-bpe` for fairseq-generate.
+        published: a function from the parsed arguments and $LOWRANK_DATA to the name of the folder of published files.
+        published_help: the name of this folder in the help.
+        smoke_values: values of arguments for smoke runs of recipes; None if they use another corpus.
+        smoke_corpus: a function that returns the other corpus, if it is not the usual one of the recipe's kind.
+        training: a function from a variant's values to the flags of fairseq-train that its task needs.
     """
 
     name: str
@@ -116,33 +116,33 @@ class Corpus:
     remove_bpe: str | None = None
     published: Callable[[argparse.Namespace, Path], str] | None = None
     published_help: str = ""
-    trial: Mapping[str, object] | None = None
-    stand_in: Callable[[Mapping[str, object]], str] | None = None
+    smoke_values: Mapping[str, object] | None = None
+    smoke_corpus: Callable[[Mapping[str, object]], str] | None = None
     training: Callable[[Mapping[str, object]], Sequence[str]] | None = None
 
-    def undo(self, values: Mapping[str, object]) -> str | None:
-        """Return what fairseq-generate is to undo in a form of the corpus, in its words."""
+    def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
+        """Return the value of `--remove-bpe` for a variant of the corpus."""
         return self.remove_bpe
 
     @property
     def parts(self) -> list[Argument]:
-        """The arguments that show in names."""
+        """Return the arguments that are part of names."""
         return [argument for argument in self.arguments if argument.part]
 
     @property
     def usage(self) -> str:
-        """The names of all forms."""
+        """Return a pattern of the names of all variants."""
         return self.name + "".join(argument.usage for argument in self.parts)
 
-    def form(self, values: Mapping[str, object]) -> str:
-        """The name of the form made with these values of arguments; what shows in no name is passed over."""
-        return self.name + "".join(argument.spell(values.get(argument.name)) for argument in self.parts)
+    def variant_name(self, values: Mapping[str, object]) -> str:
+        """Return the name of the variant with these values of arguments; values without a part are ignored."""
+        return self.name + "".join(argument.format_part(values.get(argument.name)) for argument in self.parts)
 
     def values(self, name: str) -> dict[str, object] | None:
-        """The values of the arguments that show in a form's name; None where it is not of this corpus."""
+        """Return the values of the arguments in a variant's name; None if the name is not of this corpus."""
         match = re.fullmatch(self.name + "".join(argument.pattern for argument in self.parts), name)
         return match and {argument.name: argument.read(match[argument.name]) for argument in self.parts}
 
     def words(self, values: Mapping[str, object]) -> list[str]:
-        """Values of arguments as on the command line."""
+        """Return the words of the command line for values of arguments."""
         return [word for argument in self.arguments for word in argument.words(values.get(argument.name))]

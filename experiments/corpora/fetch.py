@@ -1,4 +1,4 @@
-"""Making a corpus's files: finding what is published, in a local folder or by download with a checked SHA-256."""
+"""Search for published files in a local folder, downloads with a checked SHA-256, and folders that processes share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from experiments import locks
 from fairseq_lowrank.files import say, whole_file, whole_folder
+from fairseq_lowrank.messages import UserError
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from
@@ -32,11 +33,11 @@ def sha256(path: Path) -> str:
 
 
 def download(url: str, path: Path, accepted: Iterable[str]) -> None:
-    """Fetch `url` into `path`, whose SHA-256 must be among `accepted`.
+    """Download `url` to `path`, and check that its SHA-256 is among `accepted`.
 
     Raises:
-        ValueError: it is not. The message says what it is, so that someone who has checked it another way can accept
-            it; the file stays as `path` + ".unverified" and is not fetched again.
+        UserError: the SHA-256 is another one. The message names it, so you can accept it if you trust the file. The file
+            stays as `path` + ".unverified" and is not downloaded again.
     """
     unverified = path.with_name(path.name + ".unverified")
     if not unverified.exists():
@@ -44,24 +45,24 @@ def download(url: str, path: Path, accepted: Iterable[str]) -> None:
         with whole_file(unverified, "wb") as file, urllib.request.urlopen(url, timeout=60) as response:
             shutil.copyfileobj(response, file)
             if (size := response.headers.get("Content-Length")) is not None and file.tell() != int(size):
-                raise ValueError(f"{url}: {file.tell():,} of {int(size):,} bytes came; call this again")
+                raise UserError(f"{url}: only {file.tell():,} of {int(size):,} bytes arrived. Run the command again.")
     if (found := sha256(unverified)) not in accepted:
-        raise ValueError(
-            f"{url} has SHA-256 {found}, which is not a checksum known here. If you trust the file, say so with "
-            f"--sha256 {found}; if not, remove {unverified}"
+        raise UserError(
+            f"{url} has SHA-256 {found}, which is not a checksum known here. If you trust the file, add "
+            f"--sha256 {found}. If not, remove {unverified}."
         )
     os.replace(unverified, path)
 
 
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
-MOST_UNPACKED = 200  # unpacked bytes for each byte of an archive: text comes to ten
+MOST_UNPACKED = 200  # unpacked bytes for each byte of an archive; text has about ten
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .zip or .tgz so that `folder` appears only when it is complete; nothing is written outside it.
+    """Unpack a .zip or .tgz; `folder` appears when it is complete, and nothing is written outside of it.
 
     Raises:
-        ValueError: the archive is damaged, would write elsewhere, or would fill the disk.
+        UserError: the archive is damaged, contains paths outside of the folder, or would fill the disk.
     """
     try:
         with whole_folder(folder) as part:
@@ -72,16 +73,18 @@ def unpack(archive: Path, folder: Path) -> None:
         RuntimeError,
     ) as error:  # the last two: encrypted, or packed in an unknown way
         reason = " ".join(str(error).split())
-        raise ValueError(f"{archive} cannot be unpacked, it is damaged or another kind of file: {reason}") from error
+        raise UserError(
+            f"{archive} cannot be unpacked: it is damaged or another kind of file ({reason}). Download it again."
+        ) from error
 
 
 def unpack_into(archive: Path, folder: Path) -> None:
-    """Unpack an archive into a folder that is there; see :func:`unpack`."""
+    """Unpack an archive into an existing folder; see :func:`unpack`."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
             for name in file.namelist():
                 if Path(name).is_absolute() or ".." in Path(name).parts:
-                    raise ValueError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+                    raise UserError(f"{archive} was not unpacked: {name!r} would be written outside of it")
             check_room(archive, folder, sum(member.file_size for member in file.infolist()))
             file.extractall(folder)
         return
@@ -91,20 +94,22 @@ def unpack_into(archive: Path, folder: Path) -> None:
             size += member.size
             check_room(archive, folder, size, member.size)
             file.extract(member, folder, filter="data")
-        while file.fileobj.read(2**20):  # the checksum stands at the very end
+        while file.fileobj.read(2**20):  # the checksum is at the end
             pass
 
 
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
-    """Refuse an archive that needs more space than the disk has: `size` bytes unpacked, `missing` of them not written yet."""
+    """Refuse an archive that does not fit on the disk: `size` bytes unpacked, of which `missing` are not written yet."""
     if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
-        raise ValueError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
+        raise UserError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
     if (missing or size) > (free := shutil.disk_usage(folder).free):
-        raise ValueError(f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free")
+        raise UserError(
+            f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free. Free some space."
+        )
 
 
 def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Path:
-    """Run `recipe(*arguments, **options)`, which writes `target`, unless `target` is there already."""
+    """Run `recipe(*arguments, **options)`, which writes `target`, unless `target` exists."""
     if not target.exists():
         say(f"making {target}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,10 +119,10 @@ def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Pa
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of `folder`, made if need be, while the block runs; wait for one that is in there."""
+    """Lock `folder` while the block runs, after waiting for another process; create the folder if it does not exist."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError), ExitStack() as stack:  # the folder may be removed meanwhile, see below
+        with suppress(FileNotFoundError), ExitStack() as stack:  # another process may remove the folder, see below
             handle = stack.enter_context(
                 locks.locked(
                     folder,
@@ -125,7 +130,7 @@ def locked(folder: Path) -> Iterator[None]:
                     waiting=lambda: say(f"waiting for another process, which is making {folder}"),
                 )
             )
-            # One that made nothing has removed the folder, and a lock of what is gone keeps nobody out of a new one.
+            # Another process may have removed the folder. A lock of the removed folder does not lock a new one.
             if os.path.samestat(os.fstat(handle), os.stat(folder)):
                 lock = stack.pop_all()
                 break
@@ -133,16 +138,16 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if not has_begun(folder):  # before another process may note what it makes its own of
+            if not has_begun(folder):  # before another process writes its notes
                 for note in NOTES:
                     (folder / note).unlink(missing_ok=True)
-            # Only an empty folder goes: nothing was made. It goes before the lock does, else another process may be in it.
+            # Remove the folder if it is empty, before the lock is released: then no other process can be in it.
             with suppress(OSError):
                 folder.rmdir()
 
 
 def find(folders: Iterable[Path], names: str) -> Path | None:
-    """The first file anywhere in `folders` that matches one of the patterns `names` (a|b|c), plain or gzipped."""
+    """Return the first file in `folders` that matches one of the patterns `names` (a|b|c), plain or gzipped."""
     for folder in folders:
         for name in names.split("|"):
             for pattern in (name, f"{name}.gz"):
@@ -152,19 +157,19 @@ def find(folders: Iterable[Path], names: str) -> Path | None:
 
 
 def source_of(output: Path) -> str | None:
-    """The folder that a corpus was begun from; None where nothing says so."""
+    """Return the folder from which a corpus was made; None if there is no note of it."""
     note = output / SOURCE
     return note.read_text(encoding="utf-8").strip() if note.is_file() else None
 
 
 def has_begun(output: Path) -> bool:
-    """Return True if a folder holds more than notes and downloads."""
+    """Return True if a folder has more than notes and downloads."""
     made = (path for path in output.rglob("*") if path.is_file() and path.name not in NOTES)
     return any(output / DOWNLOADS not in path.parents for path in made)
 
 
 def check_source(args: argparse.Namespace, source: str | None) -> None:
-    """Refuse to continue in --output from another source folder; note the source folder if nothing is made yet."""
+    """Refuse to continue in --output from another source folder; save the source folder if nothing is made yet."""
     begun, note = source_of(args.output), args.output / SOURCE
     if source is None or begun == source:
         return
@@ -172,20 +177,19 @@ def check_source(args: argparse.Namespace, source: str | None) -> None:
         note.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(note) as file:
             file.write(f"{source}\n")
-    elif begun is not None:  # folders are older than these notes
-        raise ValueError(
-            f"{args.output} was begun from {begun}, not from {source}: give --data {begun}, or remove that folder"
+    elif begun is not None:  # old folders have no such note
+        raise UserError(
+            f"{args.output} was begun from {begun}, not from {source}. Add --data {begun}, or remove {args.output}."
         )
 
 
 def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str | None], note: str = "") -> list[Path]:
-    """The files matching `names`, from --data or, with --download, from `urls`.
+    """Return the files that match `names`, from --data or, with --download, from `urls`.
 
-    `urls` gives each address its SHA-256, or None where it is not known; archives are unpacked.
+    `urls` has the SHA-256 of each address, or None if it is not known. Archives are unpacked.
 
     Raises:
-        ValueError: files are missing, and the message names them and says where they come from; or --output was begun from
-            others.
+        UserError: files are missing (the message names them and their sources), or --output was begun from other files.
     """
     names, fetched = list(names), args.output / DOWNLOADS
     folders = [args.data, fetched]
@@ -199,11 +203,15 @@ def gather(args: argparse.Namespace, names: Iterable[str], urls: dict[str, str |
     found = {name: find(folders, name) for name in names}
     if missing := [name.replace("|", " or ") for name, path in found.items() if path is None]:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise ValueError(
-            f"{args.data} lacks {', '.join(missing[:10])}{more}. Say where they are with --data FOLDER"
-            + (f", or fetch them with --download from {', '.join(urls)}{note}" if urls else f"; they come from {note}")
-            + f"; from a recipe or the quickstart: LOWRANK_DATA=FOLDER, with them in FOLDER/{args.data.name}"
-            + (', or PREPARE="--download"' if urls else "")
+        raise UserError(
+            f"{args.data} lacks {', '.join(missing[:10])}{more}. Give their folder with --data FOLDER"
+            + (
+                f", or add --download to fetch them from {', '.join(urls)}{note}"
+                if urls
+                else f"; they come from {note}"
+            )
+            + f". From a recipe or the quickstart, set LOWRANK_DATA=FOLDER, with the files in FOLDER/{args.data.name}"
+            + (', or PREPARE="--download".' if urls else ".")
         )
     own = any(args.data in path.parents for path in found.values())
     check_source(args, str((args.data if own else fetched).resolve()))

@@ -1,4 +1,4 @@
-"""GLUE (Wang et al., 2018): nine tasks in the files that its site publishes."""
+"""GLUE (Wang et al., 2018): nine tasks, from the files on its site."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
-from experiments.corpora.sentences import Example, SentenceTask, lay_out
+from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import read_lines, say
+from fairseq_lowrank.messages import UserError
 
 URL = "https://dl.fbaipublicfiles.com/glue/data/{}.zip"
 BINARY, ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
@@ -25,15 +26,15 @@ TWO = {
 
 @dataclass(frozen=True)
 class Published:
-    """How GLUE publishes a task.
+    """The published files of a task.
 
     Args:
-        folder: that holds its files; their archive, and the file for the server, are called so too.
-        columns: of the sentences, by the name that stands above them.
-        target: column of what is to be predicted.
+        folder: the folder of its files, which is also the name of the archive and of the file for the server.
+        columns: the names of the columns of sentences.
+        target: the name of the column to predict.
         task: labels and measures.
-        files: of each split.
-        bare: columns by their number for the splits in which no names stand above them.
+        files: the file of each split.
+        bare: the numbers of the columns, for splits whose files have no header.
     """
 
     folder: str
@@ -80,9 +81,9 @@ TASKS = {
 
 
 def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
-    """The examples of a file of tab-separated columns, in which quotation marks mean nothing.
+    """Yield the examples of a file of tab-separated columns, in which quotation marks have no special meaning.
 
-    Lines that lack columns are refused, except in QQP's training part, which has a few: there they are left out.
+    Lines with too few columns are refused, except in training parts: there they are left out (QQP's has a few).
     """
     rows = whole_rows(csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE), path)
     bare = published.bare if split.startswith(("train", "valid")) else None
@@ -91,12 +92,12 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
     labelled = not split.startswith("test")
     wanted = [*published.columns, *([published.target] if labelled else [])]
     if missing := [name for name in wanted if name not in places]:
-        raise ValueError(f"{path} has no column {', '.join(missing)}; its first line is {header}")
+        raise UserError(f"{path} has no column {', '.join(missing)}; its first line is {header}")
     left_out = 0
     for number, row in enumerate(rows, start=2 - bool(bare)):
         if len(row) <= max(places[name] for name in wanted):
             if split != "train":
-                raise ValueError(f"{path}, line {number}: {len(row)} columns, expected {len(places)}")
+                raise UserError(f"{path}, line {number}: {len(row)} columns, expected {len(places)}")
             left_out += 1
             continue
         label = row[places[published.target]] if labelled else None
@@ -106,38 +107,39 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
 
 
 def whole_rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
-    """Return the rows of a csv reader; if it fails, as at a line's end within a field, the error names the place."""
+    """Yield the rows of a csv reader; if it fails, as at a line's end within a field, the error names the line."""
     try:
         yield from reader
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from error
 
 
 def glue(args: argparse.Namespace) -> Path:
-    """A task of GLUE (Wang et al., 2018), from the files that gluebenchmark.com publishes.
+    """Prepare a task of GLUE (Wang et al., 2018), from the files of gluebenchmark.com.
 
-    MNLI's matched and mismatched parts become valid and valid1, test and test1. The test parts have no labels: `fairseq-lowrank
-    predict` writes the files that the server takes. MRPC is not in GLUE's archives: its files are those that the benchmark's
-    download script makes of Microsoft's. The diagnostic set is not taken.
+    MNLI's matched and mismatched parts become valid and valid1, test and test1. The test parts have no labels:
+    `fairseq-lowrank predict` writes the files for the server. MRPC is not in GLUE's archives; the benchmark's download script
+    makes its files from Microsoft's. The diagnostic set is not used.
     """
     published = TASKS[args.task]
     names = [f"{published.folder}/{file}" for file in published.files.values()]
     archive = {"qqp": "QQP-clean", "qnli": "QNLIv2"}.get(
         args.task, published.folder
-    )  # QNLI.zip is of another split, withdrawn
+    )  # QNLI.zip has another split, which was withdrawn
     urls = {} if args.task == "mrpc" else {URL.format(archive): None}
     files = gather(args, names, urls, note="GLUE's download_glue_data.py" if args.task == "mrpc" else "")
     splits = {split: examples(path, published, split) for split, path in zip(published.files, files, strict=True)}
-    return lay_out(args, published.task, splits)
+    return write_task_data(args, published.task, splits)
 
 
 CORPUS = Corpus(
     name="glue",
     prepare=glue,
     arguments=(
-        Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="which one (default: %(default)s)"),
+        Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="task (default: %(default)s)"),
         PIECES_OF,
         BERT,
     ),
+    smoke_corpus=lambda values: "sentence-polarity" if len(TASKS[values["task"]].columns) == 1 else "rte",
     training=lambda values: TASKS[values["task"]].task.training,
 )

@@ -15,12 +15,12 @@ from experiments.corpora.text import SubwordNMT, clean_pairs
 from fairseq_lowrank.files import read_lines, write_lines
 
 URLS = {"http://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz": None}
-# In the order in which fairseq's script concatenates them.
+# fairseq's script concatenates them in this order.
 TEST = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
 
 
 def campaign_training(path: Path) -> Iterator[str]:
-    """The sentences of a campaign's train.tags file: titles and descriptions too, other tagged lines not."""
+    """Yield the sentences of a campaign's train.tags file, with titles and descriptions, without other tagged lines."""
     for line in read_lines(path):
         if not re.search("<(url|talkid|keywords)>", line):
             yield re.sub("</?(title|description)>", "", line).strip()
@@ -31,7 +31,7 @@ TRAINING_FILES = [f"train.tags.de-en.{language}" for language in ("de", "en")]
 
 
 def iwslt14_test(args: argparse.Namespace, files: list[Path]) -> None:
-    """tok/test: the sentences of TEST_FILES, tokenised."""
+    """Write tok/test: the tokenised sentences of TEST_FILES."""
     count = len(TEST)
     for language, parts in (("de", files[:count]), ("en", files[count:])):
         raw = args.output / "raw" / f"test.{language}"
@@ -40,8 +40,10 @@ def iwslt14_test(args: argparse.Namespace, files: list[Path]) -> None:
 
 
 def iwslt14_training(args: argparse.Namespace, files: list[Path]) -> None:
-    """tok/train and tok/valid of TRAINING_FILES: tokenised, 1 to 175 tokens, length ratio at most 1.5, each 23rd pair for
-    validation."""
+    """Write tok/train and tok/valid from TRAINING_FILES.
+
+    Pairs are tokenised, have 1 to 175 tokens and a length ratio of at most 1.5. Each 23rd pair is for validation.
+    """
     tokenised = []
     for file, language in zip(files, ("de", "en"), strict=True):
         raw = args.output / "raw" / f"train.{language}"
@@ -55,12 +57,12 @@ def iwslt14_training(args: argparse.Namespace, files: list[Path]) -> None:
 
 
 def iwslt14(args: argparse.Namespace) -> Path:
-    """IWSLT'14 German to English as fairseq's users know it: lower-cased, Moses-tokenised, 10k joint BPE.
+    """Prepare IWSLT'14 German to English like fairseq's script: lower-cased, Moses-tokenised, 10k joint BPE.
 
-    With separate dictionaries, fairseq's default, they have the 8,848 and 6,632 types of the Mixhead paper. The test
-    set is dev2010, TEDX dev2012, tst2010, tst2011 and tst2012 concatenated.
+    Separate dictionaries, fairseq's default, have the 8,848 and 6,632 types of the Mixhead paper. The test set is the
+    concatenation of dev2010, TEDX dev2012, tst2010, tst2011 and tst2012.
     """
-    # all at once: part of them may lie in --data and part be fetched
+    # all in one call: some files may be in --data, and others downloaded
     names = TEST_FILES if args.test_only else TEST_FILES + TRAINING_FILES
     files = gather(args, names, URLS, "; the evaluation XML alone is enough for the test set, with --test-only")
     iwslt14_test(args, files[: len(TEST_FILES)])
@@ -73,7 +75,7 @@ def iwslt14(args: argparse.Namespace) -> Path:
 
 
 def published(args: argparse.Namespace, root: Path) -> str:
-    """The test set is also part of later campaigns' development data, which often stand alone."""
+    """Return the folder; the test set is also in later campaigns' development data, which is often available alone."""
     return "iwslt14" if (root / "iwslt14").exists() else "ted-de-en"
 
 
@@ -83,7 +85,9 @@ CORPUS = Corpus(
     arguments=(
         Argument("--operations", type=positive, default=10000, help="joint BPE merges (default: %(default)s)"),
         Argument("--joined-dictionary", part="-joined", action="store_true", help="one dictionary for both languages"),
-        Argument("--test-only", kept=False, action="store_true", help="only the test set, tokenised, from its XML"),
+        Argument(
+            "--test-only", affects_files=False, action="store_true", help="only the test set, tokenised, from its XML"
+        ),
         JOIN,
     ),
     languages=("de", "en"),

@@ -14,10 +14,11 @@ SHA256 = "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e"
 
 
 def lm1b(args: argparse.Namespace) -> Path:
-    """One Billion Word benchmark (Chelba et al., 2014): words seen three times or more, or sub-words with --pieces.
+    """Prepare the One Billion Word benchmark (Chelba et al., 2014): words that occur three times, or subwords with --pieces.
 
-    The first held-out part is the test set, as is usual since Jozefowicz et al. (2016), the second is for validation. With
-    --all-heldout all 50 are the test set, some 300,000 sentences, and the last training part, as large, is for validation.
+    The first held-out part is the test set, as is usual since Jozefowicz et al. (2016); the second is for validation. With
+    --all-heldout, all 50 held-out parts are the test set, about 300,000 sentences. Then the last training part, which has the
+    same size, is for validation.
     """
     training = [f"news.en-{number:05}-of-00100" for number in range(1, 100)]
     heldout = [f"news.en.heldout-{number:05}-of-00050" for number in (range(50) if args.all_heldout else (1, 0))]

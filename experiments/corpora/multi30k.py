@@ -22,7 +22,7 @@ FILES = {
 
 
 def multi30k(args: argparse.Namespace) -> Path:
-    """Multi30k task 1 (Elliott et al., 2016), German to English: lower-cased, tokenised, joint BPE and dictionary."""
+    """Prepare Multi30k task 1 (Elliott et al., 2016), German to English: lower-cased, tokenised, joint BPE and dictionary."""
     files = gather(args, FILES, {URL + name: checksum for name, checksum in FILES.items()})
     names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
     for name, file in zip(names, files, strict=True):
@@ -40,5 +40,5 @@ CORPUS = Corpus(
     ),
     languages=("de", "en"),
     remove_bpe="sentencepiece",
-    trial={},
+    smoke_values={},
 )

@@ -1,4 +1,4 @@
-"""Text of your own, under a name that you choose, and data that somebody else binarised."""
+"""Your own text, under a name that you choose, and binarised data of others."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Own(Corpus):
-    """Corpora of your own text: the name of each is chosen, and its settings are noted in its folder."""
+    """Corpora of your own text: you choose the name of each, and its settings are saved in its folder."""
 
     @property
     def usage(self) -> str:
         return "the NAME of `prepare.sh own --name NAME`"
 
-    def form(self, values: Mapping[str, object]) -> str:
+    def variant_name(self, values: Mapping[str, object]) -> str:
         return str(values["name"])
 
     def values(self, name: str) -> dict[str, object] | None:
@@ -36,12 +36,12 @@ class Own(Corpus):
         found = json.loads(note.read_text(encoding="utf-8"))
         return found if found.get("name") == name else None
 
-    def undo(self, values: Mapping[str, object]) -> str | None:
+    def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
         return str(values["subwords"]).replace("-", "_") if values["bpe"] else None
 
 
 def sources(args: argparse.Namespace) -> dict[str, Path]:
-    """Return the files of text by their names in a prepared folder, after all of them were read once.
+    """Return the files of text by their names in a prepared folder, after reading all of them once.
 
     Raises:
         UserError: a file is missing, empty or not UTF-8, or the two sides of a split have different numbers of lines.
@@ -74,11 +74,11 @@ def sources(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def own(args: argparse.Namespace) -> Path:
-    """Your own text: parallel text of two languages for translation, or one file a split for a language model.
+    """Prepare your own text: parallel text of two languages for translation, or one file per split for a language model.
 
-    PREFIX.LANG are the files of a split, or PREFIX itself if no languages are given; plain or gzip (.gz with a language model). Text
-    is taken as it is, in words parted by blanks, unless --moses tokenises it or --bpe cuts it into subwords. Recipes take
-    the corpus by its name: CORPUS=NAME examples/own/compare.sh.
+    The files of a split are PREFIX.LANG, or PREFIX if you give no languages; plain or gzip (.gz with a language model). Words are
+    separated by blanks, unless --moses tokenises the text or --bpe cuts it into subwords. Give the name of the corpus to
+    recipes: CORPUS=NAME examples/own/compare.sh.
     """
     from experiments.corpora.catalogue import CORPORA
 
@@ -86,9 +86,11 @@ def own(args: argparse.Namespace) -> Path:
         name == args.name or (name != "own" and corpus.values(args.name) is not None)
         for name, corpus in CORPORA.items()
     ):
-        raise UserError(f"--name {args.name}: is a corpus here, or not a name. Use letters, digits, '.', '_' and '-'.")
+        raise UserError(
+            f"--name {args.name}: another corpus has this name, or it is not a name. Use letters, digits, '.', '_' and '-'."
+        )
     if args.joined_dictionary and not args.source_lang:
-        raise UserError("--joined-dictionary: a language model has one dictionary. Leave it out.")
+        raise UserError("--joined-dictionary: a language model has one dictionary. Remove the flag.")
     files = sources(args)
     check_settings(args, keep=True)
     for name, file in files.items():
@@ -105,7 +107,7 @@ def own(args: argparse.Namespace) -> Path:
 
 
 def training(values: Mapping[str, object]) -> list[str]:
-    """Return the flags of fairseq-train that say what the corpus is."""
+    """Return the flags of fairseq-train for the corpus: its languages, or the task of a language model."""
     if not values["source_lang"]:
         return ["--task", "language_modeling"]
     return ["--source-lang", str(values["source_lang"]), "--target-lang", str(values["target_lang"])]
@@ -115,37 +117,47 @@ CORPUS = Own(
     name="own",
     prepare=own,
     arguments=(
-        Argument("--name", required=True, metavar="NAME", help="what recipes and folders call the corpus"),
+        Argument("--name", required=True, metavar="NAME", help="name of the corpus for recipes and folders"),
         *(
-            Argument(f"--{split}", kept=True, required=True, metavar="PREFIX", help=f"the {split} split")
+            Argument(
+                f"--{split}", affects_files=True, required=True, metavar="PREFIX", help=f"files of the {split} split"
+            )
             for split in SPLITS
         ),
         Argument("--source-lang", metavar="LANG", help="language to translate from (default: a language model's text)"),
         Argument("--target-lang", metavar="LANG", help="language to translate to"),
-        Argument("--moses", action="store_true", help="tokenise raw text as Moses does"),
-        Argument("--bpe", type=positive, metavar="N", help="cut words into subwords: pieces, or merges of subword-nmt"),
+        Argument("--moses", action="store_true", help="tokenise raw text by Moses's rules"),
         Argument(
-            "--subwords", choices=tuple(SUBWORDS), default="sentencepiece", help="what cuts them (default: %(default)s)"
+            "--bpe",
+            type=positive,
+            metavar="N",
+            help="cut words into subwords: N pieces of sentencepiece, or N merges of subword-nmt",
+        ),
+        Argument(
+            "--subwords",
+            choices=tuple(SUBWORDS),
+            default="sentencepiece",
+            help="tool for subwords (default: %(default)s)",
         ),
         Argument("--joined-dictionary", action="store_true", help="one dictionary for both languages"),
     ),
-    trial={},
+    smoke_values={},
     training=training,
 )
 
 
 def binarised(folder: str) -> Corpus:
     """Return the corpus of a folder that fairseq-preprocess made."""
-    return Corpus(name=folder, prepare=check_binarised, trial={})
+    return Corpus(name=folder, prepare=check_binarised, smoke_values={})
 
 
 def check_binarised(folder: Path) -> None:
-    """Refuse a folder that holds no binarised data.
+    """Refuse a folder that has no binarised data.
 
     Raises:
         UserError: the folder has no dictionary.
     """
     if not any(folder.glob("dict*.txt")):
         raise UserError(
-            f"CORPUS {folder}: holds no dict.txt or dict.LANG.txt. Give a folder that fairseq-preprocess made."
+            f"CORPUS {folder}: has no dict.txt or dict.LANG.txt. Give a folder that fairseq-preprocess made."
         )

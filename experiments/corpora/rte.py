@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 from experiments.corpora.corpus import Corpus
 from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
-from experiments.corpora.sentences import Example, SentenceTask, lay_out
+from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import unpacked
+from fairseq_lowrank.messages import UserError
 
 URLS = {"https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/rte.zip": None}
 TASK = SentenceTask("rte", labels=("entailment", "not_entailment"))
@@ -19,26 +20,26 @@ LABELS = {"TRUE": "entailment", "YES": "entailment", "FALSE": "not_entailment", 
 
 
 def pairs(path: Path) -> Iterator[Example]:
-    """The pairs of one of the challenges' files, which tell entailment as `entailment` or `value`."""
+    """Yield the pairs of a challenge's file, whose attribute is called `entailment` or `value`."""
     with unpacked(path) as file:
         try:
             root = ElementTree.parse(file).getroot()
         except ElementTree.ParseError as error:
-            raise ValueError(f"{path} is no XML: {error}") from error
+            raise UserError(f"{path} is not valid XML: {error}. Download it again.") from error
     for pair in root.iter("pair"):
         told = pair.get("entailment") or pair.get("value") or ""
         if told not in LABELS:
-            raise ValueError(
+            raise UserError(
                 f"{path}: pair {pair.get('id')} has entailment {told!r}, expected one of {', '.join(LABELS)}"
             )
         yield Example((pair.findtext("t") or "", pair.findtext("h") or ""), LABELS[told])
 
 
 def rte(args: argparse.Namespace) -> Path:
-    """Textual entailment, RTE 1 to 3, in pairs of sentences: is the second true where the first is?
+    """Prepare textual entailment, RTE 1 to 3, in pairs of sentences: is the second true if the first is?
 
-    Tests on RTE 3's test part. Of the other pairs those of every tenth text validate, the rest train: no text is in both. (Three
-    texts of RTE 3's test part occur in earlier parts too, with other second sentences.)
+    RTE 3's test part is the test set. Of the other pairs, those of every tenth text are for validation and the rest for training,
+    so no text is in both. (Three texts of RTE 3's test part are also in earlier parts, with other second sentences.)
     """
     parts = [(number, part) for number in (1, 2, 3) for part in ("dev", "test")]
     *others, test = gather(args, [f"rte{number}_{part}.xml" for number, part in parts], URLS)
@@ -49,13 +50,13 @@ def rte(args: argparse.Namespace) -> Path:
         "valid": [example for example in examples if texts[example.sentences[0]] % 10 == 9],
         "test": list(pairs(test)),
     }
-    return lay_out(args, TASK, splits)
+    return write_task_data(args, TASK, splits)
 
 
 CORPUS = Corpus(
     name="rte",
     prepare=rte,
     arguments=(PIECES_OF, BERT),
-    trial={},
+    smoke_values={},
     training=lambda values: TASK.training,
 )

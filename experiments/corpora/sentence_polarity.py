@@ -1,4 +1,4 @@
-"""Film reviews in sentences, favourable or not."""
+"""Sentences of film reviews, positive or negative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.corpora.corpus import Corpus
 from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
-from experiments.corpora.sentences import Example, SentenceTask, lay_out
+from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import unpacked
 
 URLS = {"https://www.cs.cornell.edu/people/pabo/movie-review-data/rt-polaritydata.tar.gz": None}
@@ -18,7 +18,7 @@ TASK = SentenceTask("sentence-polarity", labels=("negative", "positive"))
 
 
 def sentences(path: Path) -> list[str]:
-    """The lines of a file in UTF-8, in UTF-8 that was taken for Latin-1 and encoded again, or, as it was published, in Windows-1252."""
+    """Return the lines of a file in UTF-8, in UTF-8 encoded twice (by way of Latin-1), or in Windows-1252, as published."""
     with unpacked(path) as file:
         data = file.read()
     try:
@@ -29,7 +29,7 @@ def sentences(path: Path) -> list[str]:
 
 
 def once(line: str) -> str:
-    """A line without a second encoding, where it has one."""
+    """Return a line without its second encoding, if it has one."""
     try:
         return line.encode("latin-1").decode("utf-8")
     except UnicodeError:
@@ -37,9 +37,9 @@ def once(line: str) -> str:
 
 
 def sentence_polarity(args: argparse.Namespace) -> Path:
-    """Sentence polarity (Pang and Lee, 2005): 5,331 favourable and 5,331 unfavourable sentences of film reviews.
+    """Prepare sentence polarity (Pang and Lee, 2005): 5,331 positive and 5,331 negative sentences of film reviews.
 
-    Nobody published a split: of each ten of a kind the eighth is for the test, the fourth for validation.
+    There is no published split. Of each ten sentences of a label, the eighth is for the test, the fourth for validation.
     """
     files = gather(args, ["rt-polarity.neg", "rt-polarity.pos"], URLS)
     splits = {"train": [], "valid": [], "test": []}
@@ -47,13 +47,13 @@ def sentence_polarity(args: argparse.Namespace) -> Path:
         for number, sentence in enumerate(sentences(file)):
             split = {3: "valid", 7: "test"}.get(number % 10, "train")
             splits[split].append(Example((sentence,), label))
-    return lay_out(args, TASK, splits)
+    return write_task_data(args, TASK, splits)
 
 
 CORPUS = Corpus(
     name="sentence-polarity",
     prepare=sentence_polarity,
     arguments=(PIECES_OF, BERT),
-    trial={},
+    smoke_values={},
     training=lambda values: TASK.training,
 )

@@ -1,7 +1,7 @@
-"""Sentences, and pairs of them, with a label or a number: fairseq's layout for ``sentence_prediction``.
+"""Sentences, and pairs of sentences, with a label or a number, in fairseq's format for ``sentence_prediction``.
 
 input0/ input1/     dict.txt and the binarised sentences of each split
-label/              dict.txt and the binarised labels; where they are numbers, SPLIT.label
+label/              dict.txt and the binarised labels; SPLIT.label if they are numbers
 task.json           :class:`SentenceTask`
 """
 
@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.corpora.fetch import make
-from experiments.corpora.pieces import cutter_and_dictionary
+from experiments.corpora.pieces import load_cutter_and_dictionary
 from experiments.corpora.steps import check_settings, preprocess
 from fairseq_lowrank.files import map_lines, whole_folder, write_lines
+from fairseq_lowrank.messages import UserError
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class SentenceTask:
     """A task on sentences.
 
     Args:
-        name: as tables call it.
-        labels: in the order of the model's classes; none where the target is a number.
-        measures: of :data:`fairseq_lowrank.tools.task_scores.MEASURES`; their mean is the task's score, as GLUE has it.
-        server: of each split without labels, the name of the file that the benchmark's server takes.
-        answers: how that file spells the labels, where otherwise.
-        names: what a split's score is called, where it is not `name`.
+        name: the task's name in tables.
+        labels: the labels in the order of the model's classes; empty if the target is a number.
+        measures: names in :data:`fairseq_lowrank.tools.task_scores.MEASURES`; their mean is the task's score, as in GLUE.
+        server: for each split without labels, the name of the file for the benchmark's server.
+        answers: the labels in that file, if they differ.
+        names: the names of splits' scores, if they differ from `name`.
     """
 
     name: str
@@ -42,7 +43,7 @@ class SentenceTask:
 
     @property
     def training(self) -> list[str]:
-        """fairseq-train's flags; the checkpoint of the best accuracy, or loss, counts."""
+        """Return fairseq-train's flags; the best checkpoint has the best accuracy, or the best loss for numbers."""
         flags = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--init-token", "0"]
         flags += ["--num-classes", str(len(self.labels) or 1), "--shorten-method", "truncate"]
         if not self.labels:
@@ -52,20 +53,20 @@ class SentenceTask:
 
 @dataclass(frozen=True)
 class Example:
-    """One or two sentences, and what is to be said of them where that is known."""
+    """One or two sentences, and their label if it is known."""
 
     sentences: tuple[str, ...]
     label: str | None = None
 
 
-def lay_out(args: argparse.Namespace, task: SentenceTask, splits: Mapping[str, Iterable[Example]]) -> Path:
-    """Write the splits as text, cut into pieces, and binarised in fairseq's layout; the folder of that.
+def write_task_data(args: argparse.Namespace, task: SentenceTask, splits: Mapping[str, Iterable[Example]]) -> Path:
+    """Write the splits as text, as subwords, and binarised in fairseq's format; return the folder of the binary files.
 
     Raises:
-        ValueError: a label that is none of the task's.
+        UserError: a label is not one of the task's.
     """
     check_settings(args, keep=True)
-    cutter, dictionary = cutter_and_dictionary(args)
+    cutter, dictionary = load_cutter_and_dictionary(args)
     raw = args.output / "raw"
     for split, examples in splits.items():
         make(raw / f"{split}.written", write_examples, raw, split, task, examples)
@@ -83,10 +84,10 @@ def lay_out(args: argparse.Namespace, task: SentenceTask, splits: Mapping[str, I
 
 
 def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable[Example]) -> None:
-    """Write raw/SPLIT.input0, .input1 and .label, a line an example; raw/SPLIT.written last."""
+    """Write raw/SPLIT.input0, .input1 and .label with one line per example, and raw/SPLIT.written at the end."""
     examples = list(examples)
     if not examples:
-        raise ValueError(f"{raw.parent}: no examples for {split}")
+        raise UserError(f"{raw.parent}: no examples for {split}")
     for example in examples:
         if example.label is not None:
             check_label(task, example.label)
@@ -102,15 +103,18 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
 
 def check_label(task: SentenceTask, label: str) -> None:
     if task.labels and label not in task.labels:
-        raise ValueError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
-    if not task.labels:
-        float(label)
+        raise UserError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
+    try:
+        if not task.labels:
+            float(label)
+    except ValueError as error:
+        raise UserError(f"{task.name}: the label {label!r} is not a number") from error
 
 
 def binarise_fields(
     args: argparse.Namespace, files: Mapping[str, Mapping[str, Path]], dictionaries: Mapping[str, Path], task: object
 ) -> None:
-    """Binarise each field's splits into bin/FIELD and write bin/task.json; bin appears when all of it is there."""
+    """Binarise each field's splits into bin/FIELD and write bin/task.json; bin appears when it is complete."""
     with whole_folder(args.output / "bin") as made:
         for name, paths in files.items():
             if paths and name == "label" and not task.labels:
@@ -128,7 +132,7 @@ def write_task(folder: Path, task: object) -> None:
 
 
 def binarise_splits(args: argparse.Namespace, folder: Path, splits: Mapping[str, Path], dictionary: Path) -> None:
-    """Binarise a file of text for each split; fairseq calls further ones valid1, test1."""
+    """Binarise a file of text for each split; in fairseq's names, second parts are valid1 and test1."""
     groups = {kind: [str(splits[s]) for s in splits if s.rstrip("1") == kind] for kind in ("train", "valid", "test")}
     prefixes = [f"--{kind}pref={','.join(group)}" for kind, group in groups.items() if group]
     preprocess(folder, "--only-source", f"--srcdict={dictionary}", f"--workers={args.workers}", *prefixes)

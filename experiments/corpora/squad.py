@@ -1,7 +1,7 @@
-"""SQuAD 1.1 and 2.0: questions on paragraphs, answered by a span of the paragraph, and what has that form.
+"""SQuAD 1.1 and 2.0: questions on paragraphs, answered by a span of the paragraph, and corpora of the same format.
 
 question/ paragraph/    dict.txt and the binarised questions and paragraphs of each split
-SPLIT.jsonl             a line a paragraph: its text, where its words stand in it, the pieces of each, and its questions
+SPLIT.jsonl             one line per paragraph: its text, the positions of its words, the subwords of each, and its questions
 task.json               :class:`QuestionTask`
 """
 
@@ -16,10 +16,11 @@ from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather, make
-from experiments.corpora.pieces import BERT, PIECES_OF, cutter_and_dictionary
+from experiments.corpora.pieces import BERT, PIECES_OF, load_cutter_and_dictionary
 from experiments.corpora.sentences import binarise_splits, write_task
 from experiments.corpora.steps import check_settings
 from fairseq_lowrank.files import read_lines, whole_file, whole_folder
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, Cutter, words
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
@@ -27,11 +28,11 @@ URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
 
 @dataclass(frozen=True)
 class QuestionTask:
-    """Questions on paragraphs.
+    """A task of questions on paragraphs.
 
     Args:
-        name: as tables call it.
-        unanswerable: whether some questions have no answer.
+        name: the task's name in tables.
+        unanswerable: True if some questions have no answer.
     """
 
     name: str
@@ -39,16 +40,16 @@ class QuestionTask:
 
     @property
     def training(self) -> list[str]:
-        """fairseq-train's flags."""
+        """Return fairseq-train's flags."""
         flags = ["--task", "question_answering", "--criterion", "question_answering"]
         return [*flags, "--best-checkpoint-metric", "span_accuracy", "--maximize-best-checkpoint-metric"]
 
 
 def read_paragraphs(path: Path) -> Iterator[dict]:
-    """The paragraphs of a file in SQuAD's format, with `context` and `qas`.
+    """Yield the paragraphs of a file in SQuAD's format, with `context` and `qas`.
 
     Raises:
-        ValueError: another format, or an answer that does not stand where it is said to.
+        UserError: the format is another one, or an answer is not at its position.
     """
     try:
         articles = json.loads("\n".join(read_lines(path)))["data"]
@@ -58,17 +59,17 @@ def read_paragraphs(path: Path) -> Iterator[dict]:
                 for answer in question["answers"]:
                     start, text = answer["answer_start"], answer["text"]
                     if paragraph["context"][start : start + len(text)] != text:
-                        raise ValueError(f"{path}: the answer to {question['id']} does not stand at {start}")
+                        raise UserError(f"{path}: the answer to {question['id']} is not at character {start}")
                 question["id"], question["question"]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not in SQuAD's format: {error!r}") from error
+        raise UserError(f"{path} is not in SQuAD's format: {error!r}") from error
     yield from paragraphs
 
 
-def lay_out_questions(args: argparse.Namespace, task: QuestionTask, splits: Mapping[str, Sequence[dict]]) -> Path:
-    """Cut the paragraphs of each split into pieces and binarise them; the folder of that."""
+def write_question_data(args: argparse.Namespace, task: QuestionTask, splits: Mapping[str, Sequence[dict]]) -> Path:
+    """Cut the paragraphs of each split into subwords and binarise them; return the folder of the binary files."""
     check_settings(args, keep=True)
-    cutter, dictionary = cutter_and_dictionary(args)
+    cutter, dictionary = load_cutter_and_dictionary(args)
     pieces = args.output / "bpe"
     for split, paragraphs in splits.items():
         make(pieces / f"{split}.jsonl", write_paragraphs, pieces, split, paragraphs, cutter)
@@ -76,9 +77,9 @@ def lay_out_questions(args: argparse.Namespace, task: QuestionTask, splits: Mapp
 
 
 def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutter: Cutter) -> None:
-    """Write SPLIT.question, SPLIT.paragraph and, last, SPLIT.jsonl."""
+    """Write SPLIT.question, SPLIT.paragraph and, at the end, SPLIT.jsonl."""
     if not any(paragraph["qas"] for paragraph in paragraphs):
-        raise ValueError(f"{folder.parent}: no questions for {split}")
+        raise UserError(f"{folder.parent}: no questions for {split}")
     files = [folder / f"{split}.{name}" for name in ("question", "paragraph", "jsonl")]
     with whole_file(files[2]) as index, whole_file(files[1]) as texts, whole_file(files[0]) as questions:
         for paragraph in paragraphs:
@@ -89,7 +90,7 @@ def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutte
             asked = []
             for question in paragraph["qas"]:
                 questions.write(cutter(question["question"], IN_PARAGRAPHS) + "\n")
-                # 2.0 gives plausible answers to what has none; they do not count
+                # 2.0 has plausible answers to questions without an answer; they do not count
                 right = [] if question.get("is_impossible") else question["answers"]
                 asked.append({"id": question["id"], "answers": [[one["answer_start"], one["text"]] for one in right]})
             line = {"text": text, "words": spans, "pieces": [len(word) for word in cut], "questions": asked}
@@ -97,7 +98,7 @@ def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutte
 
 
 def binarise_questions(args: argparse.Namespace, task: QuestionTask, splits: Sequence[str], dictionary: Path) -> None:
-    """Make the folder bin, which appears when all of it is there."""
+    """Make the folder bin, which appears when it is complete."""
     with whole_folder(args.output / "bin") as made:
         for name in ("question", "paragraph"):
             files = {split: args.output / "bpe" / f"{split}.{name}" for split in splits}
@@ -111,21 +112,23 @@ TASKS = {"1.1": QuestionTask("squad1.1"), "2.0": QuestionTask("squad2.0", unansw
 
 
 def squad(args: argparse.Namespace) -> Path:
-    """SQuAD 1.1 or 2.0 (Rajpurkar et al., 2016, 2018): the training part, and the development part to validate on."""
+    """Prepare SQuAD 1.1 or 2.0 (Rajpurkar et al., 2016, 2018): the training part, and the development part for validation."""
     names = [f"{part}-v{args.version}.json" for part in ("train", "dev")]
     files = gather(args, names, {URL + name: None for name in names})
     splits = {split: list(read_paragraphs(path)) for split, path in zip(("train", "valid"), files, strict=True)}
-    return lay_out_questions(args, TASKS[args.version], splits)
+    return write_question_data(args, TASKS[args.version], splits)
 
 
 CORPUS = Corpus(
     name="squad",
     prepare=squad,
     arguments=(
-        Argument("--version", part="-{}", choices=tuple(TASKS), default="1.1", help="which one (default: %(default)s)"),
+        Argument(
+            "--version", part="-{}", choices=tuple(TASKS), default="1.1", help="version of SQuAD (default: %(default)s)"
+        ),
         PIECES_OF,
         BERT,
     ),
-    stand_in=lambda values: "xquad-unanswerable" if values["version"] == "2.0" else "xquad",
+    smoke_corpus=lambda values: "xquad-unanswerable" if values["version"] == "2.0" else "xquad",
     training=lambda values: TASKS[values["version"]].training,
 )

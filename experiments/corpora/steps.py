@@ -16,16 +16,17 @@ from experiments.corpora.corpus import Argument, positive
 from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
 from experiments.corpora.text import BytePieces, MosesTokenizer, join_lines
 from fairseq_lowrank.files import map_lines, read_lines, whole_file, whole_folder, write_lines
+from fairseq_lowrank.messages import UserError
 
-HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="take N lines of each split, for a trial")
-BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V sub-words instead of words")
+HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="use N lines of each split, for a trial")
+BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V subwords instead of words")
 JOIN = Argument(
     "--join",
     part="-x{}",
-    kept=False,
+    affects_files=False,
     type=positive,
     metavar="N",
-    help="also make the corpus of N sentences in a row as one",
+    help="also make the corpus whose sentences are N consecutive sentences joined",
 )
 
 
@@ -33,12 +34,12 @@ SPLITS = ("train", "valid", "test")
 
 
 def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
-    """Refuse settings other than those that --output was made with; with `keep`, note them where nothing is made yet.
+    """Refuse other settings than those of --output; with `keep`, save the settings if nothing is made yet.
 
-    A folder without a note is older than these notes: made with the default sub-words, and the rest as its name says.
+    An old folder has no note: it was made with the default subwords, and its name gives the other settings.
     """
     file = args.output / SETTINGS
-    arguments = [argument for argument in args.corpus.arguments if argument.kept]
+    arguments = [argument for argument in args.corpus.arguments if argument.affects_files]
     given = {argument.name: getattr(args, argument.name) for argument in arguments}
     kept = dict(given)
     if file.exists():
@@ -50,20 +51,20 @@ def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
     for argument in arguments:
         if (value := given[argument.name]) != (found := kept[argument.name]):
             made, asked = (" ".join(argument.words(one)) or f"no {argument.flag}" for one in (found, value))
-            raise ValueError(
-                f"{args.output} was made with {made}, not with {asked}: give {made}, or remove that folder"
+            raise UserError(
+                f"{args.output} was made with {made}, not with {asked}. Use {made}, or remove {args.output}."
             )
 
 
 def preprocess(folder: Path, *flags: str) -> None:
-    """fairseq-preprocess with `flags`, so that `folder` appears only when it is complete."""
+    """Run fairseq-preprocess with `flags`; `folder` appears when it is complete."""
     from fairseq import options
     from fairseq_cli import preprocess
 
     import fairseq_lowrank.plugin  # noqa: F401  repairs that fairseq needs here
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.INFO)  # it would mix its progress into our standard output
+    logging.disable(logging.INFO)  # its progress would go to our standard output
     try:
         with whole_folder(folder) as part:
             preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
@@ -72,7 +73,7 @@ def preprocess(folder: Path, *flags: str) -> None:
 
 
 def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] | None, *flags: str) -> Path:
-    """fairseq-preprocess over `folder`/{train,valid,test}: parallel text of two languages, or language modelling."""
+    """Run fairseq-preprocess on `folder`/{train,valid,test}, with parallel text or text for language modelling."""
     task = [f"--source-lang={languages[0]}", f"--target-lang={languages[1]}"] if languages else ["--only-source"]
     suffix = "" if languages else ".txt"
     prefixes = [f"--{split}pref={folder / split}{suffix}" for split in SPLITS]
@@ -83,7 +84,7 @@ def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] 
 
 
 def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str]) -> Path:
-    """Learn sub-words of `kind` on tok/train.* and cut every tok/NAME into bpe/NAME."""
+    """Learn subwords of `kind` on tok/train.*, and cut every tok/NAME into bpe/NAME."""
     check_settings(args, keep=True)
     names = list(names)
     tokenised, pieces, model = args.output / "tok", args.output / "bpe", args.output / "bpe.model"
@@ -96,7 +97,7 @@ def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str
 
 
 def tokenise(args: argparse.Namespace, source: Path, name: str, language: str, **options) -> Path:
-    """Write tok/`name`: `source` tokenised as MosesTokenizer does with `options`."""
+    """Write tok/`name`: `source` tokenised by :class:`MosesTokenizer` with `options`."""
     target = args.output / "tok" / name
     if target.exists():
         return target
@@ -104,27 +105,27 @@ def tokenise(args: argparse.Namespace, source: Path, name: str, language: str, *
 
 
 def read_pairs(first: Path, second: Path) -> Iterator[tuple[str, str]]:
-    """The lines of two files that belong together."""
+    """Yield the pairs of corresponding lines of two files."""
     for one, other in zip_longest(read_lines(first), read_lines(second)):
         if one is None or other is None:
-            raise ValueError(f"{first} and {second} do not have equally many lines")
+            raise UserError(f"{first} and {second} have different numbers of lines. Download the corpus again.")
         yield one, other
 
 
 def check_pairs(folder: Path, languages: tuple[str, str]) -> None:
-    """Refuse parallel text whose lines do not belong together or that has an empty split."""
+    """Refuse parallel text with different numbers of lines, or with an empty split."""
     for split in SPLITS:
         files = [folder / f"{split}.{language}" for language in languages]
         first, second = (sum(1 for _ in read_lines(file)) for file in files)
         if first != second or not first:
-            raise ValueError(
-                f"{files[0]} has {first} lines and {files[1]} {second}: expected equally many, and one at least; mend the corpus and "
-                f"remove {folder.parent}"
+            raise UserError(
+                f"{files[0]} has {first} lines and {files[1]} has {second}: expected the same number, and at least one. Fix the corpus "
+                f"and remove {folder.parent}."
             )
 
 
 def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> None:
-    """Write both sides of `pairs`; `first` appears last, so that its presence means that both are there."""
+    """Write both sides of `pairs`; `first` appears after `second`, so if it exists, both do."""
     with whole_file(first) as one, whole_file(second) as other:
         for pair in pairs:
             one.write(f"{pair[0]}\n")
@@ -132,7 +133,7 @@ def write_pairs(first: Path, second: Path, pairs: Iterable[tuple[str, str]]) -> 
 
 
 def join_sentences(args: argparse.Namespace, base: Path) -> Path:
-    """The corpus prepared in `base` with every --join consecutive sentences as one, and the same dictionaries."""
+    """Make the corpus in `base` again, with every --join consecutive sentences joined and the same dictionaries."""
     check_source(args, source_of(base))
     check_settings(args, keep=True)
     languages = args.corpus.languages
@@ -149,17 +150,17 @@ def join_sentences(args: argparse.Namespace, base: Path) -> Path:
 
 
 def campaign_segments(path: Path) -> Iterator[str]:
-    """The sentences of an evaluation campaign's XML file; ’ as ', as in fairseq's scripts."""
+    """Yield the sentences of an evaluation campaign's XML file, with ’ replaced by ', as in fairseq's scripts."""
     for line in read_lines(path):
         if match := re.search(r'<seg id="\d+">\s*(.*?)\s*</seg>', line):
             yield html.unescape(match[1]).replace("’", "'")
 
 
 def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *flags: str) -> Path:
-    """Binarise `files`, a list for each split, in words or, with --pieces, in sub-words of bytes."""
+    """Binarise `files`, a list for each split, as words or, with --pieces, as subwords of bytes."""
     for split, parts in files.items():
         if not any(line.strip() for part in parts for line in read_lines(part)):
-            raise ValueError(f"{', '.join(map(str, parts))}: no text for {split}")
+            raise UserError(f"{', '.join(map(str, parts))}: no text for {split}")
     check_settings(args, keep=True)
     for split, parts in files.items():
         target = args.output / "tok" / f"{split}.txt"
@@ -178,8 +179,10 @@ def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *
 
 
 def write_dictionary(target: Path, model: BytePieces, folder: Path) -> None:
-    """fairseq's dictionary of all pieces of a model, by how often `folder`/train.txt has them: fairseq-preprocess would leave out those
-    that training lacks, and what they stand for would be unknown."""
+    """Write fairseq's dictionary of all subwords of a model, with their counts in `folder`/train.txt.
+
+    fairseq-preprocess would leave out subwords that are not in the training text, so they would be unknown.
+    """
     from fairseq.data import Dictionary
 
     counts = Counter(piece for line in read_lines(folder / "train.txt") for piece in line.split())

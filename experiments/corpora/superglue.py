@@ -1,4 +1,4 @@
-"""SuperGLUE (Wang et al., 2019): the tasks that are questions on one or two texts, each answered by itself."""
+"""SuperGLUE (Wang et al., 2019): the tasks whose questions on one or two texts are answered separately."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
-from experiments.corpora.sentences import Example, SentenceTask, lay_out
+from experiments.corpora.sentences import Example, SentenceTask, write_task_data
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 URL = "https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{}.zip"
 TRUTH = ("0", "1")
@@ -19,11 +20,11 @@ SPELT = {"0": "false", "1": "true"}
 
 
 def truth(record: dict) -> str | None:
-    """A label that is true or false, or 1 or 0."""
+    """Return a label that is true or false, or 1 or 0, as "1" or "0"; None if there is none."""
     return None if "label" not in record else str(int(record["label"]))
 
 
-# Questions stand first: of what is longer than the model the end is cut off, which is then the passage's.
+# Questions come first: if the text is too long for the model, the end of the passage is cut off.
 def boolq(record: dict) -> Iterator[Example]:
     yield Example((record["question"], record["passage"]), truth(record))
 
@@ -33,18 +34,18 @@ def entailment(record: dict) -> Iterator[Example]:
 
 
 def wic(record: dict) -> Iterator[Example]:
-    """The word in question stands before the first sentence: the layout has no place for its positions."""
+    """Yield an example with the word before the first sentence; the format has no field for the word's positions."""
     yield Example((f"{record['word']} : {record['sentence1']}", record["sentence2"]), truth(record))
 
 
 def multirc(record: dict) -> Iterator[Example]:
-    """Each answer to each question on a passage by itself."""
+    """Yield an example for each answer to each question on a passage."""
     for question in record["passage"]["questions"]:
         for answer in question["answers"]:
             yield Example((f"{question['question']} {answer['text']}", record["passage"]["text"]), truth(answer))
 
 
-# Folder and archive, task, and how a line becomes examples.
+# For each task: folder and archive, task, and the function from a line to examples.
 TASKS: dict[str, tuple[str, SentenceTask, Callable[[dict], Iterator[Example]]]] = {
     "boolq": ("BoolQ", SentenceTask("boolq", TRUTH, server={"test": "BoolQ.jsonl"}, answers=SPELT), boolq),
     "cb": (
@@ -65,32 +66,32 @@ TASKS: dict[str, tuple[str, SentenceTask, Callable[[dict], Iterator[Example]]]] 
 
 
 def superglue(args: argparse.Namespace) -> Path:
-    """A task of SuperGLUE (Wang et al., 2019): BoolQ, CB, RTE, WiC or MultiRC, from super.gluebenchmark.com's files.
+    """Prepare a task of SuperGLUE (Wang et al., 2019): BoolQ, CB, RTE, WiC or MultiRC, from super.gluebenchmark.com.
 
-    WiC comes without the places of its word, MultiRC answer by answer and scored by F1 over all of them (its F1a; its exact
-    match needs all answers to a question). COPA, WSC and ReCoRD compare candidates with one another, which this layout of single
-    decisions does not.
+    WiC has no positions of its word. MultiRC has an example for each answer, and its score is F1 over all answers (F1a); its
+    exact match would need all answers to a question together. COPA, WSC and ReCoRD compare candidates, which this format of
+    single decisions does not support.
     """
     folder, task, read = TASKS[args.task]
     names = {"train": "train.jsonl", "valid": "val.jsonl", "test": "test.jsonl"}
     files = gather(args, [f"{folder}/{name}" for name in names.values()], {URL.format(folder): None})
-    return lay_out(args, task, {split: records(path, read) for split, path in zip(names, files, strict=True)})
+    return write_task_data(args, task, {split: records(path, read) for split, path in zip(names, files, strict=True)})
 
 
 def records(path: Path, read: Callable[[dict], Iterator[Example]]) -> Iterator[Example]:
-    """The examples of a file of JSON lines."""
+    """Yield the examples of a file of JSON lines."""
     for number, line in enumerate(read_lines(path), start=1):
         try:
             yield from read(json.loads(line))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}, line {number}: not a record of this task ({error!r})") from error
+            raise UserError(f"{path}, line {number}: not a record of this task ({error!r})") from error
 
 
 CORPUS = Corpus(
     name="superglue",
     prepare=superglue,
     arguments=(
-        Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="which one (default: %(default)s)"),
+        Argument("--task", part="-{}", choices=tuple(TASKS), default="rte", help="task (default: %(default)s)"),
         PIECES_OF,
         BERT,
     ),

@@ -1,4 +1,4 @@
-"""Small tools for text files: read plain or gzip, write whole or not at all, tokenise, learn and apply sub-words."""
+"""Tokenisers, subwords, and the selection of sentence pairs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import ClassVar
 
 from fairseq_lowrank.files import read_lines, whole_file
+from fairseq_lowrank.messages import UserError
 
 
 class MosesTokenizer:
-    """Moses tokenisation of a line by sacremoses.
+    """A function that tokenises a line by Moses's rules, by sacremoses.
 
     Args:
-        language: which rules for abbreviations.
-        lowercase: lower-case the result.
-        normalise: unify punctuation and put blanks for control characters first, as WMT's scripts do.
-        aggressive: split at hyphens (`@-@`), as WMT's scripts do.
-        escape: write `&apos;` for `'` and so on, as the Perl tokeniser does unless told otherwise.
+        language: the language, for its abbreviations.
+        lowercase: if True, lower-case the result.
+        normalise: if True, first normalise punctuation and replace control characters by blanks, as in WMT's scripts.
+        aggressive: if True, split at hyphens (`@-@`), as in WMT's scripts.
+        escape: if True, write `&apos;` for `'` and so on, the default of the Perl tokeniser.
     """
 
     def __init__(self, language: str, *, lowercase=False, normalise=False, aggressive=False, escape=True):
@@ -38,24 +39,24 @@ class MosesTokenizer:
 
 
 class SentencePiece:
-    """Byte-pair encoding learnt by sentencepiece on text that is left as it is; `▁` stands where a word starts."""
+    """Byte-pair encoding by sentencepiece, without normalisation of the text; `▁` marks the start of a word."""
 
     options: ClassVar = {}
 
     @staticmethod
-    def spell(line: str) -> str:
-        """The form in which sentencepiece sees a line."""
+    def encode_line(line: str) -> str:
+        """Return the text that sentencepiece gets for a line."""
         return line
 
     @classmethod
     def train(cls, inputs: Iterable[Path], model: Path, size: int) -> None:
-        """Learn a vocabulary of `size` pieces over `inputs`, or over 5 million of their lines."""
+        """Learn a vocabulary of `size` pieces on `inputs`, or on 5 million of their lines."""
         import sentencepiece
 
         with whole_file(model, "wb") as file:
             try:
                 sentencepiece.SentencePieceTrainer.train(
-                    sentence_iterator=(cls.spell(line) for path in inputs for line in read_lines(path)),
+                    sentence_iterator=(cls.encode_line(line) for path in inputs for line in read_lines(path)),
                     model_writer=file,
                     model_type="bpe",
                     vocab_size=size,
@@ -63,12 +64,14 @@ class SentencePiece:
                     normalization_rule_name="identity",
                     input_sentence_size=5_000_000,
                     shuffle_input_sentence=False,
-                    max_sentence_length=2**30,  # longer lines than its 4,192 bytes teach it nothing, without a word
+                    max_sentence_length=2**30,  # by default, lines above 4,192 bytes are ignored without a message
                     minloglevel=2,
                     **cls.options,
                 )
             except RuntimeError as error:
-                raise ValueError(f"cannot learn {size} pieces from this text: {error}") from error
+                raise UserError(
+                    f"cannot learn {size} pieces from this text: {error}. Choose another number."
+                ) from error
 
     def __init__(self, model: Path):
         import sentencepiece
@@ -76,13 +79,13 @@ class SentencePiece:
         self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
     def __call__(self, line: str) -> str:
-        return " ".join(self.processor.encode(self.spell(line), out_type=str))
+        return " ".join(self.processor.encode(self.encode_line(line), out_type=str))
 
 
 class BytePieces(SentencePiece):
-    """The same over UTF-8 bytes, so that nothing is unknown: from 257 pieces (single bytes) upwards.
+    """Byte-pair encoding of UTF-8 bytes, without unknown characters; it needs at least 257 pieces, the single bytes.
 
-    Printable ASCII stands for itself and byte b for character 256 + b otherwise.
+    Printable ASCII does not change; any other byte b becomes the character 256 + b.
     """
 
     characters: ClassVar = {byte: chr(byte if 0x20 <= byte < 0x7F else 0x100 + byte) for byte in range(256)}
@@ -90,20 +93,20 @@ class BytePieces(SentencePiece):
 
     @property
     def pieces(self) -> list[str]:
-        """All pieces but the unknown one, which stands for nothing here."""
+        """Return all pieces except the unknown one, which never occurs."""
         return [self.processor.id_to_piece(index) for index in range(1, self.processor.get_piece_size())]
 
     @classmethod
-    def spell(cls, line: str) -> str:
+    def encode_line(cls, line: str) -> str:
         return line.encode().decode("latin-1").translate(cls.characters)
 
 
 class SubwordNMT:
-    """Byte-pair encoding by subword-nmt, as in fairseq's own scripts; pieces inside a word end in `@@`."""
+    """Byte-pair encoding by subword-nmt, as in fairseq's own scripts; a piece that is not the last of its word ends in `@@`."""
 
     @staticmethod
     def train(inputs: Iterable[Path], codes: Path, size: int) -> None:
-        """Learn `size` merge operations over all of `inputs`."""
+        """Learn `size` merge operations on all of `inputs`."""
         from subword_nmt.learn_bpe import learn_bpe
 
         lines = (line for path in inputs for line in read_lines(path))
@@ -111,7 +114,7 @@ class SubwordNMT:
             try:
                 learn_bpe(lines, file, size)
             except ValueError as error:
-                raise ValueError(f"cannot learn {size} merges: there is nothing to merge in the text") from error
+                raise UserError(f"cannot learn {size} merges: the text has nothing to merge. Use more text.") from error
 
     def __init__(self, codes: Path):
         from subword_nmt.apply_bpe import BPE
@@ -124,7 +127,7 @@ class SubwordNMT:
 
 
 def clean_pairs(pairs: Iterable[tuple[str, str]], longest: int, ratio: float) -> Iterator[tuple[str, str]]:
-    """The pairs with 1 to `longest` tokens a side, their lengths at most `ratio` apart (clean-corpus-n.perl)."""
+    """Yield the pairs whose sides have 1 to `longest` tokens, and whose lengths have at most this ratio (clean-corpus-n.perl)."""
     for pair in pairs:
         shorter, longer = sorted(len(side.split()) for side in pair)
         if shorter >= 1 and longer <= longest and longer <= ratio * shorter:
@@ -132,7 +135,7 @@ def clean_pairs(pairs: Iterable[tuple[str, str]], longest: int, ratio: float) ->
 
 
 def join_lines(lines: Iterable[str], count: int) -> Iterator[str]:
-    """Each `count` consecutive lines as one; what is left at the end is one too."""
+    """Yield every `count` consecutive lines as one; the last one may have fewer."""
     lines = iter(lines)
     for line in lines:
         yield " ".join([line, *(following for _, following in zip(range(count - 1), lines, strict=False))])

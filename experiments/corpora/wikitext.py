@@ -12,6 +12,7 @@ from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather, make
 from experiments.corpora.steps import BYTES, HEAD, language_model
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
 
 URL = "https://wikitext.smerity.com/wikitext-{}-v1.zip"
 LINES = {"2": 36_718, "103": 1_801_350}  # of the training part
@@ -24,9 +25,10 @@ SHA256 = {
 
 
 def articles(path: Path) -> Iterator[str]:
-    """Return the lines of a split with one empty line after each article; the edition's others, two at each heading, go.
+    """Yield the lines of a split with one empty line after each article, and without the edition's other empty lines.
 
-    ``= Title =`` between empty lines begins an article, ``= = Heading = =`` a part of one; a formula may look like a title, within text.
+    ``= Title =`` between empty lines begins an article, and ``= = Heading = =`` a section. A formula may look like a title, but
+    it has no empty lines around it.
     """
     began, before = False, ""
     for line, behind in pairwise(chain(read_lines(path), [""])):
@@ -41,7 +43,7 @@ def articles(path: Path) -> Iterator[str]:
 
 
 def wikitext(args: argparse.Namespace) -> Path:
-    """WikiText-2 or -103 (Merity et al., 2017): word tokens as published; the raw edition where --pieces is given."""
+    """Prepare WikiText-2 or -103 (Merity et al., 2017): word tokens as published, or the raw edition with --pieces."""
     edition = args.size if args.pieces is None else f"{args.size}-raw"
     ending = "tokens" if args.pieces is None else "raw"
     splits = ("train", "valid", "test")
@@ -50,7 +52,9 @@ def wikitext(args: argparse.Namespace) -> Path:
     lines = sum(1 for _ in read_lines(files[0]))
     for size, published in LINES.items():
         if size != args.size and lines == published:
-            raise ValueError(f"--size {args.size}: {files[0]} has the {lines:,} lines of WikiText-{size}")
+            raise UserError(
+                f"--size {args.size}: {files[0]} has the {lines:,} lines of WikiText-{size}. Use --size {size}."
+            )
     if args.documents:
         parted = [args.output / "raw" / f"{split}.txt" for split in splits]
         for source, target in zip(files, parted, strict=True):
@@ -67,12 +71,14 @@ CORPUS = Corpus(
     name="wikitext",
     prepare=wikitext,
     arguments=(
-        Argument("--size", part="-{}", choices=("2", "103"), default="103", help="which one (default: %(default)s)"),
+        Argument(
+            "--size", part="-{}", choices=("2", "103"), default="103", help="size of WikiText (default: %(default)s)"
+        ),
         Argument(
             "--documents",
             part="-documents",
             action="store_true",
-            help="one empty line behind each article and no others, as --task bert_pretraining tells documents apart",
+            help="put one empty line after each article and remove others; --task bert_pretraining needs this",
         ),
         HEAD,
         BYTES,

@@ -23,11 +23,12 @@ TRAINING = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en"
 
 
 def wmt14(args: argparse.Namespace) -> Path:
-    """WMT'14 English to German: Europarl, Common Crawl and News Commentary v9; newstest2013 and newstest2014.
+    """Prepare WMT'14 English to German: Europarl, Common Crawl and News Commentary v9; newstest2013 and newstest2014.
 
-    Normalised, tokenised with hyphens split, 1 to 250 tokens, length ratio at most 1.5, joint BPE and dictionary. fairseq's own
-    script counts these lengths in sub-words, validates on a hundredth of the training pairs, and normalises the punctuation of the
-    training text alone; here that of newstest is too, so that `tokenised_bleu` is of references with other quotation marks and dashes.
+    Text is normalised and tokenised, with hyphens split. Pairs have 1 to 250 tokens and a length ratio of at most 1.5. BPE and
+    dictionary are joint. fairseq's own script counts these lengths in subwords, validates on a hundredth of the training pairs,
+    and normalises the punctuation of the training text only. Here newstest is normalised too, so the references of
+    `tokenised_bleu` have other quotation marks and dashes.
     """
     languages = args.corpus.languages
     training = [f"{part}.{language}" for language in languages for part in TRAINING]

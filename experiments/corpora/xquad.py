@@ -8,13 +8,13 @@ from pathlib import Path
 from experiments.corpora.corpus import Argument, Corpus
 from experiments.corpora.fetch import gather
 from experiments.corpora.pieces import BERT, PIECES_OF
-from experiments.corpora.squad import QuestionTask, lay_out_questions, read_paragraphs
+from experiments.corpora.squad import QuestionTask, read_paragraphs, write_question_data
 
 URLS = {"https://raw.githubusercontent.com/google-deepmind/xquad/master/xquad.en.json": None}
 
 
 def unanswerable(paragraphs: list[dict]) -> list[dict]:
-    """The paragraphs, with each third question asked of the next paragraph that does not hold its answer."""
+    """Return the paragraphs, with each third question moved to the next paragraph that does not contain its answer."""
     asked = [{"context": paragraph["context"], "qas": []} for paragraph in paragraphs]
     number = 0
     for place, paragraph in enumerate(paragraphs):
@@ -31,26 +31,28 @@ def unanswerable(paragraphs: list[dict]) -> list[dict]:
 
 
 def xquad(args: argparse.Namespace) -> Path:
-    """XQuAD (Artetxe et al., 2020), English: every fifth paragraph validates, the others train. For trials.
+    """Prepare XQuAD (Artetxe et al., 2020), English, for trials: every fifth paragraph is for validation.
 
-    With --unanswerable as in SQuAD 2.0: every third question comes with a paragraph that does not answer it.
+    With --unanswerable, as in SQuAD 2.0, every third question has a paragraph that does not answer it.
     """
     [file] = gather(args, ["xquad.en.json"], URLS)
     paragraphs = list(read_paragraphs(file))
     splits = {"train": [one for place, one in enumerate(paragraphs) if place % 5 != 4], "valid": paragraphs[4::5]}
     if args.unanswerable:
         splits = {split: unanswerable(part) for split, part in splits.items()}
-    return lay_out_questions(args, QuestionTask("xquad", args.unanswerable), splits)
+    return write_question_data(args, QuestionTask("xquad", args.unanswerable), splits)
 
 
 CORPUS = Corpus(
     name="xquad",
     prepare=xquad,
     arguments=(
-        Argument("--unanswerable", action="store_true", part="-unanswerable", help="questions without an answer too"),
+        Argument(
+            "--unanswerable", action="store_true", part="-unanswerable", help="include questions without an answer"
+        ),
         PIECES_OF,
         BERT,
     ),
-    trial={},
+    smoke_values={},
     training=lambda values: QuestionTask("xquad").training,
 )

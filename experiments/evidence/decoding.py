@@ -1,8 +1,8 @@
-"""Score translation models with beam search as they were trained, and without head mixing in the decoder.
+"""Score translation models by beam search, with and without head mixing in the decoder.
 
-The Mixhead paper's released code mixes heads in training but not in beam search. This measures what that costs: the decoder's
-M is replaced by I in a copy of the best checkpoint, first in self-attention, then in attention to the source too if that is
-mixed. The encoder stays as it was trained. BLEU is computed as in the recipes. A row and seed that has a line is skipped.
+The Mixhead paper's released code mixes heads in training but not in beam search. This program measures the difference. In a
+copy of the best checkpoint, it replaces the decoder's M by I: first in self-attention, then also in attention to the source if
+that is mixed. The encoder does not change. BLEU is computed as in the recipes. Rows and seeds that have a line are skipped.
 
     python -m experiments.evidence.decoding --results results/evidence-decoding.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-mixhead-a-self-2e-3-seed*
 """
@@ -18,11 +18,12 @@ import torch
 from tqdm import tqdm
 
 from experiments.controlled.runs import checked_out_commit, finished
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.commands import Commands
 from experiments.recipes.results import append_measurement
 from experiments.recipes.scoring import bleu, read_hypotheses
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.checkpoints import configuration, load_state
 
 CONTROLS = Path(__file__).parents[2] / "examples" / "evidence" / "controls"
@@ -36,10 +37,10 @@ def mixing_tensors(state: dict, attention: str) -> list[str]:
 
 
 def unmix(state: dict, attentions: tuple[str, ...]) -> dict:
-    """Return a checkpoint whose decoder has M = I in these attentions. The checkpoint given is not changed.
+    """Return a copy of a checkpoint whose decoder has M = I in these attentions.
 
     Raises:
-        ValueError: the weight of a mixing rule is not M, nor its diagonal.
+        UserError: the weight of a mixing rule is neither M nor its diagonal.
     """
     model = state["model"].copy()
     for key in (key for attention in attentions for key in mixing_tensors(state, attention)):
@@ -51,14 +52,14 @@ def unmix(state: dict, attentions: tuple[str, ...]) -> dict:
         elif weight.size(0) == weight.size(1):
             model[key] = torch.eye(len(weight), dtype=weight.dtype)
         else:
-            raise ValueError(f"{key}: a weight of {tuple(weight.shape)} is not M. Use mixhead-a, mixhead-b or gain.")
+            raise UserError(f"{key}: a weight of {tuple(weight.shape)} is not M. Use mixhead-a, mixhead-b or gain.")
     return {**state, "model": model}
 
 
 def score(state: dict, data: Path, corpus: str, generate: list[str]) -> dict:
     """Return the BLEU of a checkpoint on the test set, as the recipes compute it."""
     target = configuration(state, "task", "target_lang")
-    pieces = parse(corpus)[0].remove_bpe
+    pieces = parse_corpus_name(corpus)[0].remove_bpe
     with tempfile.TemporaryDirectory() as folder:
         checkpoint, output = Path(folder) / "checkpoint.pt", Path(folder) / "generate.out"
         torch.save(state, checkpoint)
@@ -90,7 +91,7 @@ def main() -> None:
         if not mixing_tensors(state, "self_attn"):
             parser.error(f"{run}: the decoder's self-attention mixes no heads. Give a run of mixhead-a or mixhead-b.")
         data = args.data or Path(configuration(state, "task", "data")).parent
-        # without mixing in attention to the source, unmixing self-attention is all
+        # if attention to the source is not mixed, replacing M in self-attention is enough
         chosen = SITES if mixing_tensors(state, "encoder_attn") else {"-decoder-unmixed": ("self_attn",)}
         for suffix, attentions in {"": (), **chosen}.items():
             row, seed = name[1] + suffix, int(name[2])

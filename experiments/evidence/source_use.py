@@ -1,8 +1,8 @@
-"""Measure how translation models use the source: how many bits more a token costs with the source of the next sentence.
+"""Measure the use of the source in translation models: the extra bits per token with the source of the next sentence.
 
-Near 0 the decoder is a language model. A model that uses its source is also misled by a wrong one, so this is not what the
-source is worth to it. All test sentences, the best checkpoint of each run, no dropout, no label smoothing.
-A row and seed that has its line is not measured again.
+Near 0 the decoder is a language model. A model that uses its source is also misled by a wrong one, so this is not the value of
+the source. The program uses all test sentences and the best checkpoint of each run, without dropout and label smoothing. Rows
+and seeds that have a line are skipped.
 
     python -m experiments.evidence.source_use --results results/evidence-source-use.jsonl --table fast-start "$LOWRANK_WORK"/runs/evidence-fast-start/h4-*-4e-3-seed*
 """
@@ -30,7 +30,7 @@ def main() -> None:
     named = [re.fullmatch(r"(.+)-seed(\d+)-\w+", run.name) for run in args.runs]
     for run, name in zip(args.runs, named, strict=True):
         if name is None or not (run / "checkpoints/checkpoint_best.pt").is_file():
-            parser.error(f"{run}: expected a folder ROW-seedN-…, with checkpoints/checkpoint_best.pt")
+            parser.error(f"{run}: not a run. Give a folder ROW-seedN-… with checkpoints/checkpoint_best.pt.")
     import_user_module(
         argparse.Namespace(user_dir=str(Path(__file__).parents[2] / "examples" / "evidence" / "controls"))
     )

@@ -1,6 +1,6 @@
-"""The engine of recipes: rows are selected, locked, trained, resumed, scored, and a line of results is appended for each.
+"""The engine of recipes: it selects, locks, trains, resumes and scores rows, and appends a line of results for each.
 
-A recipe (`examples/`) declares its rows in shell and hands them to `python -m experiments.recipes`. In the order of a run:
-`settings` (variables from outside), `recipe` (rows, and the run each becomes), `engine` (one after another),
-`commands`, `training`, `scoring`, `provenance`, `results`. fairseq is imported where a checkpoint is read, nowhere else.
+A recipe (`examples/`) declares its rows in shell and passes them to `python -m experiments.recipes`. The modules, in the order of
+a run: `settings` (variables of the environment), `recipe` (rows, and their runs), `engine` (the loop over runs), `commands`,
+`training`, `scoring`, `provenance`, `results`. Only functions that read a checkpoint import fairseq.
 """

@@ -16,6 +16,7 @@ from experiments.recipes.commands import CommandFailed
 from experiments.recipes.engine import Busy, Engine
 from experiments.recipes.recipe import SMOKE, Recipe, records
 from experiments.recipes.settings import Settings
+from fairseq_lowrank.messages import UserError
 
 
 def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ, declared=sys.stdin) -> int:
@@ -34,6 +35,8 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     try:
         recipe = Recipe.read(args.kind, args.root, records(declared.read()))
         settings = Settings.read(environ)
+        if settings.bert:
+            recipe.start_from(settings.bert, settings.work)
         engine = Engine(recipe, settings)
         if args.command == "rows":
             engine.run_rows()
@@ -57,7 +60,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     except Busy as error:
         print(error, file=sys.stderr)
         return 1
-    except (ValueError, OSError) as error:
+    except (UserError, UnicodeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Running fairseq's commands: printed first, their output kept in a log, their epochs shown while they run."""
+"""Calls of fairseq's commands: each is printed, its output goes to a log, and its epochs are shown while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_lowrank.files import say
 
 
 class CommandFailed(Exception):
-    """A command ended with `code`; its own words are in the log, the last of them in the message."""
+    """A command ended with `code`; its output is in the log, and the last lines are in the message."""
 
     def __init__(self, message: str, code: int):
         super().__init__(message)
@@ -23,11 +23,11 @@ class CommandFailed(Exception):
 
 
 class Commands:
-    """Calls a command as `commands(words, log)`; with `dry_run` it is only printed.
+    """A function that runs a command, `commands(words, log)`; with `dry_run` it only prints the command.
 
     Args:
-        dry_run: print, and run nothing.
-        threads: of each command.
+        dry_run: if True, run nothing.
+        threads: the number of threads of each command.
     """
 
     def __init__(self, *, dry_run: bool = False, threads: int = 1):
@@ -35,13 +35,13 @@ class Commands:
         self.environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
 
     def __call__(self, words: Sequence[str], log: Path, keep: int | None = None) -> None:
-        """Run a command to its end, appending all that it says to `log`.
+        """Run a command to its end, and append its output to `log`.
 
-        It writes there itself and inherits the open file `keep`, so that it continues, and a lock on that file with it,
-        where this process dies.
+        The command writes to the log directly and inherits the open file `keep`. So if this process is killed, the command
+        continues, and a lock on that file stays.
 
         Raises:
-            CommandFailed: it ended with another status than 0.
+            CommandFailed: the exit status is not 0.
         """
         self.show(words)
         if self.dry_run:
@@ -69,7 +69,7 @@ class Commands:
             raise CommandFailed(f"failed; the end of {log}:\n{end}", code)
 
     def script(self, path: Path, flags: Sequence[str]) -> None:
-        """Run a script of the repository, which prints the folder that it made."""
+        """Run a script of the repository, without its output."""
         self.show([f"{path.parent.name}/{path.name}", *flags])
         if not self.dry_run:
             code = subprocess.run([path, *flags], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
@@ -82,13 +82,13 @@ class Commands:
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """A command as it is started: ours by its module, since the package need not be installed."""
+    """Return the words that start a command: ours by its module, because the package may not be installed."""
     name, *arguments = words
     return [sys.executable, "-m", "fairseq_lowrank.cli", *arguments] if name == "fairseq-lowrank" else [*words]
 
 
 def follow(process: subprocess.Popen, said, every: float = 10.0) -> int:
-    """Show the epochs that a process writes to a log, and its updates each `every` seconds, until it ends; its status."""
+    """Show a process's epochs from its log, and its updates each `every` seconds, until it ends; return its exit status."""
     rest, shown = b"", time.monotonic()
 
     def show() -> None:

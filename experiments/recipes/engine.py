@@ -21,6 +21,7 @@ from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, sc
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import check_data, has_ended, is_locked, is_of_this_code, lock, read_note, train
 from fairseq_lowrank.files import read_lines, say, whole_file
+from fairseq_lowrank.messages import UserError
 
 
 class Busy(Exception):
@@ -36,6 +37,7 @@ class Engine:
         self.results = recipe.results(settings)
         self.prepared: set[str] = set()
         self.shown: list[Run] = []  # pre-trainings of a dry run
+        self.imported = False
 
     def run_rows(self) -> None:
         """Run the rows asked for that have no line yet, and append one for each."""
@@ -96,13 +98,20 @@ class Engine:
                 self.train_and_score(run, scored, handle)
 
     def find_published(self, run: Run) -> bool:
-        """Return True if a published checkpoint stands for a pre-training.
+        """Return True if a published checkpoint stands for a pre-training; import it first if BERT names its folder.
 
         Raises:
-            ValueError: the checkpoint is not there.
+            UserError: the checkpoint is not there.
         """
+        if run.published and self.settings.bert and not self.imported:
+            output = run.published.parent
+            if not self.settings.dry_run:
+                output.parent.mkdir(parents=True, exist_ok=True)
+            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output)]
+            self.commands(words, Path(f"{output}.log"))
+            self.imported = True
         if run.published and not (self.settings.dry_run or run.published.is_file()):
-            raise ValueError(
+            raise UserError(
                 f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "
                 f"{run.published.parent}"
             )
@@ -151,7 +160,7 @@ class Engine:
         """Prepare what a run is trained on.
 
         Raises:
-            ValueError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, but for a trial, make
+            UserError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, but for a trial, make
                 other data under the same name.
         """
         if run.corpus.startswith("/"):
@@ -160,12 +169,12 @@ class Engine:
         elif self.settings.dry_run or run.corpus not in self.prepared:
             words = [run.corpus, *self.settings.prepare]
             if (made := corpora.folder(words)) != corpora.folder(words[:1]):
-                raise ValueError(
+                raise UserError(
                     f"PREPARE='{shlex.join(self.settings.prepare)}' makes {made.name}, and {run.row} is trained on {run.corpus}: "
                     "leave out what makes another form of a corpus, or puts it elsewhere"
                 )
             if (changed := corpora.changes(words)) and not self.settings.smoke:
-                raise ValueError(
+                raise UserError(
                     f"PREPARE='{shlex.join(self.settings.prepare)}': {', '.join(changed)} would make other data under the name "
                     f"{run.corpus}, which a line of results could not tell from {run.corpus}'s: leave it out"
                 )
@@ -209,7 +218,7 @@ class Engine:
         try:
             check(line)
         except ValueError as error:
-            raise ValueError(f"{run}: {error}; nothing is recorded") from error
+            raise UserError(f"{run}: {error}; nothing is recorded") from error
         base, place = run.base, line.get("pretraining")
         while base and not base.published:
             place["log"] = self.keep_log(base)
@@ -272,7 +281,7 @@ class Engine:
         rows = [word for word in rows if not word.startswith("--")]
         for row in rows:
             if row not in self.recipe.rows:
-                raise ValueError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
+                raise UserError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
         runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
         for run in runs if not self.settings.dry_run else ():
             if not (run.best.exists() and has_ended(run)):

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 
 def progress(line: str) -> tuple[str, dict[str, str]] | None:
     """Return the tag (train, train_inner, valid, …) and the fields of a line that reports progress, else None.
 
-    The line is of `--log-format json`, or of `simple` at an epoch's end, fairseq's default and that of older results.
+    The line has the format of `--log-format json`, or of `simple` at an epoch's end: fairseq's default, and that of older results.
     """
     parts = line.rstrip("\n").split(" | ", 3)  # date, level, tag, text
     if len(parts) < 4:
@@ -31,21 +32,22 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
 
 
 def summary(tag: str, fields: Mapping[str, str]) -> str:
-    """Return progress in one short line."""
+    """Return a report of progress as one short line."""
     shown = [f"{name} {fields[name]}" for name in ("loss", "ppl", "wps", "num_updates") if name in fields]
     return " | ".join([f"{tag} | epoch {fields.get('epoch', '?')}", *shown])
 
 
 def read_training_log(path: Path) -> dict:
-    """Read a fairseq-train log, of a run that was resumed or not.
+    """Read a fairseq-train log; the run may have been resumed.
 
     Returns:
-        `updates`; `tokens_per_second`, target tokens over the time spent in training steps, so without validation and saving;
-        `valid_perplexity`, the best of all validations, within epochs too (None if there was none); and `epochs`, a list with
-        `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
+        - `updates`.
+        - `tokens_per_second`: target tokens per second of training steps, without validation and saving.
+        - `valid_perplexity`: the best of all validations, also within epochs; None if there was none.
+        - `epochs`: a list with `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
 
     Raises:
-        ValueError: the log holds no finished epoch.
+        UserError: the log has no finished epoch.
     """
     epochs, perplexities = {}, []
     for line in read_lines(path):
@@ -56,7 +58,7 @@ def read_training_log(path: Path) -> dict:
                 perplexities.append(float(fields.get("ppl", "nan")))
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if not finished:
-        raise ValueError(f"{path} holds no finished epoch of fairseq-train")
+        raise UserError(f"{path} has no finished epoch of fairseq-train")
     before, tokens, seconds, curve = 0, 0.0, 0.0, []
     for epoch in finished:
         train, valid = epoch["train"], epoch.get("valid", {})
@@ -75,14 +77,14 @@ def read_training_log(path: Path) -> dict:
 
 
 def read_validation(path: Path) -> dict:
-    """Read what fairseq-validate logged of the test set.
+    """Read the scores of the test set in a fairseq-validate log.
 
     Raises:
-        ValueError: the log holds no perplexity.
+        UserError: the log has no perplexity.
     """
     found = [found[1] for line in read_lines(path) if (found := progress(line)) and found[0] == "test"]
     fields = found[-1] if found else {}
     if "ppl" not in fields:
-        raise ValueError(f"{path} holds no perplexity of fairseq-validate")
+        raise UserError(f"{path} has no perplexity of fairseq-validate")
     accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
     return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

@@ -1,4 +1,4 @@
-"""What a model loses on each sentence: at evaluation, so without dropout, and without label smoothing."""
+"""The loss of a model on each sentence, without dropout and label smoothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import torch
 from fairseq.data import LanguagePairDataset
 from torch import Tensor
+
+from fairseq_lowrank.messages import UserError
 
 
 def sentence_losses(
@@ -19,28 +21,26 @@ def sentence_losses(
     max_tokens: int = 4096,
     own_source: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """−log₂ p(target | source) of each sentence of a subset, in bits, and its target tokens (its end counts as one).
+    """Return −log₂ p(target | source) of each sentence of a subset in bits, and its target tokens, its end included.
 
     Args:
-        model, task: as :func:`~fairseq_lowrank.tools.checkpoints.load_model` gives them.
-        subset: train, valid, test.
-        count: that many sentences, drawn with ``seed`` and then in the corpus's order; all where there are not more.
-        max_tokens: of a batch.
-        own_source: of a translation model. If not, each sentence gets the source of the next one chosen: what that costs
-            shows whether the model uses its source (it counts how far a wrong one misleads it too).
+        model, task: see :func:`~fairseq_lowrank.tools.checkpoints.load_model`.
+        subset: train, valid or test.
+        count: number of random sentences, chosen with ``seed`` and used in the corpus's order; all if there are fewer.
+        max_tokens: the greatest number of tokens of a batch.
+        own_source: if False, each sentence of a translation model gets the source of the next one. The difference shows the use of
+            the source (and how far a wrong source misleads the model).
 
     Raises:
-        ValueError: the subset is missing, or a source is named where no source is.
+        UserError: the subset is missing, or sentences have no source although ``own_source`` is False.
     """
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise ValueError(f"no subset {subset!r} in the data: {error}") from error
+        raise UserError(f"subset {subset!r}: the data has no such subset ({error})") from error
     dataset = task.dataset(subset)
     if not (own_source or isinstance(dataset, LanguagePairDataset)):
-        raise ValueError(
-            f"own_source is False: expected a translation task, whose sentences have a source; {subset!r} has none"
-        )
+        raise UserError(f"own_source=False: needs a translation task; sentences of {subset!r} have no source")
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count].sort().values
     place = {index: position for position, index in enumerate(chosen.tolist())}
     other = dict(zip(chosen.tolist(), chosen.roll(-1).tolist(), strict=True))

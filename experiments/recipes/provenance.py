@@ -16,7 +16,7 @@ from fairseq_lowrank import __version__
 
 
 def versions() -> dict:
-    """Versions of what a result depends on (None where something is not installed), and patches of fairseq that are switched."""
+    """Return the versions of packages (None if not installed), and the patches of fairseq that are switched."""
     found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
     for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
         try:
@@ -28,7 +28,7 @@ def versions() -> dict:
 
 
 def commit(root: Path) -> str:
-    """The commit checked out in `root`, `-dirty` where a file of it (results aside) is changed; else the version."""
+    """Return the commit of `root`, with `-dirty` if a file except results has changed; without git, the version."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
@@ -36,7 +36,7 @@ def commit(root: Path) -> str:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
-            return __version__  # a folder within somebody's repository
+            return __version__  # a folder within another repository
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
         return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (subprocess.CalledProcessError, OSError):
@@ -56,7 +56,7 @@ def code(*folders: Path) -> str:
 
 
 def machine(threads: int) -> dict:
-    """The processor, its cores that may be used, the threads that a training was given, and the GPUs that it saw."""
+    """Return the processor, its usable cores, the threads of a training, and the GPUs that it can use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = {"cpu": processor(), "cores": cores, "threads": threads}
     return found | ({"gpus": names} if (names := gpus()) else {})
@@ -72,7 +72,7 @@ def processor() -> str:
 
 
 def gpus() -> list[str]:
-    """The names of the GPUs that CUDA shows to a training."""
+    """Return the names of the GPUs that CUDA shows to a training."""
     if shutil.which("nvidia-smi") is None:
         return []
     import torch

@@ -1,4 +1,4 @@
-"""A recipe: the rows of one table, and the run that each becomes under the settings."""
+"""Recipes: the rows of one table, and the run of each row with given settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
+from fairseq_lowrank.messages import UserError
 
 LOGGING = ("--no-progress-bar", "--log-format", "json", "--log-interval", "50")
-# Flags of fairseq-train that change no number: what is said and where, what is kept, who reads the data.
-HARMLESS = {
+# Flags of fairseq-train that do not change any number: logging, folders, saved checkpoints, and workers that read data.
+FLAGS_WITHOUT_EFFECT = {
     *("--no-progress-bar", "--log-format", "--log-interval", "--log-file", "--tensorboard-logdir", "--wandb-project"),
     *("--save-dir", "--user-dir", "--num-workers", "--no-epoch-checkpoints", "--keep-interval-updates"),
     *("--keep-last-epochs", "--keep-best-checkpoints"),
@@ -26,13 +27,13 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row or a pre-training as declared: its name, its corpus's name and its own flags of fairseq-train.
+    """A declared row or pre-training: its name, the name of its corpus, and its flags of fairseq-train.
 
-    LABEL@TASK is the name of a row that is fine-tuned, so that a table's row LABEL has a training for each task.
+    A row that is fine-tuned has a name LABEL@TASK, so a table's row LABEL has a training for each task.
 
     Args:
         base: the pre-training from which the row is fine-tuned, or which this pre-training continues.
-        checkpoint: a published checkpoint that takes the place of a pre-training.
+        checkpoint: a published checkpoint that replaces the pre-training.
     """
 
     name: str
@@ -48,12 +49,12 @@ class Row:
 
 def _pairs(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError(f"FIT={text}: expected how many training pairs")
+        raise UserError(f"FIT={text}: expected a number of training pairs.")
     return int(text)
 
 
 def records(text: str) -> Iterator[list[str]]:
-    """Split what `examples/common.sh` sends into records: each is the number of its words, then its words, all ended by NUL."""
+    """Yield the records that `examples/common.sh` sends: the number of words and then the words, each ended by NUL."""
     words = iter(text.split("\0")[:-1])
     for count in words:
         yield [next(words) for _ in range(int(count))]
@@ -61,10 +62,10 @@ def records(text: str) -> Iterator[list[str]]:
 
 @dataclass
 class Recipe:
-    """The rows of `table` of `paper`; `common` are flags that all rows share, `split` says what the test set is.
+    """The rows of `table` of `paper`; `common` are flags of all rows, and `split` is the name of the test set.
 
-    `plugin` is the folder of the repository that fairseq gets as its user directory, ours or one that imports it. With `fit`
-    rows also get their losses a sentence, on that many training pairs and on the validation and test sets.
+    `plugin` is the folder of the repository that is fairseq's user directory: ours, or one that imports ours. With `fit`, lines
+    also have the losses of sentences, on this number of training pairs and on the validation and test sets.
     """
 
     kind: str
@@ -83,10 +84,10 @@ class Recipe:
         """Build a recipe from records of words.
 
         A record is one of `paper`, `table`, `split`, `plugin` and `fit` with a value, `common FLAG…`, and `row` or,
-        before the rows that start from it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
+        before the rows that need it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
 
         Raises:
-            ValueError: a row declared twice, with an unknown corpus or base, or `fit` that is no number.
+            UserError: a row is declared twice, or has an unknown corpus or base, or `fit` is not a number.
         """
         recipe = cls(kind, root)
         for key, *values in records:
@@ -98,28 +99,57 @@ class Recipe:
             else:
                 setattr(recipe, key, _pairs(values[0]) if key == "fit" else values[0])
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
-            raise ValueError(f"the recipe declares no {' and no '.join(missing)}")
+            raise UserError(f"the recipe declares no {' and no '.join(missing)}")
         return recipe
 
     def declare(self, key: str, row: Row) -> None:
         """Add a row or a pre-training.
 
         Raises:
-            ValueError: the name is declared twice, or the corpus or the base is unknown.
+            UserError: the name is declared twice, or the corpus or the base is unknown.
         """
         rows = self.rows if key == "row" else self.bases
         if row.name in rows:
-            raise ValueError(f"{key} '{row.name}' is declared twice")
+            raise UserError(f"{key} '{row.name}' is declared twice")
         try:
-            parse(row.corpus)
+            parse_corpus_name(row.corpus)
         except ValueError as error:
-            raise ValueError(f"{key} '{row.name}': {error}") from error
+            raise UserError(f"{key} '{row.name}': {error}") from error
         if row.base and row.base not in self.bases:
-            raise ValueError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
+            raise UserError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
         rows[row.name] = row
 
+    def start_from(self, folder: Path, work: Path) -> None:
+        """Let rows that start from a published model start from another one, in a table named for it.
+
+        Args:
+            folder: a published BERT in transformers' layout, which `import-bert` reads.
+            work: where its checkpoint will be.
+
+        Raises:
+            ValueError: the folder holds no BERT, or no row starts from a published model.
+        """
+        from fairseq_lowrank.tools.published_bert import check_config, model_flags, read_json
+
+        config = read_json(folder / "config.json")
+        check_config(config, folder)
+        sizes = [flag for flag in model_flags(config) if not flag.startswith(("--tokens-per-sample", "--segments"))]
+        name = folder.resolve().name
+        published = {base.name for base in self.bases.values() if base.checkpoint}
+        if not published:
+            raise ValueError(f"BERT={folder}: no row of this recipe starts from a published BERT. Remove BERT.")
+        self.table += f"-{name}"
+        for base in published:
+            row = self.bases[base]
+            checkpoint = str(work / name / "model.pt")
+            self.bases[base] = replace(row, flags=(*row.flags, *sizes), checkpoint=checkpoint)
+        for row in [row for row in self.rows.values() if row.base in published]:
+            corpus, values = parse_corpus_name(row.corpus)
+            form = corpus.variant_name(values | {"pieces_of": None, "bert": name})
+            self.rows[row.name] = replace(row, corpus=form, flags=(*row.flags, *sizes))
+
     def select(self, settings: Settings) -> list[Row]:
-        """The rows asked for, by their names or labels: ROWS, else the outermost for a smoke run, else all."""
+        """Return the rows of ROWS, by names or labels; by default all rows, or the first and the last for a smoke run."""
         labels = {
             row.label: [other for other, one in self.rows.items() if one.label == row.label]
             for row in self.rows.values()
@@ -130,16 +160,19 @@ class Recipe:
             names = (names[0], names[-1])
         for name in names:
             if name not in self.rows:
-                raise ValueError(f"no row '{name}' here; rows: {' '.join(self.rows)}")
+                raise UserError(
+                    f"ROWS={' '.join(settings.rows)}: no row '{name}' here. Choose from {' '.join(self.rows)}."
+                )
         return [self.rows[name] for name in dict.fromkeys(names)]
 
     def run(self, row: Row, settings: Settings) -> Run:
-        """What a row comes to: corpus, flags and folders, and the run that it starts from."""
+        """Return the run of a row: corpus, flags, folders, and the run that it starts from."""
         seed = ("--seed", str(settings.seed))
         base = self.pretraining(self.bases[row.base], settings) if row.base else None
         corpus, work = row.corpus, settings.work
         if settings.smoke:
-            corpus, work = smoke_corpus(self.kind, corpus, base and base.corpus), work / "smoke"
+            pieces_of = base.corpus if base and not base.published else None
+            corpus, work = smoke_corpus(self.kind, corpus, pieces_of), work / "smoke"
         flags = [
             *row.flags,
             *self.common,
@@ -150,7 +183,8 @@ class Recipe:
             *settings.extra,
         ]
         if settings.smoke:
-            flags += SMOKE[self.kind](flags)
+            published = base is not None and base.published is not None
+            flags += smoke_fine_tuning(flags, whole=True) if published else SMOKE[self.kind](flags)
         where = work / "runs" / f"{self.paper}-{self.table}"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
         results = self.results(settings)
@@ -169,10 +203,10 @@ class Recipe:
         )
 
     def pretraining(self, row: Row, settings: Settings) -> Run:
-        """A pre-training, which all tables of the paper share; its seed is 1, whatever the seeds of what starts from it."""
+        """Return the run of a pre-training, which all tables of the paper share; its seed is always 1."""
         flags = [*row.flags, *settings.precision, "--seed", "1", *LOGGING]
         corpus, work, published = row.corpus, settings.work, Path(row.checkpoint) if row.checkpoint else None
-        if settings.smoke:
+        if settings.smoke and not settings.bert:
             corpus, work, published = smoke_corpus("language-model", corpus), work / "smoke", None
             flags += smoke_masked_language_model(flags)
             if any(other.base == row.name for other in self.bases.values()):
@@ -195,20 +229,20 @@ class Recipe:
         )
 
     def results(self, settings: Settings) -> Path:
-        """The file that lines are appended to."""
+        """Return the file to which lines are appended."""
         trial = settings.work / "smoke" if settings.smoke else self.root
         return settings.results or trial / "results" / f"{self.paper}.jsonl"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training. Its folder carries a fingerprint of what its numbers depend on, so other flags have another folder.
+    """A training. The name of its folder has a fingerprint of the flags that affect numbers, so other flags have another folder.
 
     Args:
         base: the run that this one starts from.
-        published: a checkpoint that stands for this run.
+        published: a published checkpoint that replaces this run.
         patches: the variables that switch patches of fairseq on and off, and their values.
-        continues: the optimizer and the count of updates of `base` are continued, and not only its weights taken.
+        continues: True if the run also continues the optimizer and the count of updates of `base`.
         apart: the results file, if it is not the recipe's own: a row is trained for each file.
     """
 
@@ -228,7 +262,7 @@ class Run:
     @cached_property
     def fingerprint(self) -> str:
         what = [self.corpus, sorted(last_values(self.flags).items())]
-        if self.base and self.base.published:  # a dry run has none yet
+        if self.base and self.base.published:  # the file may not exist in a dry run
             what.append(checksum(self.base.published) if self.base.published.is_file() else self.base.published.name)
         elif self.base:
             what.append(self.base.fingerprint)
@@ -242,17 +276,17 @@ class Run:
 
     @property
     def bin(self) -> Path:
-        """The binarised data: of a path, the folder itself."""
+        """Return the folder of binarised data; if the corpus is a path, this path."""
         return self.data if self.corpus.startswith("/") else self.data / "bin"
 
     @property
     def corpus_name(self) -> str:
-        """The corpus as a line of results calls it."""
+        """Return the name of the corpus in lines of results."""
         return Path(self.corpus).name
 
     @property
     def others(self) -> list[Path]:
-        """Folders of the same row and seed under other flags, or of a version that had no fingerprints."""
+        """Return folders of the same row and seed with other flags, or of a version without fingerprints."""
         names = re.compile(rf"{re.escape(self.row)}-seed{self.seed}(-[0-9a-f]{{8}})?")
         folders = self.where.iterdir() if self.where.is_dir() else ()
         return sorted(path for path in folders if names.fullmatch(path.name) and path != self.folder)
@@ -276,7 +310,7 @@ class Run:
 
 
 def last_values(flags: Sequence[str]) -> dict[str, str]:
-    """Flags that numbers depend on, with their values in one string; of a flag given several times the last."""
+    """Return the flags that affect numbers, each with its values in one string; the last of a repeated flag."""
     found, name = {}, ""
     for word in flags:
         if re.match("--?[a-zA-Z]", word):
@@ -284,11 +318,11 @@ def last_values(flags: Sequence[str]) -> dict[str, str]:
             found[name] = value if equals else ""
         else:
             found[name] = f"{found.get(name, '')} {shlex.quote(word)}".strip()
-    return {name: value for name, value in found.items() if name not in HARMLESS}
+    return {name: value for name, value in found.items() if name not in FLAGS_WITHOUT_EFFECT}
 
 
 def differences(flags: Sequence[str], others: Sequence[str]) -> str:
-    """In which flags that numbers depend on two trainings differ, the second's values in brackets."""
+    """Return the flags that affect numbers and differ between two trainings, with the second's values in brackets."""
     ours, theirs = last_values(flags), last_values(others)
 
     def spell(values: dict[str, str], name: str) -> str:
@@ -301,7 +335,7 @@ def differences(flags: Sequence[str], others: Sequence[str]) -> str:
     )
 
 
-# --- what a smoke run changes: the corpus (Multi30k, a part of Brown), sizes and lengths; it is changed nowhere else ---
+# --- the changes of a smoke run: the corpus (Multi30k, a part of Brown), sizes and lengths ---
 
 
 def smoke_translation(flags: Sequence[str]) -> list[str]:
@@ -327,18 +361,23 @@ def smoke_encoder(flags: Sequence[str]) -> list[str]:
     # with a free head size, heads need not divide the width
     width = 32 if "--head-dim" in flags else 4 * int(last_value(flags, "--encoder-attention-heads", "24"))
     small = ["--encoder-layers", "1", "--encoder-embed-dim", str(width), "--encoder-ffn-embed-dim", "64"]
-    small += ["--max-positions", "128", "--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
-    small += ["--head-dim", "8"] if "--head-dim" in flags else []
-    return small + (["--total-num-update", "10"] if "--total-num-update" in flags else [])
+    small += ["--max-positions", "128", *smoke_updates(flags)]
+    return small + (["--head-dim", "8"] if "--head-dim" in flags else [])
+
+
+def smoke_updates(flags: Sequence[str]) -> list[str]:
+    few = ["--update-freq", "1", "--max-update", "10", "--warmup-updates", "2"]
+    return few + (["--total-num-update", "10"] if "--total-num-update" in flags else [])
 
 
 def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
     return [*smoke_encoder(flags), "--tokens-per-sample", "64", "--max-tokens", "1024"]
 
 
-def smoke_fine_tuning(flags: Sequence[str]) -> list[str]:
-    batch = ["--batch-size", "8"]
-    return smoke_encoder(flags) + batch + (["--window", "128"] if "question_answering" in flags else [])
+def smoke_fine_tuning(flags: Sequence[str], *, whole: bool = False) -> list[str]:
+    """A small and short form; with `whole` the model has the sizes of the published one that it starts from."""
+    small = [*(smoke_updates(flags) if whole else smoke_encoder(flags)), "--batch-size", "8"]
+    return small + (["--window", "128"] if "question_answering" in flags else [])
 
 
 SMOKE = {
@@ -356,34 +395,34 @@ SMOKE_CORPUS = {
 
 
 def smoke_corpus(kind: str, name: str, pieces_of: str | None = None) -> str:
-    """The small form of a corpus, or of a small one in its place, joined or cut into pieces as that one is.
+    """Return the small variant of a corpus, or of a small corpus in its place, with the same joining and subwords.
 
-    What is fine-tuned is cut into the pieces of the small corpus, `pieces_of`, that it was pre-trained on.
+    A corpus for fine-tuning has the subwords of `pieces_of`, the small corpus of the pre-training.
     """
-    corpus, values = parse(name)
-    if corpus.trial is None:
-        other = corpus.stand_in(values) if corpus.stand_in else SMOKE_CORPUS[kind]
-        corpus, fixed = parse(other)
+    corpus, values = parse_corpus_name(name)
+    if corpus.smoke_values is None:
+        other = corpus.smoke_corpus(values) if corpus.smoke_corpus else SMOKE_CORPUS[kind]
+        corpus, fixed = parse_corpus_name(other)
         values |= {name: value for name, value in fixed.items() if value}
     if pieces := values.get("pieces"):
         values["pieces"] = min(pieces, 2000)
     if pieces_of:
         values |= {"pieces_of": pieces_of, "bert": None}
-    return corpus.form(values | corpus.trial)
+    return corpus.variant_name(values | corpus.smoke_values)
 
 
 @cache
 def checksum(path: Path) -> str:
-    """The SHA-256 of a published checkpoint, which does not change while rows are trained from it."""
+    """Return the SHA-256 of a published checkpoint, which does not change during a recipe."""
     return sha256(path)
 
 
 def training_flags(name: str) -> Sequence[str]:
-    """The flags of fairseq-train that a corpus's task asks for."""
-    corpus, values = parse(name)
+    """Return the flags of fairseq-train that a corpus's task needs."""
+    corpus, values = parse_corpus_name(name)
     return corpus.training(values) if corpus.training else ()
 
 
 def last_value(flags: Sequence[str], name: str, default: str) -> str:
-    """The value of a flag; where it is given several times, the last."""
+    """Return the value of a flag; the last one if it is repeated."""
     return last_values(flags).get(name, default)

@@ -1,4 +1,4 @@
-"""Lines of results: one JSON object for each finished run, read tolerantly and appended whole."""
+"""Lines of results: one JSON object for each finished run. Broken lines are skipped; a new line is appended completely."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fairseq_lowrank.files import read_lines, say
 from fairseq_lowrank.messages import UserError
 
 Number, Text = (int, float), (str,)
-# Every line has these, of these types.
+# Every line has these fields, of these types.
 FIELDS: dict[str, tuple[type, ...]] = {
     **{"paper": Text, "table": (str, int), "row": Text, "architecture": Text, "flags": (str, list), "seed": (int,)},
     **{"updates": Number, "parameters": Number, "metric": Text, "value": Number, "split": Text},
     **{"tokens_per_second": (*Number, type(None)), "versions": (dict,), "smoke": (bool,), "date": Text},
 }
-# Some lines have these, trainings of recipes all of them; what is written now has a commit, older lines lack it.
+# Some lines have these fields; trainings of recipes have all of them. New lines have a commit, older ones do not.
 OPTIONAL: dict[str, tuple[type, ...]] = {
     **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
     **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
@@ -27,10 +27,10 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
     **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
     **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,), "patches": (dict,)},
 }
-# A measurement that is no training has these, and no architecture.
+# A measurement without a training has these fields, and no architecture.
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
 MEASURED["commit"] = OPTIONAL["commit"]
-# A score to compare has these, whatever else it has.
+# A score to compare has at least these fields.
 SCORED = {field: FIELDS[field] for field in ("row", "seed", "metric", "value")}
 POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
 ORIGIN = {"commit": OPTIONAL["commit"], "machine": OPTIONAL["machine"], "versions": FIELDS["versions"]}
@@ -39,35 +39,35 @@ TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool
 
 
 def results_files(paths: Iterable[Path]) -> list[Path]:
-    """Every ``.jsonl`` file given or lying in a folder given.
+    """Return the ``.jsonl`` files among the paths, and those in folders.
 
     Raises:
-        ValueError: a path that is not there, or a folder that holds no such file.
+        UserError: a path does not exist, or a folder has no such file.
     """
     found = []
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path} does not exist")
+            raise UserError(f"{path} does not exist. Give a results file, or a folder of them.")
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise UserError(f"{path} holds no .jsonl file")
+            raise UserError(f"{path} has no .jsonl file. Give a results file, or a folder of them.")
         found += files
     return found
 
 
 def origins(line: dict) -> list[dict]:
-    """Where a line comes from: its own `commit`, `machine` and `versions`, and those of earlier starts that it continued."""
+    """Return dicts with `commit`, `machine` and `versions`: the line itself, and the earlier starts that it continued."""
     return [line, *line.get("earlier_starts", [])]
 
 
 def read_results(
     path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False, scores: bool = False
 ) -> list[dict]:
-    """The trainings in a results file; none if it is not there.
+    """Return the trainings in a results file; empty if the file does not exist.
 
-    A line that is broken is left out, after `complain` was told its number and what is wrong with it; a measurement that
-    is no training (it has no architecture) is left out without a word unless `measurements` are asked for as well.
-    With `scores`, every line counts that has a row, a seed, a metric and a value.
+    A broken line is left out, after a call of `complain` with its number and fault. A measurement without a training (it has no
+    architecture) is left out unless `measurements` is true. With `scores`, every line with a row, a seed, a metric and a value is
+    used.
     """
     lines = []
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
@@ -90,11 +90,11 @@ def read_results(
 
 
 def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> None:
-    """Raise ValueError, saying what is wrong, unless `line` is a result that has the required fields."""
+    """Raise UserError unless `line` is a result with the required fields."""
     if not isinstance(line, dict):
-        raise ValueError(f"{text[:40]} is no result, which is a JSON object")
+        raise UserError(f"{text[:40]} is not a result, which is a JSON object")
     if missing := [field for field in required if field not in line]:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise UserError(f"lacks {', '.join(missing)}")
     for field, kinds in (FIELDS | OPTIONAL).items():
         if field in line:
             check_type(field, line[field], kinds)
@@ -112,25 +112,25 @@ def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> Non
 
 
 def check_sentences(line: dict) -> None:
-    """Raise ValueError, saying what is wrong, unless a line's values a sentence are numbers."""
+    """Raise UserError unless a line's values of sentences are numbers."""
     check_type("sentence_values", line.get("sentence_values", []), (list,))
     for value in line.get("sentence_values", []):
         check_type("a sentence's value", value, Number)
 
 
 def check_measurement(line: dict) -> None:
-    """Raise ValueError, saying what is wrong, unless `line` is a measurement."""
+    """Raise UserError unless `line` is a measurement."""
     if missing := [field for field in MEASURED if field not in line]:
-        raise ValueError(f"lacks {', '.join(missing)}")
+        raise UserError(f"lacks {', '.join(missing)}")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
     check_sentences(line)
 
 
 def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:
-    """Raise ValueError unless `value` is an object that has all of the fields, of these types."""
+    """Raise UserError unless `value` is an object with all of the fields, of these types."""
     if not isinstance(value, dict) or not fields.keys() <= value.keys():
-        raise ValueError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
+        raise UserError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
     for field, kinds in fields.items():
         check_type(f"{name}'s {field}", value[field], kinds)
 
@@ -138,30 +138,30 @@ def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) 
 def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
-        raise ValueError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
+        raise UserError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{field} is {value}, expected a finite number")
+        raise UserError(f"{field} is {value}, expected a finite number")
 
 
 def append_result(path: Path, line: dict) -> None:
-    """Append one line, whole or not at all; several processes may do so at once.
+    """Append one line, completely or not at all; several processes may append at the same time.
 
-    A last line that lacks its end, as a process that died leaves it, is ended first.
+    If the last line has no end, because a process was killed, it is ended first.
 
     Raises:
-        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+        UserError: a field is missing, has a wrong type, or is not finite.
     """
     if missing := [field for field in (*FIELDS, "commit") if field not in line]:
-        raise ValueError(f"a result needs {', '.join(missing)}")
+        raise UserError(f"a result needs {', '.join(missing)}")
     check(line)
     _append(path, line)
 
 
 def append_measurement(path: Path, line: dict) -> None:
-    """Append the line of what is no training, as :func:`append_result` does.
+    """Append the line of a measurement without a training, like :func:`append_result`.
 
     Raises:
-        ValueError: the line lacks a field, or a field is of a wrong type or not finite.
+        UserError: a field is missing, has a wrong type, or is not finite.
     """
     check_measurement(line)
     _append(path, line)
@@ -186,7 +186,7 @@ def append_score(path: Path, line: dict) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Open a results file for appending, as the end of a run does.
+    """Check that a results file can be opened for appending, before a run starts.
 
     Raises:
         UserError: the file cannot be opened.

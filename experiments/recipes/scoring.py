@@ -1,4 +1,4 @@
-"""Score a run with its best checkpoint, and read what fairseq's commands print of a score."""
+"""Scores of runs by their best checkpoints, from the output of fairseq's commands."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ import math
 import re
 from pathlib import Path
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.logs import read_validation
 from experiments.recipes.recipe import Run, last_value
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.messages import UserError
 
 
 def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
-    """Run what scores a run: the fields of its line that say how good it is; none in a dry run."""
-    return SCORES[kind](run, settings, execute)
+    """Score a run, and return the fields of its line with the scores; empty in a dry run."""
+    return SCORE_FUNCTIONS[kind](run, settings, execute)
 
 
 def scoring_flags(kind: str, settings: Settings) -> tuple[str, ...]:
-    """The flags of a recipe's scoring that can be chosen: others make another score of the same checkpoint."""
+    """Return the user's flags of scoring; other flags give another score of the same checkpoint."""
     return {"translation": settings.generate, "language-model": settings.evaluate}.get(kind, ())
 
 
 def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
-    """BLEU on the test set, and with VALID on the validation set too."""
+    """Return BLEU on the test set, and with VALID also on the validation set."""
     target = last_value(run.flags, "--target-lang", "en")
     splits = ("valid", "test") if settings.valid else ("test",)
-    corpus, values = parse(run.corpus)
-    pieces = corpus.undo(values)
+    corpus, values = parse_corpus_name(run.corpus)
+    pieces = corpus.bpe_to_remove(values)
     for split in splits:
         words = ["fairseq-generate", str(run.bin), "--user-dir", str(run.plugin)]
         words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
-        if settings.smoke:  # a model that has hardly begun does not know when to stop
+        if settings.smoke:  # a model that is hardly trained does not end its sentences
             words += ["--max-len-a", "0", "--max-len-b", "10"]
         execute_from_scratch(execute, words, run.folder / f"generate-{split}.out", settings)
     if settings.dry_run:
@@ -46,9 +47,9 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
         hypotheses = read_hypotheses(output)
         write_lines(output.with_suffix(".txt"), hypotheses)
         text = run.data / "tok" / f"{split}.{target}"
-        # of data that somebody else binarised there is no text
+        # binarised data of others has no text
         references = list(read_lines(text)) if text.exists() else read_references(output)
-        # The publisher's own references, where the corpus keeps them: sacrebleu then sees detokenised text.
+        # If the corpus has the publisher's references, sacrebleu gets detokenised text.
         raw = run.data / "raw" / f"test.{target}"
         raw = list(read_lines(raw)) if split == "test" and raw.exists() else None
         found[split] = bleu(hypotheses, references, raw, target)
@@ -57,10 +58,10 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
 
 
 def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict:
-    """Perplexity or loss on the test set, with a context window in proportion to fairseq's 400 of 512, or with memory where
-    segments follow each other.
+    """Return perplexity or loss on the test set, with a context window in proportion to fairseq's 400 of 512.
 
-    EVALUATE holds further flags of fairseq-eval-lm: another window, sentences instead of blocks.
+    With consecutive segments, memory replaces the window. EVALUATE has further flags of fairseq-eval-lm, such as another window,
+    or sentences instead of blocks.
     """
     length = int(last_value(run.flags, "--tokens-per-sample", "512"))
     output = run.folder / "evaluate-test.out"
@@ -74,7 +75,7 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
 
 
 def score_masked_language_model(run: Run, settings: Settings, execute: Execute) -> dict:
-    """Perplexity of masked words on the test set, and where they are predicted the share of next sentences told right."""
+    """Return the perplexity of masked words on the test set, and the accuracy of next sentences if they are predicted."""
     output = run.folder / "validate-test.out"
     words = ["fairseq-validate", str(run.bin), "--user-dir", str(run.plugin)]
     words += ["--task", last_value(run.flags, "--task", ""), "--path", str(run.best), "--valid-subset", "test"]
@@ -85,7 +86,7 @@ def score_masked_language_model(run: Run, settings: Settings, execute: Execute) 
 
 
 def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
-    """The task's measures on all splits but training's, and predictions of those without labels, for a benchmark's server."""
+    """Return the task's measures on all splits except training, and write predictions for a benchmark's server."""
     data, output = run.bin, run.folder / "predictions"
     splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
     words = ["fairseq-lowrank", "predict", str(run.best), "--data", str(data), "--subset", *splits]
@@ -93,7 +94,7 @@ def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
     return {} if settings.dry_run else read_scores(output / "scores.json")
 
 
-SCORES = {
+SCORE_FUNCTIONS = {
     "translation": score_translation,
     "language-model": score_language_model,
     "masked-language-model": score_masked_language_model,
@@ -102,7 +103,7 @@ SCORES = {
 
 
 def execute_from_scratch(execute: Execute, words: list[str], output: Path, settings: Settings) -> None:
-    """Run a command whose output is all of a file."""
+    """Delete the output file, and run a command that writes it."""
     if not settings.dry_run:
         output.unlink(missing_ok=True)
     execute(words, output)
@@ -123,18 +124,18 @@ def read_sentences(path: Path, pattern: str) -> list[str]:
     found = {}
     for text in read_lines(path):
         if match := re.match(pattern, text):
-            found.setdefault(int(match[1]), match[2])  # of several (--nbest) the best comes first
+            found.setdefault(int(match[1]), match[2])  # with --nbest, the best comes first
     if sorted(found) != list(range(len(found))):
-        raise ValueError(f"{path} holds {len(found)} sentences but not those numbered 0 to {len(found) - 1}")
+        raise UserError(f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}")
     return [found[index] for index in range(len(found))]
 
 
 def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = None, language: str = "en") -> dict:
-    """BLEU of tokenised hypotheses, by sacrebleu (`value`, with its signature) and on the tokens as they are.
+    """Return BLEU of tokenised hypotheses, by sacrebleu (`value`, with its signature) and on the given tokens.
 
-    sacrebleu tokenises by itself (13a, its default). It is given detokenised hypotheses and the publisher's text
-    where that is known (`raw`), without case where the hypotheses have none, and else both sides tokenised.
-    `tokenised_bleu` takes the tokens as they are, as multi-bleu.perl and most papers of the time did.
+    sacrebleu tokenises text (13a, its default). If the publisher's text is known (`raw`), it gets this text and detokenised
+    hypotheses, without case if the hypotheses have none. Else both sides are tokenised. `tokenised_bleu` uses the given tokens,
+    like multi-bleu.perl and most papers of the time.
     """
     from sacrebleu.metrics import BLEU
     from sacremoses import MosesDetokenizer
@@ -146,8 +147,8 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
         lowercase = not any(line != line.lower() for line in hypotheses)
     for text in (references, raw):
         if text is not None and len(text) != len(hypotheses):
-            raise ValueError(f"{len(hypotheses)} hypotheses for {len(text)} references")
-    # Where both sides are tokenised, that is on purpose: force keeps sacrebleu from warning of it.
+            raise UserError(f"{len(hypotheses)} hypotheses for {len(text)} references")
+    # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
     standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
     return {
         "metric": "sacrebleu",
@@ -160,30 +161,30 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
 
 
 def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
-    """The score in a fairseq-eval-lm log, and the number of scored tokens.
+    """Return the score in a fairseq-eval-lm log, and the number of scored tokens.
 
     Args:
-        metric: `perplexity`, or `loss`, its natural logarithm: nats a token, which fairseq logs in base 2.
+        metric: `perplexity`, or `loss` in nats per token, its natural logarithm (fairseq logs it in base 2).
     """
     text = "\n".join(read_lines(path))
     scores = re.findall(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)", text)
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
     if not scores or not tokens:
-        raise ValueError(f"{path} holds no perplexity of fairseq-eval-lm")
+        raise UserError(f"{path} has no perplexity of fairseq-eval-lm")
     loss, perplexity = map(float, scores[-1])
     value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
     return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
 
 
-FIT_SEED = 1  # of the training pairs on which fit is told: the same ones for all runs
+FIT_SEED = 1  # the seed for the training pairs of `fit`, which are the same for all runs
 SMOKE_FIT = 100
 
 
 def losses(run: Run, fit: int) -> dict[str, dict]:
-    """By subset, `fit` being that many training pairs: the loss in `bits` a token, and each sentence's part in it.
+    """Return for `fit` training pairs, valid and test the loss in `bits` per token, and each sentence's part of it.
 
-    A sentence's value is its bits over the mean tokens of a sentence, so that the mean of the values is the loss. This is the
-    best checkpoint at evaluation, without label smoothing.
+    A sentence's value is its bits divided by the mean number of tokens of a sentence, so the mean of the values is the loss. The
+    model is the best checkpoint in evaluation mode; there is no label smoothing.
     """
     from experiments.recipes.losses import sentence_losses
     from fairseq_lowrank.tools.checkpoints import load_model
@@ -201,14 +202,14 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
 
 
 def read_scores(path: Path) -> dict:
-    """The scores that `fairseq-lowrank predict` wrote: `value` on the test part, or on validation where that has no labels.
+    """Return the scores of `fairseq-lowrank predict`: `value` is on the test part, or on validation if test has no labels.
 
-    `scores` has those of its other parts, exact match next to the F1 of answers, and the parts of a mean (`mrpc-f1`, as papers
-    print it); `measures` all that was measured.
+    `scores` has the scores of further parts, the exact match of answers, and the parts of a mean (such as `mrpc-f1`, which papers
+    print). `measures` has all measures.
     """
     found = {split: one for split, one in json.loads(path.read_text(encoding="utf-8")).items() if one["measures"]}
     if not found:
-        raise ValueError(f"{path} holds no scores")
+        raise UserError(f"{path} has no scores")
     kind = "test" if "test" in found else "valid"
     main, further = found[kind], found.get(f"{kind}1")
     scores = {further["name"]: further["score"]} if further else {}

@@ -1,4 +1,4 @@
-"""What recipes are asked from outside, in variables of the environment; checked before anything is done."""
+"""Settings of recipes from variables of the environment, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fairseq_lowrank.messages import UserError
+
 LARGEST_SEED = 2**31 - 1
-# Flags that recipes set, and what sets them from outside.
-OURS = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another clone of the repository"}
-# Flags that take away what a recipe needs once a training has ended, and what that is.
-NEEDED = {
-    "--no-save": "the checkpoint that is scored",
-    "--disable-validation": "the checkpoint that does best on validation",
-    "--log-format": "the log in fairseq's form 'json', that the line is made from",
+# Flags that recipes set, and the variables for them.
+FLAGS_OF_RECIPES = {"--seed": "SEED", "--save-dir": "LOWRANK_WORK", "--user-dir": "another clone of the repository"}
+# Flags that remove an output of the training that a recipe needs.
+CONFLICTING_FLAGS = {
+    "--no-save": "the checkpoint to score",
+    "--disable-validation": "the checkpoint with the best validation score",
+    "--log-format": "the log in fairseq's format 'json'",
 }
 
 # The variables that switch patches of fairseq on and off by their names.
@@ -27,7 +29,7 @@ class Settings:
     """The variables that the head of `examples/common.sh` explains.
 
     Raises (by :meth:`read`):
-        ValueError: a variable has a value that means nothing; the message names both, and what would be accepted.
+        UserError: a variable has a value that is not accepted; the message names variable, value and accepted values.
     """
 
     work: Path
@@ -48,16 +50,17 @@ class Settings:
     metric: str = "perplexity"
     results: Path | None = None
     output: Path | None = None
+    bert: Path | None = None
     patches: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """The settings in variables; one that is empty counts as not set."""
+        """Read the settings from variables; an empty variable counts as not set."""
         if not environ.get("LOWRANK_WORK"):
-            raise ValueError("LOWRANK_WORK is not set: expected the folder for corpora, checkpoints and logs")
+            raise UserError("LOWRANK_WORK is not set. Set it to a folder for corpora, checkpoints and logs.")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = environ.get("OMP_NUM_THREADS", "")
-        given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT")}
+        given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT"), "bert": environ.get("BERT")}
         lists = {
             name: words(environ, name.upper()) for name in ("extra", "precision", "prepare", "generate", "evaluate")
         }
@@ -74,28 +77,30 @@ class Settings:
             patches={name: ",".join(names) for name in PATCHES if (names := patch_names(environ, name))},
         )
         if settings.results and settings.results.is_dir():
-            raise ValueError(f"RESULTS={settings.results}: expected a file, this is a folder")
+            raise UserError(f"RESULTS={settings.results}: is a folder. Give the name of a file.")
         for flag in (word.partition("=")[0] for word in settings.extra):
-            if flag in OURS:
-                raise ValueError(f"EXTRA={environ['EXTRA']}: {flag} is the recipe's own; use {OURS[flag]}")
-            if flag in NEEDED:
-                raise ValueError(f"EXTRA={environ['EXTRA']}: {flag} takes away {NEEDED[flag]}: leave it out")
+            if flag in FLAGS_OF_RECIPES:
+                raise UserError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")
+            if flag in CONFLICTING_FLAGS:
+                raise UserError(
+                    f"EXTRA={environ['EXTRA']}: {flag} removes {CONFLICTING_FLAGS[flag]}, which the recipe needs. Remove the flag."
+                )
         return settings
 
 
 def switch(environ: Mapping[str, str], name: str) -> bool:
     value = environ.get(name, "")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{name}={value}: expected 1, or 0 for off")
+        raise UserError(f"{name}={value}: expected 1, or 0 for off")
     return value == "1"
 
 
 def choice(environ: Mapping[str, str], name: str, choices: Iterable[str]) -> str:
-    """One of the choices; the first where none is given."""
+    """Return one of the choices; the first if the variable is not set."""
     first, *others = choices
     value = environ.get(name) or first
     if value not in (first, *others):
-        raise ValueError(f"{name}={value}: expected {' or '.join((first, *others))}")
+        raise UserError(f"{name}={value}: expected {' or '.join((first, *others))}")
     return value
 
 
@@ -107,7 +112,7 @@ def whole_number(
         return default
     if not (value.isascii() and value.isdigit()) or int(value) < least or (most is not None and int(value) > most):
         span = f"from {least}" + (f" to {most}" if most is not None else "")
-        raise ValueError(f"{name}={value}: expected a whole number {span}")
+        raise UserError(f"{name}={value}: expected a whole number {span}")
     return int(value)
 
 
@@ -117,8 +122,8 @@ def patch_names(environ: Mapping[str, str], name: str) -> list[str]:
 
 
 def words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The words of a variable, quoted as in a shell."""
+    """Return the words of a variable, with quotes as in a shell."""
     try:
         return tuple(shlex.split(environ.get(name, "")))
     except ValueError as error:
-        raise ValueError(f"{name}={environ[name]}: {str(error).lower()}") from error
+        raise UserError(f"{name}={environ[name]}: {str(error).lower()}") from error

@@ -1,4 +1,4 @@
-"""How large the models of a recipe are, before any is trained."""
+"""Sizes of the models of a recipe, before training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.recipes.recipe import Run, last_value
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.messages import UserError
 
 
 def lines(runs: Iterable[Run]) -> Iterator[str]:
-    """A table of the runs' models: all parameters, those that are no embeddings, those of attention."""
+    """Yield the lines of a table of models: all parameters, those without embeddings, and those of attention."""
     yield f"{'':<24}{'parameters':>13}{'no embeddings':>15}{'attention':>13}"
     for run in runs:
         counts = sizes(run)
@@ -21,29 +22,31 @@ def lines(runs: Iterable[Run]) -> Iterator[str]:
 
 
 def sizes(run: Run) -> dict:
-    """See :func:`fairseq_lowrank.tools.parameters.count`; the model is not allocated."""
+    """Return :func:`fairseq_lowrank.tools.parameters.count` of a run's model, without memory for its parameters."""
     from fairseq_lowrank.tools import architecture, parameters
 
     disabled = logging.root.manager.disable
-    logging.disable(logging.INFO)  # hydra tells of every configuration
+    logging.disable(logging.INFO)  # hydra logs every configuration
     try:
-        args = architecture.parse(last_value(run.flags, "--arch", ""), run.flags)
-        return parameters.count(architecture.build(args, vocab_size(run)))
+        args = architecture.parse_architecture(last_value(run.flags, "--arch", ""), run.flags)
+        return parameters.count(architecture.build_model(args, vocab_size(run)))
     finally:
         logging.disable(disabled)
 
 
 def vocab_size(run: Run) -> int:
-    """The size of a run's dictionary, or before its corpus is prepared that of its sub-words, as fairseq pads it.
+    """Return the size of a run's dictionary; before preparation, the padded number of its subwords.
 
     Raises:
-        ValueError: there is no dictionary yet, and the corpus is cut into words.
+        UserError: there is no dictionary yet, and the corpus has words instead of subwords.
     """
     special = 4
     dictionary = run.bin / "dict.txt"
     if dictionary.exists():
         return sum(1 for _ in read_lines(dictionary)) + special
-    pieces = parse(run.corpus)[1].get("pieces")
+    pieces = parse_corpus_name(run.corpus)[1].get("pieces")
     if pieces is None:
-        raise ValueError(f"{dictionary} is not there yet: the size of the vocabulary is not known before preparation")
-    return 8 * math.ceil((pieces - 1 + special) / 8)  # one piece stands for what is unknown, as a special symbol does
+        raise UserError(
+            f"{dictionary} does not exist yet, so the size of the vocabulary is unknown. Prepare the corpus first."
+        )
+    return 8 * math.ceil((pieces - 1 + special) / 8)  # one piece is the unknown one, which is also a special symbol

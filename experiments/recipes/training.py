@@ -44,7 +44,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     fairseq-train, if it were started again, would add an update before it looks at the end.
 
     Raises:
-        ValueError: the folder holds a training by other code, with other flags or on other data, or one that kept no best
+        UserError: the folder holds a training by other code, with other flags or on other data, or one that kept no best
             checkpoint.
     """
     checkpoints = run.folder / "checkpoints"
@@ -59,7 +59,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
         check_data(run)
         if has_ended(run):
             if not run.best.exists():
-                raise ValueError(f"{run}: trained, but {checkpoints} lacks {run.best.name}, which is scored")
+                raise UserError(f"{run}: trained, but {checkpoints} lacks {run.best.name}, which is scored")
             say(f"{run}: trained already, see {run.folder}")
             return
         note_start(run, settings, root)
@@ -130,11 +130,11 @@ def check_data(run: Run) -> None:
     """Refuse a run whose corpus was prepared again from another text since its training began.
 
     Raises:
-        ValueError: the dictionaries are not those of the training. One of before they were noted is not refused.
+        UserError: the dictionaries are not those of the training. One of before they were noted is not refused.
     """
     note = read_note(run.folder) or {}
     if note.get("dictionaries", ours := dictionaries(run)) != ours:
-        raise ValueError(
+        raise UserError(
             f"{run.folder} was trained with other dictionaries than {run.data} has now. Move that folder away to train from scratch."
         )
 
@@ -170,13 +170,13 @@ def note_start(run: Run, settings: Settings, root: Path) -> None:
     note = read_note(run.folder)
     if note is None:
         if run.last.exists():
-            raise ValueError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
+            raise UserError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
         note = {"corpus": run.corpus, "dictionaries": dictionaries(run), "flags": list(run.flags), "starts": []}
         note |= {"patches": dict(run.patches), "results": run.apart}
         for folder in run.others:
             say(f"{run}: {folder} holds this row with other flags: {difference(run, folder)}")
     elif wrong := difference(run, run.folder):
-        raise ValueError(f"{run.folder} holds a training with other flags: {wrong}")
+        raise UserError(f"{run.folder} holds a training with other flags: {wrong}")
     note["starts"].append(
         {
             "commit": provenance.commit(root),
@@ -207,7 +207,7 @@ def read_note(folder: Path) -> dict | None:
             return note
     except (ValueError, KeyError, TypeError):
         pass
-    raise ValueError(f"{file} is damaged: move {folder} away")
+    raise UserError(f"{file} is damaged: move {folder} away")
 
 
 def difference(run: Run, folder: Path) -> str:

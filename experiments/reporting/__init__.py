@@ -1,1 +1,1 @@
-"""Results of runs next to the values that the papers publish: papers, comparison, tables, curves."""
+"""Reports: results of runs next to the papers' published values, with tables, curves and contrasts."""

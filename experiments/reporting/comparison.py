@@ -1,7 +1,7 @@
-"""Results of runs next to the values that the papers publish, one paper's table at a time.
+"""Comparison of results with the papers' published values, separately for each table of a paper.
 
-Tables are never joined: Mixhead's section 4.4 says that its ablation tables (7 to 10) use different batching and
-evaluation and compare only within themselves, and a run at another scale than the paper's is marked as such.
+Tables are never joined: by Mixhead's section 4.4, its ablation tables (7 to 10) use different batching and evaluation, and are
+comparable only within themselves. A run at another scale than the paper's is marked.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
 
-# Metrics that answer for one value in a paper: the papers name no BLEU scorer.
+# Metrics that are compared with one value of a paper: the papers do not name their BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
-# Further scores of a line: their metric and split, None for the line's split.
+# Further scores of a line: their metric and split; None means the line's split.
 ADDED_SCORES = {
     "tokenised_bleu": None,
     "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
     "valid_perplexity": ("perplexity", "valid"),
 }
-# Scores that are means of others, and those others: GLUE's nine tasks, its two of MNLI one, and without WNLI, as most papers have it; of
-# SuperGLUE what is prepared here.
+# Means of scores, and their parts: GLUE's tasks with and without WNLI (most papers leave it out), with one of the two MNLI scores;
+# and the tasks of SuperGLUE that are prepared here.
 AVERAGES = {
     "glue": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte", "wnli"),
     "glue-8": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte"),
     "superglue-5": ("boolq", "cb", "multirc", "superglue-rte", "wic"),
 }
 LOWER_IS_BETTER = {"perplexity", "loss", "bits"}
-# Flags that end a training, and what they count.
+# Flags that end a training, and their units.
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
-# Printed parameter counts are rounded, and leave out or count biases and positions differently.
+# Printed parameter counts are rounded, and may leave out biases and positions.
 PARAMETER_TOLERANCE = 0.02
 
 
 def prr(score: float, mha_score: float) -> float:
-    """Performance retention ratio, 100 · score / score_MHA, for scores where higher is better.
+    """Return the performance retention ratio, 100 · score / score_MHA, for scores where higher is better.
 
-    The MHE poster prints its values and not the formula; this one gives them.
+    The MHE poster prints values without a formula; this formula gives its values.
     """
     if mha_score <= 0:
-        raise ValueError(f"PRR needs a positive MHA score, got {mha_score}")
+        raise ValueError(f"mha_score={mha_score}: PRR needs a positive score")
     return 100 * score / mha_score
 
 
 def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -> float:
-    """Performance elasticity of parameters: relative gain in score for each relative gain in parameters, over SHA.
+    """Return the performance elasticity of parameters: relative gain in score per relative gain in parameters, over SHA.
 
-    (score/score_SHA − 1) / (parameters/parameters_SHA − 1), with exact counts of attention parameters, the output
-    projection included, without biases; the poster's printed scores then give its PEoP up to their rounding.
+    It is (score/score_SHA − 1) / (parameters/parameters_SHA − 1). Parameters are exact counts of attention parameters, with the
+    output projection and without biases. Then the poster's printed scores give its PEoP, up to rounding.
     """
     if sha_score <= 0 or parameters == sha_parameters:
         raise ValueError("PEoP needs a positive SHA score and a parameter count that differs from SHA's")
@@ -62,24 +62,24 @@ def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -
 
 
 def load_results(paths: Iterable[Path]) -> list[dict]:
-    """The lines of every `.jsonl` file given or lying in a folder given; broken lines among others are said and left out."""
+    """Return the lines of `.jsonl` files, or of those in folders; broken lines are reported and left out."""
     lines, broken = [], []
     for file in results_files(paths):
         lines += read_results(file, broken.append)
     if broken and not lines:
         raise UserError(broken[0])
     for complaint in broken:
-        say(f"{complaint}; left out")
+        say(f"{complaint}. The line is left out.")
     return lines
 
 
 def flags_of(line: dict) -> list[tuple[str, str]]:
-    """fairseq-train's flags, name without dashes and value, in their order; of a flag given twice the last counts."""
+    """Return fairseq-train's flags in their order, as names without dashes and values; a repeated flag has several entries."""
     words = line["flags"]
     if isinstance(words, str):
         try:
             words = shlex.split(words)
-        except ValueError:  # a quotation that does not end
+        except ValueError:  # a quotation mark is missing
             words = words.split()
     words = [str(word) for word in words]
     found = []
@@ -113,11 +113,11 @@ def _flags_of_axis(name: str) -> tuple[str, str]:
 
 
 def extent(line: dict) -> tuple[int, int, str] | None:
-    """Return a run's updates or epochs, its recipe's, and which of the two these are; ``None`` where its flags set no end."""
+    """Return a run's updates or epochs, the recipe's number, and the unit; ``None`` if the flags have neither."""
     ends = [(name, int(value)) for name, value in flags_of(line) if name in ENDS and value.isdigit()]
     if not ends:
         return None
-    # What a user adds stands behind the recipe's flags: the first is of the recipe's kind, the largest is not shortened.
+    # A user's flags come after the recipe's. So the first flag has the recipe's unit, and the largest number is the full length.
     end = ends[0][0]
     wanted = max(value for name, value in ends if name == end)
     done = line["updates"] if end == "max-update" else len(line.get("curve") or []) or wanted
@@ -125,7 +125,7 @@ def extent(line: dict) -> tuple[int, int, str] | None:
 
 
 def cut_short(line: dict) -> list[str]:
-    """Say how much of its recipe's updates or epochs a run has, if it has fewer."""
+    """Return a note with the run's and its recipe's updates or epochs, if the run has fewer."""
     done, wanted, unit = extent(line) or (0, 0, "")
     return [f"{done} of {wanted} {unit}"] if done < wanted else []
 
@@ -139,7 +139,7 @@ def completed(line: dict, published: dict | None) -> float:
 
 
 def other_scale(line: dict, published: dict | None) -> list[str]:
-    """In what a run differs from the paper's row; empty where nothing known differs."""
+    """Return the differences between a run and the paper's row; empty if no difference is known."""
     marks = ["smoke run"] if line["smoke"] else []
     if published is None:
         return marks if line["smoke"] else cut_short(line)
@@ -165,7 +165,7 @@ def other_scale(line: dict, published: dict | None) -> list[str]:
 
 
 def read_count(text: str | None) -> float | None:
-    """A printed count such as `8.85M` as a number."""
+    """Convert a printed count such as `8.85M` to a number."""
     return None if text is None else float(text.removesuffix("M")) * 1e6
 
 
@@ -174,11 +174,11 @@ def short_count(count: float) -> str:
 
 
 def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str], float]:
-    """Every score a line carries, by metric and split; its training perplexity only where the paper prints one."""
+    """Return every score of a line, by metric and split; its training perplexity only if the paper prints one."""
     scores = {(line["metric"], line["split"]): line["value"]}
     printed = (published or {}).get("values", {}).get("perplexity", {})
     if "train" in printed and line.get("curve"):
-        # the loss is in base 2, of the updates of the last epoch
+        # the loss is in base 2, averaged over the updates of the last epoch
         scores["perplexity", "train"] = 2 ** line["curve"][-1]["train_loss"]
     for name, where in ADDED_SCORES.items():
         if line.get(name) is not None:
@@ -197,15 +197,15 @@ def lower_is_better(metric: str) -> bool:
 
 
 def collect(lines: list[dict], published: dict | None) -> dict:
-    """One row of a report from the lines of one row of a table: mean and spread over seeds.
+    """Return one row of a report, mean and spread over seeds, from the lines of one row of a table.
 
-    Runs at the paper's scale win over others, those over smoke runs, and runs of different scales are not averaged: the
-    scale of the last one counts, of each task that was fine-tuned, and of what they were scored with. Of lines of the same seed,
-    metric and split the last one counts.
+    Runs at the paper's scale replace others, and those replace smoke runs. Runs of different scales are not averaged: the last
+    run decides, for each fine-tuned task. The last run also decides the flags of scoring. Of lines with the same seed, metric and
+    split, the last one is used.
     """
     lines, scale = at_one_scale([line for line in lines if not line["smoke"]] or lines, published)
     scoring = next((line["scoring"] for line in reversed(lines) if "scoring" in line), None)
-    others = [line for line in lines if line.get("scoring", scoring) != scoring]  # older lines do not say
+    others = [line for line in lines if line.get("scoring", scoring) != scoring]  # older lines do not have it
     lines = [line for line in lines if line.get("scoring", scoring) == scoring]
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
@@ -213,7 +213,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         for where, value in scores_of(line, published).items():
             by_seed.setdefault(where, {})[line["seed"]] = value
     add_averages(by_seed)
-    # A speed says something only of a training that had the machine to itself.
+    # Speeds are comparable only if no other program used the machine.
     speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
     last = list(latest.values())[-1]
     return {
@@ -249,7 +249,7 @@ def collect(lines: list[dict], published: dict | None) -> dict:
 
 
 def at_one_scale(lines: list[dict], published: dict | None) -> tuple[list[dict], list[str]]:
-    """Of the lines of each task those at the paper's scale, or else at that of the last one; and in what these differ."""
+    """Return each task's lines at the paper's scale, or else at the last line's scale, and their differences."""
     kept, scales = [], {}
     for task in dict.fromkeys(line.get("task") for line in lines):
         found = [(line, other_scale(line, published)) for line in lines if line.get("task") == task]
@@ -262,12 +262,12 @@ def at_one_scale(lines: list[dict], published: dict | None) -> tuple[list[dict],
 
 
 def plot_name(table: dict, task: str | None) -> str:
-    """The name of the plot of a table's learning curves, one for each task: their losses are of different kinds."""
+    """Return the name of the plot of a table's learning curves; each task has a plot, because losses differ in kind."""
     return "-".join(filter(None, (table["paper"], table["table"], task)))
 
 
 def add_averages(by_seed: dict[tuple[str, str], dict[int, float]]) -> None:
-    """Add, seed by seed, the means of scores whose parts are all there, under the same seeds."""
+    """Add for each seed the means of scores, if all parts exist with the same seeds."""
     for split in sorted({split for _, split in by_seed}):
         for name, parts in AVERAGES.items():
             found = [by_seed.get((part, split), {}) for part in parts]
@@ -275,14 +275,14 @@ def add_averages(by_seed: dict[tuple[str, str], dict[int, float]]) -> None:
                 by_seed[name, split] = {seed: statistics.fmean(part[seed] for part in found) for seed in found[0]}
 
 
-def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: str | None = None) -> list[dict]:
-    """The report: a dict for every table that has results (or was asked for), its rows in the paper's order.
+def build_report(lines: list[dict], papers: dict, *, paper: str | None = None, table: str | None = None) -> list[dict]:
+    """Return the report: a dict for every table with results, and for `table`; rows are in the paper's order.
 
     Args:
         lines: results.
         papers: see :func:`load_papers`.
-        paper: only this paper's tables.
-        table: only tables of this name.
+        paper: if given, use only this paper's tables.
+        table: if given, use only tables of this name.
 
     Raises:
         UserError: the paper or table is neither published nor in the results.
@@ -298,14 +298,16 @@ def build(lines: list[dict], papers: dict, *, paper: str | None = None, table: s
     ]
     if not chosen:
         asked = " ".join(str(name) for name in (paper, table) if name is not None)
-        raise UserError(f"no results and no published values for {asked}; known: {', '.join(map(' '.join, known))}")
+        raise UserError(
+            f"no results and no published values for {asked}. Choose from {', '.join(map(' '.join, known))}."
+        )
     if table is None:
         chosen = [key for key in chosen if key in groups]
     return [build_table(*key, groups.get(key, []), papers) for key in chosen]
 
 
 def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict:
-    """One table's part of the report."""
+    """Return one table of the report."""
     about = papers.get(paper, {})
     published = about.get("tables", {}).get(table, {})
     by_row: dict[tuple[str, ...], list[dict]] = {}
@@ -330,8 +332,8 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         )
     if published.get("comparable_only_within"):
         notes.append(
-            "The paper calls this table comparable only within itself: batching and evaluation differ from the other "
-            "ablation tables (§4.4)."
+            "By the paper (§4.4), this table is comparable only within itself: batching and evaluation differ from the other "
+            "ablation tables."
         )
     return {
         "paper": paper,
@@ -345,10 +347,10 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
 
 
 def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
-    """Order rows as their recipes declare them, whichever run ended first: by the position in their lines.
+    """Return the rows in the order of their recipes, by the position in their lines.
 
-    Rows of one position come from several recipes. These follow each other in the order in which their rows first appear.
-    Rows without a position come last, in the order of the results file.
+    If several rows have one position, they are from several recipes, which follow in the order of their first rows. Rows
+    without a position come last, in the order of the results file.
     """
     recipes: list[dict[int, list[dict]]] = []
     rest = []
@@ -365,9 +367,9 @@ def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """PRR and PEoP of our rows, each against the row that differs from it in the preset alone and was trained about as long.
+    """Add PRR and PEoP to our rows, relative to the row with another preset and about the same length of training.
 
-    They are of the seeds that both rows have; where these are not all, the row's `left_out` says so.
+    They are computed over common seeds; the row's `left_out` lists other seeds.
     """
     by_name = {(canonical_row(row["row"]), row["ours"]["smoke"]): row["ours"] for row in rows if row["ours"]}
 
@@ -397,9 +399,9 @@ def about_as_long(one: dict, other: dict) -> bool:
 
 
 def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | None) -> tuple[float, float] | None:
-    """A score's mean and that of the same metric and split of another row, over the seeds that both have.
+    """Return the means of a score and of the same score of another row, over common seeds.
 
-    None where there is no such seed, or the other mean is not above 0. What is left out of the ratio is said in ``ours``.
+    Return None if there is no common seed, or the other mean is not above 0. Seeds that are left out are noted in ``ours``.
     """
     key = score["metric"], score["split"]
     found = next(
@@ -411,6 +413,6 @@ def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | Non
         [statistics.fmean(values[seed] for seed in common) for values in (score["by_seed"], found)] if common else None
     )
     if found and apart:
-        note = f"of {ratio}, for not both rows have it: seed {', '.join(map(str, sorted(apart)))}"
+        note = f"of {ratio}, because not both rows have it: seed {', '.join(map(str, sorted(apart)))}"
         ours["left_out"] += [] if note in ours["left_out"] else [note]
     return tuple(means) if means and means[1] > 0 else None

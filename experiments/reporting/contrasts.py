@@ -23,7 +23,7 @@ KEY = ("paper", "table", "metric", "split")
 
 SIDES = {">": ">", "at least": ">", "<": "<", "at most": "<", "=": "="}
 HELD, CONTRADICTED, UNCLEAR = "held", "contradicted", "unclear"
-# A claim of equality is made where the two one-sided tests have a p below this.
+# Equality is claimed if the two one-sided tests have a p below this.
 EQUIVALENCE_LEVEL = 0.05
 
 
@@ -32,14 +32,14 @@ class Contrast:
     """A contrast A − B, or (A − B) − (C − D), and its result.
 
     Args:
-        name: of the contrast.
-        unit: of the difference: the metric, or its logarithm.
+        name: the name of the contrast.
+        unit: the unit of the difference: the metric, or its logarithm.
         rows: A and B, or A to D.
-        metric: what the rows are scored by.
-        comparison: the result; ``None`` before the rows were run.
-        notes: what to know before believing it.
-        prediction: what was predicted before the runs, see :func:`read_prediction`.
-        margin: how far from an equality, such as "= 0", a difference still counts as equal.
+        metric: the metric of the rows.
+        comparison: the result; ``None`` if a row has no runs yet.
+        notes: reasons to be careful with the result.
+        prediction: the prediction before the runs, see :func:`read_prediction`.
+        margin: with a prediction of equality, such as "= 0", the greatest difference that counts as equal.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Contrast:
 
     @property
     def equivalence_p(self) -> float | None:
-        """The p of the test that the difference lies within the margin."""
+        """Return the p of the test that the difference is within the margin."""
         if self.margin is None or self.comparison is None:
             return None
         _, value = read_prediction(self.prediction)
@@ -61,9 +61,9 @@ class Contrast:
 
     @property
     def outcome(self) -> str | None:
-        """Whether the prediction held, by the 95 % interval of Student's t over seeds, or by the test of equivalence.
+        """Return held, contradicted or unclear, by Student's 95 % interval over seeds, or by the test of equivalence.
 
-        It is contradicted where the whole interval lies on the other side (of an equality: outside the margin), else unclear.
+        A prediction is contradicted if the entire interval is on the other side (for an equality: outside the margin).
         """
         if self.prediction is None or self.comparison is None:
             return None
@@ -82,9 +82,9 @@ class Contrast:
 
     @property
     def better(self) -> str | None:
-        """The row that is better, where the interval leaves no doubt of the sign.
+        """Return the better row if the interval does not contain 0, else None.
 
-        Of an interaction it is the pair with the larger lead, as "A over B".
+        For an interaction, return the pair with the larger lead, as "A over B".
         """
         low, high = (self.comparison.low, self.comparison.high) if self.comparison else (None, None)
         if low is None or low <= 0 <= high:
@@ -97,12 +97,12 @@ class Contrast:
 
 
 def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
-    """Read the lines of ``.jsonl`` files, or of those in folders, whose fields are as ``wanted``; trials (smoke) are left out.
+    """Read the lines of ``.jsonl`` files, or of those in folders, whose fields equal ``wanted``; smoke runs are left out.
 
     A line needs ``row``, ``seed``, ``metric`` and ``value``, and ``sentence_values`` for a test over sentences.
 
     Raises:
-        UserError: a path that does not exist or holds no such file.
+        UserError: a path does not exist, or a folder has no such file.
     """
     lines = []
     for file in results_files(paths):
@@ -113,9 +113,9 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
 
 
 def _losses(line: dict) -> list[dict]:
-    """A training's losses a sentence, on training pairs (`fit`), the validation and the test set, as lines of metric `bits`.
+    """Return a training's losses per sentence as lines of metric `bits`, for training pairs (`fit`), validation and test.
 
-    They do not depend on how the model was made to translate, which is what `scoring` says.
+    They do not have `scoring`, the flags of decoding, because they do not depend on it.
     """
     kept = {name: value for name, value in line.items() if name != "scoring"}
     return [
@@ -125,29 +125,30 @@ def _losses(line: dict) -> list[dict]:
 
 
 def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int, np.ndarray]:
-    """A row's scores by seed; of lines of the same seed the last one counts.
+    """Return a row's scores by seed; of lines with the same seed, the last one is used.
 
     Raises:
-        UserError: no such row, lines of several papers, tables, metrics or splits, or a logarithm of what is not above 0.
+        UserError: there is no such row, its lines have several papers, tables, metrics or splits, or a value for a logarithm is
+            not above 0.
     """
     chosen = [line for line in lines if line["row"] == row]
     if not chosen:
         known = ", ".join(sorted({line["row"] for line in lines})[:20]) or "none"
-        raise UserError(f"row {row!r}: no line has it; rows there are: {known}")
+        raise UserError(f"row {row!r}: no line has this row. Choose from {known}.")
     for name in KEY:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             raise UserError(
-                f"row {row!r} has lines of several {name}s: choose one with --{name} {'|'.join(sorted(values))}"
+                f"row {row!r}: its lines have several {name}s. Choose one with --{name} {'|'.join(sorted(values))}."
             )
     found = {line["seed"]: np.atleast_1d(line.get("sentence_values", line["value"])) for line in chosen}
     if logarithm:
         if any((values <= 0).any() for values in found.values()):
-            raise UserError(f"row {row!r}: --logarithm needs values above 0")
+            raise UserError(f"row {row!r}: --logarithm needs values above 0. Remove the flag.")
         found = {seed: np.log(values) for seed, values in found.items()}
     return found
 
 
-def between(
+def compare_rows(
     lines: list[dict],
     pairs: Iterable[Sequence[str]],
     interactions: Iterable[Sequence[str]] = (),
@@ -155,11 +156,11 @@ def between(
     logarithm: bool = False,
     draws: int = statistics.DRAWS,
 ) -> list[Contrast]:
-    """A − B for each pair and (A − B) − (C − D) for each interaction, in this order.
+    """Return A − B for each pair and (A − B) − (C − D) for each interaction, in this order.
 
     Raises:
-        UserError: rows have scores of other sentences, or see :func:`scores` and
-            :func:`~experiments.reporting.statistics.differences`.
+        UserError: rows have scores of different sentences; see also :func:`scores` and
+            :func:`~experiments.reporting.statistics.paired_differences`.
     """
 
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
@@ -183,11 +184,11 @@ def between(
 
 
 @dataclass(frozen=True)
-class Named:
-    """A contrast that was named and predicted before the runs: A − B, or (A − B) − (C − D).
+class PlannedContrast:
+    """A contrast that was chosen and predicted before the runs: A − B, or (A − B) − (C − D).
 
     Args:
-        margin: with the prediction "= 0", how far from 0 a difference still counts as none.
+        margin: with the prediction "= 0", the greatest difference that counts as 0.
     """
 
     name: str
@@ -198,66 +199,68 @@ class Named:
     margin: float | None = None
 
 
-def read_named(path: Path, table: str) -> list[Named]:
-    """Read the contrasts that a JSON file names for a table: ``{TABLE: [{"name", "rows", "metric", "split", "prediction"}, …]}``.
+def read_planned(path: Path, table: str) -> list[PlannedContrast]:
+    """Read a table's contrasts from a JSON file: ``{TABLE: [{"name", "rows", "metric", "split", "prediction"}, …]}``.
 
-    Where "= 0" is predicted, an entry may give its ``margin``.
+    If the prediction is "= 0", an entry may have a ``margin``.
 
     Raises:
-        UserError: no such file or table, or an entry that is not a contrast.
+        UserError: there is no such file or table, or an entry is not a contrast.
     """
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"--contrasts {path}: {error}; expected a JSON file") from error
+        raise UserError(f"--contrasts {path}: {error}. Give a JSON file.") from error
     if not isinstance(tables, dict) or not isinstance(tables.get(table), list):
         known = ", ".join(tables) if isinstance(tables, dict) else "none"
-        raise UserError(f"--contrasts {path}: no contrasts for table {table!r}; expected one of {known}")
+        raise UserError(f"--contrasts {path}: no contrasts for table {table!r}. Choose from {known}.")
     found = []
     for entry in tables[table]:
         try:
-            one = Named(**entry)
-            _check_named(one)
+            one = PlannedContrast(**entry)
+            _check_planned(one)
         except (TypeError, ValueError) as error:
-            fields = ", ".join(field.name for field in dataclasses.fields(Named))
+            fields = ", ".join(field.name for field in dataclasses.fields(PlannedContrast))
             text = json.dumps(entry, ensure_ascii=False)[:60]
-            raise UserError(f"--contrasts {path}: {text} is not a contrast ({error}); expected {fields}") from error
+            raise UserError(f"--contrasts {path}: {text} is not a contrast ({error}). Give {fields}.") from error
         found.append(one)
     return found
 
 
 def read_prediction(text: str) -> tuple[str, float]:
-    """Read "> 0", "< 0.1", "= 0", "at least 0.1" or "at most 0.1": the side (``>``, ``<`` or ``=``) and the number.
+    """Return the side (``>``, ``<`` or ``=``) and the number of a text such as "> 0", "= 0", "at least 0.1" or "at most 0.1".
 
     Raises:
-        ValueError: another text.
+        UserError: the text has another form.
     """
     match = re.fullmatch(rf"({'|'.join(SIDES)}) (-?\d+(?:\.\d+)?)", text) if isinstance(text, str) else None
     if match is None:
-        raise ValueError(f"prediction is {', '.join(SIDES)}, each with a number")
+        raise UserError(f"prediction must be one of {', '.join(SIDES)}, with a number")
     return SIDES[match[1]], float(match[2])
 
 
-def _check_named(one: Named) -> None:
-    """Raise ValueError, saying what is wrong, unless a contrast is complete."""
+def _check_planned(one: PlannedContrast) -> None:
+    """Raise UserError unless a contrast is complete."""
     if not all(isinstance(value, str) for value in (one.name, one.metric, one.split)):
-        raise ValueError("name, metric and split are texts")
+        raise UserError("name, metric and split must be texts")
     if len(one.rows) not in (2, 4):
-        raise ValueError("rows are 2 or 4 names")
+        raise UserError("rows must be 2 or 4 names")
     side, _ = read_prediction(one.prediction)
     if one.margin is None:
         return
     if side != "=":
-        raise ValueError("a margin works only with the prediction '= 0'")
+        raise UserError("a margin works only with the prediction '= 0'")
     if isinstance(one.margin, bool) or not isinstance(one.margin, (int, float)) or not 0 < one.margin < math.inf:
-        raise ValueError("margin is a number above 0")
+        raise UserError("margin must be a number above 0")
 
 
-def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statistics.DRAWS) -> list[Contrast]:
-    """The named contrasts, in their order; one whose rows were not all run, or under no common seed, stands there without a comparison.
+def compare_planned(
+    lines: list[dict], named: Iterable[PlannedContrast], *, draws: int = statistics.DRAWS
+) -> list[Contrast]:
+    """Return the planned contrasts in their order; without a comparison if a row has no runs, or there is no common seed.
 
     Raises:
-        UserError: see :func:`~experiments.reporting.statistics.differences`.
+        UserError: see :func:`~experiments.reporting.statistics.paired_differences`.
     """
     run, result = {line["row"] for line in lines}, []
     for one in named:
@@ -270,7 +273,7 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
             notes = tuple(f"{state}: {', '.join(rows)}" for state, rows in states.items() if rows)
         elif not set.intersection(*seeds.values()):
             shown = "; ".join(f"{row}: {', '.join(map(str, sorted(found)))}" for row, found in seeds.items())
-            notes = (f"no seed that every row has ({shown})",)
+            notes = (f"no common seed ({shown})",)
         else:
             notes = ()
         if notes:
@@ -278,7 +281,7 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
             result.append(Contrast(**planned, **empty, notes=notes))
             continue
         rows = [[one.rows], []] if len(one.rows) == 2 else [[], [one.rows]]
-        [contrast] = between(chosen, *rows, draws=draws)
+        [contrast] = compare_rows(chosen, *rows, draws=draws)
         if read_prediction(one.prediction)[0] == "=" and one.margin is None:
             planned["notes"] = (*contrast.notes, "no margin was stated, so equality cannot be shown")
         result.append(dataclasses.replace(contrast, **planned))
@@ -286,14 +289,14 @@ def of_named(lines: list[dict], named: Iterable[Named], *, draws: int = statisti
 
 
 def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
-    """Lines say of what corpus they are since they do; older ones are of one where they are of one table."""
+    """Refuse rows with different sentences, by the corpus in their lines; older lines have no corpus, so by their table."""
     chosen = [line for line in lines if line["row"] in rows and "sentence_values" in line]
     names = ("corpus", "split") if all("corpus" in line for line in chosen) else ("paper", "table", "split")
     for name in names:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             raise UserError(
-                f"{' and '.join(dict.fromkeys(rows))}: their sentences differ in {name} ({', '.join(sorted(values))}) and "
-                "cannot be paired"
+                f"{' and '.join(dict.fromkeys(rows))}: their sentences differ in {name} ({', '.join(sorted(values))}), so they "
+                "cannot be paired. Choose rows of one corpus."
             )
 
 
@@ -302,11 +305,11 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     chosen = list({(line["row"], line["seed"]): line for line in every}.values())
     notes = []
     if older := len(every) - len(chosen):
-        notes.append(f"of lines of one row and seed the last counts: {older} left out")
+        notes.append(f"of lines of one row and seed, only the last is used: {older} left out")
     for name in ("metric", "paper", "table", "corpus", "split", "updates"):
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
-    # older lines do not say how they were scored
+    # older lines have no flags of scoring
     if len(ways := {line["scoring"] or "no flags" for line in chosen if "scoring" in line}) > 1:
         notes.append(f"lines were scored in different ways: {'; '.join(sorted(ways))}")
     commits = {str(origin.get("commit") or "unknown") for line in chosen for origin in origins(line)}
@@ -315,13 +318,13 @@ def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     seeds = [{line["seed"] for line in chosen if line["row"] == row} for row in rows]
     if apart := [seed for seed in sorted(set.intersection(*seeds)) if len(_processors(chosen, seed)) > 1]:
         notes.append(
-            f"rows of one seed from several processors, which round differently: seed {', '.join(map(str, apart))}"
+            f"rows of one seed were run on several processors, which round differently: seed {', '.join(map(str, apart))}"
             f" ({', '.join(sorted(set.union(*(_processors(chosen, seed) for seed in apart))))})"
         )
     if left_out := set.union(*seeds) - set.intersection(*seeds):
-        notes.append(f"seeds that not every row has are left out: {', '.join(map(str, sorted(left_out)))}")
+        notes.append(f"seeds without a run of every row are left out: {', '.join(map(str, sorted(left_out)))}")
     if len(set.intersection(*seeds)) == 1:
-        notes.append("one seed: nothing is known of others")
+        notes.append("one seed: other seeds may differ")
     return tuple(notes)
 
 
@@ -332,7 +335,7 @@ def _processors(lines: Iterable[dict], seed: int) -> set[str]:
 
 
 def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
-    """A flat row a contrast, with Holm's correction over all of them, those without a p among them."""
+    """Return a flat row for each contrast, with Holm's correction over all of them, also over those without a p."""
     corrected = statistics.holm([contrast.comparison and contrast.comparison.t_p for contrast in contrasts])
     return [
         {
@@ -356,7 +359,7 @@ def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
 def _values(comparison: statistics.Comparison | None) -> dict:
     if comparison is None:
         return dict.fromkeys(field.name for field in dataclasses.fields(statistics.Comparison))
-    # JSON has no infinity: the differences of all seeds are one number
+    # JSON has no infinity, the t of equal differences for all seeds
     infinite = comparison.t is not None and math.isinf(comparison.t)
     return asdict(comparison) | ({"t": None} if infinite else {})
 
@@ -365,7 +368,7 @@ OUTCOME_COLOURS = {HELD: "#00796b", CONTRADICTED: "#c62828", UNCLEAR: "#757575",
 
 
 def verdict(row: dict) -> str:
-    """Return the outcome, the better side and the number of seeds of one of :func:`as_rows`, in words."""
+    """Return the outcome, the better side and the number of seeds of a row of :func:`as_rows`, in words."""
     if row["mean"] is None:
         return "no result yet"
     better = f"{row['better']} {'better' if len(row['rows']) == 2 else 'by more'}" if row["better"] else None
@@ -373,11 +376,11 @@ def verdict(row: dict) -> str:
     return "; ".join(filter(None, (row["outcome"], better or "neither side clearly better", seeds)))
 
 
-def draw(rows: Sequence[dict]):
-    """Draw each of :func:`as_rows` as a line of one picture.
+def plot_contrasts(rows: Sequence[dict]):
+    """Return a figure with a line for each row of :func:`as_rows`.
 
-    A thin bar is the 95 % interval of Student's t, a broad one that over sentences. The diamond is the mean, circles are
-    the seeds' means, and a grey band is the margin within which a difference counts as none.
+    A thin bar is Student's 95 % interval, a broad bar the interval over sentences. The diamond is the mean, circles are the
+    seeds' means, and a grey band is the margin within which a difference counts as 0.
     """
     from fairseq_lowrank.tools import pictures
 

@@ -12,18 +12,18 @@ from experiments.reporting.comparison import plot_name
 from experiments.reporting.papers import canonical_row, split_row
 from fairseq_lowrank.messages import UserError
 
-# More rows than this are drawn by setting.
+# Tables with more rows than this get a plot for each setting.
 MOST_ROWS = 9
 
 
 def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]:
-    """Collect learning curves by plot: one for every table that has curves, or every task in it, and one for the logs given.
+    """Collect learning curves by plot: one plot for every task of a table that has curves, and one for the logs.
 
     Args:
-        logs: files that fairseq-train wrote, or folders with files named `train.log`.
+        logs: logs of fairseq-train, or folders with files named `train.log`.
 
     Returns:
-        Lists of `{"label", "points"}`, and `row`, `seed`, `attention` and `settings` of a table's runs, by the plot's name.
+        By the plot's name, lists of `{"label", "points"}`; a table's runs also have `row`, `seed`, `attention` and `settings`.
     """
     plots = {}
     for table in tables:
@@ -35,7 +35,9 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
                 own.append({**about, "seed": curve["seed"], "points": curve["points"]})
     files = [file for path in logs for file in (sorted(path.rglob("train.log")) if path.is_dir() else [path])]
     if logs and not files:
-        raise UserError(f"no train.log in {', '.join(map(str, logs))}")
+        raise UserError(
+            f"--logs {' '.join(map(str, logs))}: no file named train.log. Give logs, or folders with train.log."
+        )
     if files:
         plots["logs"] = [
             {
@@ -47,12 +49,12 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
     return plots
 
 
-def draw(curves: list[dict], title: str):
-    """Draw loss against updates, and below it each row's validation loss less its baseline's, as a matplotlib figure.
+def plot_curves(curves: list[dict], title: str):
+    """Return a figure of loss against updates and, below it, of each row's validation loss minus its baseline's.
 
-    A line is the mean over a row's seeds, its band goes from the least to the greatest. The baseline of a run is the
-    `mha` run of the same sizes and seed, or the first of such. Logs have no baseline, so they have no differences.
-    A table of many rows gets a pair of plots for the rows of each setting, which differ in their attention alone.
+    A line is the mean over a row's seeds, and its band goes from the least to the greatest. The baseline of a run is the `mha`
+    run of the same sizes and seed, or the first `mha` run of these sizes. Logs have no baseline, so they have no differences. A
+    table of many rows gets a pair of plots for each setting, whose rows differ only in attention.
     """
     from fairseq_lowrank.tools import pictures
 
@@ -77,7 +79,7 @@ def draw(curves: list[dict], title: str):
             _band(losses, over_seeds([validation(run) for run in runs]), style, label)
             found = [(run, baseline) for run in runs if (baseline := baseline_of(run, curves)) is not None]
             if found:
-                _band(differences[0], over_seeds([difference(*pair) for pair in found]), style)
+                _band(differences[0], over_seeds([difference_to_baseline(*pair) for pair in found]), style)
         losses.set(ylabel="loss (base 2)")
         lowest = losses
         for axes in differences:
@@ -86,7 +88,7 @@ def draw(curves: list[dict], title: str):
                 losses.tick_params(labelbottom=True)
                 continue
             axes.axhline(0, color="0.5", linewidth=0.8)
-            axes.set(ylabel="less that of mha")
+            axes.set(ylabel="minus that of mha")
             lowest = axes
         lowest.set(xlabel="updates")
         handles = losses.get_legend_handles_labels()
@@ -96,7 +98,7 @@ def draw(curves: list[dict], title: str):
 
 
 def by_settings(rows: dict[str, list[dict]]) -> list[list[str]]:
-    """Group rows whose runs differ in attention alone. Rows that are alone in their setting form the last group."""
+    """Group rows whose runs differ only in attention. Rows without another row of their setting form the last group."""
     groups: dict[tuple, list[str]] = {}
     for row, runs in rows.items():
         groups.setdefault(tuple(sorted(runs[0]["settings"].items())), []).append(row)
@@ -105,7 +107,7 @@ def by_settings(rows: dict[str, list[dict]]) -> list[list[str]]:
 
 
 def _kind(run: dict) -> str:
-    """The key of a run's colour: its attention, or its label where only a log is known."""
+    """Return the key of a run's colour: its attention, or its label if only a log is known."""
     from fairseq_lowrank.tools import pictures
 
     return pictures.kind_of_flags(run["attention"]) if "attention" in run else run["label"]
@@ -120,9 +122,9 @@ def _band(axes, curve: tuple[list[float], list[float], list[float], list[float]]
 def over_seeds(
     curves: list[tuple[list[float], list[float]]],
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Return updates, means, least and greatest values of curves, at the first curve's updates that all of them span.
+    """Return updates, means, least and greatest values of curves, at the first curve's updates that are in the range of all.
 
-    Between the points of a curve its value lies on a straight line.
+    Between its points, a curve is interpolated linearly.
     """
     curves = [curve for curve in curves if curve[0]]
     if not curves:
@@ -134,27 +136,27 @@ def over_seeds(
 
 
 def validation(curve: dict) -> tuple[list[float], list[float]]:
-    """Return the updates and validation losses of a curve, where there are any."""
+    """Return the updates and validation losses of a curve, without missing values."""
     return points_of(curve, "valid_loss")
 
 
 def points_of(curve: dict, loss: str) -> tuple[list[float], list[float]]:
-    """Return the updates and losses of a curve, where there are any."""
+    """Return the updates and losses of a curve, without missing values."""
     points = [point for point in curve["points"] if point[loss] is not None]
     return [point["updates"] for point in points], [point[loss] for point in points]
 
 
-def difference(curve: dict, baseline: dict) -> tuple[list[float], list[float]]:
-    """Validation losses less the baseline's, at the curve's updates within the baseline's; straight lines between points."""
+def difference_to_baseline(curve: dict, baseline: dict) -> tuple[list[float], list[float]]:
+    """Return validation losses minus the baseline's (interpolated), at the curve's updates within the baseline's range."""
     updates, losses = validation(baseline)
     inside = [(x, y) for x, y in zip(*validation(curve), strict=True) if updates[0] <= x <= updates[-1]]
     return [x for x, _ in inside], [y - float(numpy.interp(x, updates, losses)) for x, y in inside]
 
 
 def baseline_of(curve: dict, curves: list[dict]) -> dict | None:
-    """Return the curve of the `mha` row that differs from this one's in the method alone, of the same seed if there is one.
+    """Return the curve of the `mha` row that differs from this one only in the method, of the same seed if possible.
 
-    A row that is not named for a preset has the `mha` row of its settings for a baseline, or else plain `mha`.
+    If a row's name has no preset, its baseline is the `mha` row of its settings, or else plain `mha`.
     """
     if "row" not in curve or not validation(curve)[0]:
         return None

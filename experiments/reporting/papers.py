@@ -10,7 +10,7 @@ from fairseq_lowrank.attention import PRESETS
 
 
 def load_papers() -> dict:
-    """The papers' published values, by paper and table, with their sources."""
+    """Return the papers' published values, by paper and table, with their sources."""
     return json.loads(resources.files(__package__).joinpath("papers.json").read_text(encoding="utf-8"))
 
 
@@ -19,13 +19,13 @@ def canonical_paper(name: str) -> str:
 
 
 def canonical_table(name: str | int) -> str:
-    """`4`, `Table 4` and `table4` are one table."""
+    """Return one name for a table: `4`, `Table 4` and `table4` give `table4`."""
     name = re.sub(r"[\s_]+", "", str(name).lower())
     return f"table{name}" if name[:1].isdigit() else name
 
 
 def canonical_row(name: str) -> tuple[str, ...]:
-    """`h4-mixhead-a` and `mixhead-a-h4` are one row."""
+    """Return one key for a row: `h4-mixhead-a` and `mixhead-a-h4` give the same."""
     return tuple(sorted(re.split(r"[-_\s]+", name.lower())))
 
 

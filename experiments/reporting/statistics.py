@@ -1,19 +1,19 @@
-"""Is one row better than another? Differences paired by seed and sentence, and what they are worth.
+"""Tests of differences between two rows, paired by seed and sentence.
 
-Two rows are compared where they have the same seed (the same data order and, where shapes allow, the same start) and the
-same sentences. Each question has its own answer:
+Two rows are compared on common seeds (the same order of data and, if shapes allow, the same initial parameters) and on the same
+sentences. Each test answers a different question:
 
-- **Student's t** (other seeds): interval and p of the seeds' mean differences, on this test set. With few seeds the
-  interval is long, and it covers the truth as often as it says. A bootstrap over three seeds covers it in 75 % of cases.
-- **bootstrap over sentences** (other test sentences): the trainings stay as they are. It needs one value a sentence.
-- **all signs**: if the two rows were one, each seed's difference could have had the other sign. The p-value is the share
-  of all 2^seeds choices of signs whose mean is as far from 0. It cannot be below 2 / 2^seeds.
+- **Student's t** (other seeds): interval and p of the seeds' mean differences, on this test set. With few seeds the interval is
+  long, but its coverage is right. A bootstrap over three seeds covers the truth in only 75 % of cases.
+- **bootstrap over sentences** (other test sentences): for these trainings. It needs one value per sentence.
+- **all signs**: if the two rows were equal, each seed's difference could have the other sign. The p-value is the share of all
+  2^seeds choices of signs whose mean is as far from 0. It cannot be below 2 / 2^seeds.
 - **equivalence**: two one-sided t-tests (TOST) against a margin that was stated. "No difference" needs this test: a p of
-  difference that is above 0.05 says only that nothing was found.
+  difference above 0.05 only means that no difference was found.
 
-For several named contrasts :func:`holm` raises the p-values.
+For several planned contrasts :func:`holm` corrects the p-values.
 
-BLEU is no mean over sentences: for it take sacrebleu's own tests, ``sacrebleu REFERENCES -i A B --paired-bs``.
+BLEU is not a mean over sentences. For BLEU use sacrebleu's own tests, ``sacrebleu REFERENCES -i A B --paired-bs``.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fairseq_lowrank.messages import UserError
+
 DRAWS = 10_000
 CONFIDENCE = 0.95
 
 Scores = Mapping[int, ArrayLike]
-"""By seed: a row's score, or its scores a sentence, in one order for all rows and seeds."""
+"""By seed: a row's score, or its scores of sentences, in the same order for all rows and seeds."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a contrast is worth. Values that need two seeds, or two sentences, are ``None`` where there is one.
+    """The result of a contrast. Values that need two seeds, or two sentences, are ``None`` if there is one.
 
     Args:
         mean: mean difference over seeds and sentences.
         low, high: Student's 95 % interval of the seeds' means.
         t, t_p: Student's t of the seeds' means and its two-sided p.
-        seeds, sentences: how many.
+        seeds, sentences: their numbers.
         seed_means: the mean difference of each seed.
-        positive: in how many seeds it is above 0.
-        signs_p: two-sided, over all choices of signs.
+        positive: the number of seeds whose mean difference is above 0.
+        signs_p: the two-sided p over all choices of signs.
         sentences_low, sentences_high: the bootstrap's 95 % interval over sentences, for these trainings.
     """
 
@@ -61,31 +63,31 @@ class Comparison:
     sentences_high: float | None
 
 
-def differences(first: Scores, second: Scores) -> tuple[list[int], NDArray]:
-    """first − second by the seeds that both have: these, and ``[seeds, sentences]``.
+def paired_differences(first: Scores, second: Scores) -> tuple[list[int], NDArray]:
+    """Return the common seeds, and first − second for them, ``[seeds, sentences]``.
 
     Raises:
-        ValueError: no common seed, or another number of sentences under some seed.
+        UserError: there is no common seed, or the numbers of sentences differ.
     """
     seeds = sorted(set(first) & set(second))
     if not seeds:
-        raise ValueError(f"no common seed: {sorted(first)} and {sorted(second)}")
+        raise UserError(f"no common seed: {sorted(first)} and {sorted(second)}")
     rows = [[np.atleast_1d(np.asarray(scores[seed], dtype=float)) for scores in (first, second)] for seed in seeds]
     shapes = sorted({score.shape for pair in rows for score in pair})
     if len(shapes) > 1:
-        raise ValueError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
+        raise UserError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
     if len(shapes[0]) != 1:
-        raise ValueError(f"scores of shape {shapes[0]}: expected one a sentence")
+        raise UserError(f"scores of shape {shapes[0]}: expected one per sentence")
     matrix = np.stack([one - other for one, other in rows])
     if not np.isfinite(matrix).all():
-        raise ValueError("a score is infinite or not a number")
+        raise UserError("a score is infinite or not a number")
     return seeds, matrix
 
 
 def sentence_interval(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
     """Return the bootstrap's 95 % interval over the columns of ``[seeds, sentences]``.
 
-    A draw of sentences serves all seeds: what makes a sentence easy for one row does so under every seed.
+    A draw of sentences is used for all seeds, because a sentence that is easy for one seed is easy for every seed.
     """
     from scipy import stats
 
@@ -102,13 +104,13 @@ def sentence_interval(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> 
 
 
 def compare_matrix(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
-    """Compute everything that is said of paired differences ``[seeds, sentences]``.
+    """Compute all statistics of paired differences ``[seeds, sentences]``.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no differences.
     """
     if not matrix.size:
-        raise ValueError("no scores: a comparison needs one at least")
+        raise ValueError("no scores: a comparison needs at least one")
     by_seed = matrix.mean(1)
     low, high, t, t_p = student(by_seed)
     sentences = sentence_interval(matrix, draws=draws, seed=seed) if matrix.shape[1] > 1 else (None, None)
@@ -132,20 +134,20 @@ def compare(first: Scores, second: Scores, *, draws: int = DRAWS, seed: int = 0)
     """Compare first − second, paired by seed and sentence.
 
     Raises:
-        ValueError: see :func:`differences`.
+        UserError: see :func:`paired_differences`.
     """
-    return compare_matrix(differences(first, second)[1], draws=draws, seed=seed)
+    return compare_matrix(paired_differences(first, second)[1], draws=draws, seed=seed)
 
 
 def compare_interaction(
     first: tuple[Scores, Scores], second: tuple[Scores, Scores], *, draws: int = DRAWS, seed: int = 0
 ) -> Comparison:
-    """Compare (a − b) − (c − d), paired by seed and sentence: does a's lead over b depend on what tells the pairs apart?
+    """Compare (a − b) − (c − d), paired by seed and sentence: does the lead of a over b differ from that of c over d?
 
     Raises:
-        ValueError: see :func:`differences`.
+        UserError: see :func:`paired_differences`.
     """
-    inner = [dict(zip(*differences(*pair), strict=True)) for pair in (first, second)]
+    inner = [dict(zip(*paired_differences(*pair), strict=True)) for pair in (first, second)]
     return compare(*inner, draws=draws, seed=seed)
 
 
@@ -155,7 +157,7 @@ def student(values: ArrayLike) -> tuple[float, float, float, float] | tuple[None
     if len(values) < 2:
         return None, None, None, None
     mean = float(values[0])
-    if np.ptp(values) == 0:  # no spread: certain, or no difference at all
+    if np.ptp(values) == 0:  # all values are equal
         return (0.0, 0.0, 0.0, 1.0) if mean == 0 else (mean, mean, math.copysign(math.inf, mean), 0.0)
     from scipy import stats
 
@@ -168,7 +170,7 @@ def equivalence_p(values: Sequence[float], margin: float) -> float | None:
     """Return the p of two one-sided t-tests that the mean lies within ± margin; ``None`` for fewer than two values.
 
     Raises:
-        ValueError: a margin that is not above 0.
+        ValueError: the margin is not above 0.
     """
     if not margin > 0:
         raise ValueError(f"margin {margin}: expected a number above 0")
@@ -184,9 +186,9 @@ def equivalence_p(values: Sequence[float], margin: float) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjusted p-values, in the order given; ``None``, a test that was named and cannot be made (yet), counts as 1 and stays.
+    """Return Holm's adjusted p-values in the same order; ``None``, a planned test without a p yet, counts as 1 and stays.
 
-    The k-th smallest of m is multiplied by m − k + 1; none may be below one before it, nor above 1.
+    The k-th smallest of m p-values is multiplied by m − k + 1. No result is below an earlier one, or above 1.
     """
     order = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
@@ -202,7 +204,7 @@ def _all_signs(by_seed: NDArray, seed: int) -> float | None:
         return None
     from scipy import stats
 
-    # exact up to 13 seeds; above, as many choices as the bootstrap has draws
+    # exact up to 13 seeds; above, DRAWS random choices of signs
     result = stats.permutation_test(
         (by_seed,), np.mean, permutation_type="samples", n_resamples=DRAWS, rng=np.random.default_rng(seed)
     )

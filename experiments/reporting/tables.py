@@ -1,4 +1,4 @@
-"""A report as Markdown tables."""
+"""Conversion of a report to Markdown tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECIMALS = {"bits": 3}
 
 
 def columns(table: dict) -> tuple[list[str], list[list[str]]]:
-    """Header and text cells of one table."""
+    """Return header and text cells of one table."""
     rows = table["rows"]
     ours = [score for row in rows if row["ours"] for score in row["ours"]["scores"]]
     measured = list(dict.fromkeys((score["split"], score["metric"]) for score in ours))
@@ -33,7 +33,7 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     )
     order = list(dict.fromkeys([*((split, family(metric)) for split, metric in measured), *printed]))
     metrics = list(dict.fromkeys(metric for _, metric in order))
-    order.sort(key=lambda where: metrics.index(where[1]))  # values on other splits than the paper's follow
+    order.sort(key=lambda where: metrics.index(where[1]))  # values on the paper's splits come first
     made = [("", lambda row: row["label"])]
     made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
     if any("attention_parameters" in (row["published"] or {}) for row in rows):
@@ -73,13 +73,13 @@ def attention_cell(row: dict) -> str:
 
 
 def updates_cell(row: dict) -> str:
-    """The updates of a row's runs, from the fewest to the most."""
+    """Return the updates of a row's runs, from the fewest to the most."""
     updates = row["ours"]["updates"] if row["ours"] else []
     return " to ".join(f"{number:,}" for number in dict.fromkeys([*updates[:1], *updates[-1:]]))
 
 
 def plots(table: dict) -> list[str]:
-    """The names of a table's plots."""
+    """Return the names of a table's plots."""
     tasks = [curve["task"] for row in table["rows"] if row["ours"] for curve in row["ours"]["curves"]]
     return [plot_name(table, task) for task in dict.fromkeys(tasks)]
 
@@ -90,7 +90,7 @@ def printed_parameters(published: dict) -> str:
 
 
 def cell(split: str, metric: str, key: str):
-    """A column of our scores (`mean`, with the spread over seeds) or of a ratio."""
+    """Return a function from a row to the text of our score (`mean`, with the spread over seeds) or of a ratio."""
 
     decimals = DECIMALS.get(metric, 2) if key == "mean" else 2
 
@@ -124,7 +124,7 @@ def published_ratio(ratio: str, metric: str):
 
 
 def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
-    """The report as Markdown; `pictures` gives the picture file of a plot."""
+    """Return the report as Markdown; `pictures` has the picture file of each plot."""
     parts = []
     for table in tables:
         header, rows = columns(table)
@@ -146,5 +146,5 @@ def escape(text: str) -> str:
     """Return text that stays text in a Markdown table: no HTML, link, image, formatting or control character."""
     text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text)
     text = re.sub(r"[\\`*\[\]|~$]", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
-    # addresses become links by themselves
+    # Markdown turns addresses into links
     return re.sub(r"(?i)\bwww\.", "www&#46;", text.replace("://", "&#58;//"))

@@ -3,8 +3,9 @@
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.masks import CAUSAL
+from fairseq_lowrank.attention.masks import CAUSAL, SlidingWindow
 from fairseq_lowrank.attention.replace import replace_attention
+from fairseq_lowrank.attention.rotary import RotaryPositions
 from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "AttentionConfig",
     "AttentionSpec",
     "MultiheadAttention",
+    "RotaryPositions",
+    "SlidingWindow",
     "build_attention",
     "replace_attention",
 ]

@@ -10,6 +10,7 @@ from torch import nn
 
 from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
+from fairseq_lowrank.attention.rotary import Rotation
 from fairseq_lowrank.attention.spec import AttentionSpec
 
 
@@ -28,6 +29,8 @@ def build_attention(
     add_zero_attn: bool = False,
     batch_first: bool = False,
     max_positions: int | None = None,
+    qk_norm: bool = False,
+    rotary: Rotation | None = None,
     unused_key_projection: bool = False,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
@@ -66,10 +69,11 @@ def build_attention(
             encoder_decoder_attention=encoder_decoder_attention,
             batch_first=batch_first,
             max_positions=max_positions,
+            qk_norm=qk_norm,
             unused_key_projection=unused_key_projection,
             backend=backend,
         )
-        layer = MultiheadAttention(config, dropout=dropout, wrap_projection=wrap_projection)
+        layer = MultiheadAttention(config, dropout=dropout, rotary=rotary, wrap_projection=wrap_projection)
     return layer if dtype is None else layer.to(dtype)
 
 

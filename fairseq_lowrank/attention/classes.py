@@ -66,6 +66,8 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
         UserError: the layer computes more than plain attention of its head size.
     """
     spec, dims = layer.spec, layer.projection.dims
+    if layer.config.qk_norm or layer.rotary is not None:
+        raise UserError("qk_norm or rotary: plain attention has neither. Keep the layer as it is.")
     allowed = {"mixing": ("none", "diagonal"), "score_mixing": ("none",), "head_output": ("none",)}
     for axis, choices in allowed.items():
         if getattr(spec, axis) not in choices:
@@ -156,12 +158,12 @@ def _latent(layer: Any) -> Plain:
 
 
 def _low_rank(layer: Any) -> Plain:
-    def whole(name: str) -> Weights:
+    def full_weight(name: str) -> Weights:
         weight, bias = _own(getattr(layer, f"{name[0]}_proj"), layer.num_heads)
         down = getattr(layer, f"{name[0]}_factor_proj").weight.unflatten(0, (layer.num_heads, -1))
         return weight + (getattr(layer, f"{name}_factors").mT @ down).flatten(0, 1), bias
 
-    return _own(layer.q_proj), whole("key"), whole("value")
+    return _own(layer.q_proj), full_weight("key"), full_weight("value")
 
 
 def _collaborative(layer: Any) -> Plain:

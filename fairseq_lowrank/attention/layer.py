@@ -26,6 +26,7 @@ from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_pad
 from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS, Mixing
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS, HeadOutput
 from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
+from fairseq_lowrank.attention.rotary import Rotation
 from fairseq_lowrank.attention.scores import LayerContext
 from fairseq_lowrank.attention.spec import AXES
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
@@ -69,6 +70,8 @@ class MultiheadAttention(TorchMHACompat):
         config: the choice on every axis, sizes and options.
         dropout: probability of dropping an attention weight, or a module with ``p``, such as ``nn.Dropout``. A module may have
             ``apply_during_inference``, like ``FairseqDropout``.
+        rotary: turns projected queries and keys ``[B, H, T, D]`` by their positions ``[T]``, like
+            :class:`~.rotary.RotaryPositions` or any function or module ``rotary(heads, positions)``. Positions count all keys from 0, padding and cached keys too.
         wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``.
 
     Attributes:
@@ -95,6 +98,7 @@ class MultiheadAttention(TorchMHACompat):
         config: AttentionConfig,
         *,
         dropout: float | nn.Module = 0.0,
+        rotary: Rotation | None = None,
         wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
     ) -> None:
         super().__init__()
@@ -133,6 +137,7 @@ class MultiheadAttention(TorchMHACompat):
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
         self._has_appended = appended
         self._score_heads = self.num_heads * config.spec.queries_per_head
+        self.rotary = rotary
         self._check_choices()
         self.reset_parameters()
         extra = self.projection.build_extra_parameters()
@@ -140,6 +145,9 @@ class MultiheadAttention(TorchMHACompat):
         further = self.score.build_extra_parameters(linear)
         self._register(further)
         self._built = (*projections, *extra, *further)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
+        )
         for axis in _MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
         self._reads_inputs = any(getattr(getattr(self, axis), "reads_inputs", False) for axis in _MIXING_AXES)
@@ -180,6 +188,23 @@ class MultiheadAttention(TorchMHACompat):
             )
         if self._has_appended and not self.projection.composes:
             raise ValueError(f"projection {self.spec.projection!r} takes no appended keys (add_bias_kv, add_zero_attn)")
+        for name, given in (("qk_norm", self.config.qk_norm), ("rotary", self.rotary is not None)):
+            for axis, part in (("projection", self.projection), ("score", self.score)):
+                if given and part.keys_reason is not None:
+                    raise ValueError(
+                        f"{name} with {axis} {part.name!r}: {part.keys_reason}. Choose another {axis}, or remove {name}."
+                    )
+        if self.rotary is None:
+            return
+        if self.score.positions_reason is not None:
+            raise ValueError(
+                f"rotary with score {self.score.name!r}: {self.score.positions_reason}. Use score 'dot-product'."
+            )
+        if not self.self_attention or self._has_appended:
+            raise ValueError(
+                "rotary needs queries and keys of one sequence, each with a position. Use self_attention=True, without "
+                "encoder_decoder_attention, add_bias_kv and add_zero_attn."
+            )
 
     def _built_modules(self) -> Modules:
         return {name: getattr(self, name) for name in self._built}
@@ -226,7 +251,8 @@ class MultiheadAttention(TorchMHACompat):
             key_padding_mask: ``[B, S]``, true at padding.
             incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
             need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
-            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), or :data:`~.masks.CAUSAL`.
+            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL` or
+                :func:`~.masks.SlidingWindow`.
             before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, value_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
             is_causal: :data:`~.masks.CAUSAL` if there is no ``attn_mask``. With an ``attn_mask`` it changes nothing.
@@ -315,7 +341,8 @@ class MultiheadAttention(TorchMHACompat):
 
     def _project_query(self, modules: Modules, query: Tensor) -> Tensor:
         q = self.score.project_query(modules, query)
-        return q if self.head_map is None else self.head_map.map_query(q)
+        q = q if self.head_map is None else self.head_map.map_query(q)
+        return q if self.q_norm is None else self.q_norm(q)
 
     def _key_value_states(
         self,
@@ -336,6 +363,13 @@ class MultiheadAttention(TorchMHACompat):
         states = self.score.project_key_value(modules, key, value)
         if self.head_map is not None:
             states = self.head_map.map_states(states)
+        if self.k_norm is not None:
+            states["key"] = self.k_norm(states["key"])
+        if self.rotary is not None:
+            cache = self.cache.get(state)
+            first = 0 if cache is None else cache.tensors["key"].size(2)
+            keys = states["key"]
+            states["key"] = self.rotary(keys, torch.arange(first, first + keys.size(2), device=keys.device))
         if state is None:
             return states, padding
         cache = self.cache.update(state, states, padding)
@@ -363,9 +397,11 @@ class MultiheadAttention(TorchMHACompat):
             mixes or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
+        # Mixing reads the queries before they are turned.
+        turned = q if self.rotary is None else self._rotated(q, states, mask)
         scores, values = self.score.attention_inputs(
             modules,
-            q,
+            turned,
             states,
             mask,
             training=self.training if training is None else training,
@@ -382,6 +418,12 @@ class MultiheadAttention(TorchMHACompat):
             dropout_p=dropout_p,
             need_weights=need_weights,
         )
+
+    def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:
+        """Return queries whose last one has the position of the last key; several beams count from the same position."""
+        assert self.rotary is not None
+        count, first = mask.visible_prefix(q.size(2), states["key"].size(2))
+        return self.rotary(q, torch.arange(first, first + count, device=q.device).repeat(mask.query_repeats))
 
     @torch.no_grad()
     def _smallest_call(self) -> AttentionCall:
@@ -423,6 +465,8 @@ class MultiheadAttention(TorchMHACompat):
             "value_dim": dims.value_dim,
             "key_value_heads": dims.key_value_heads or dims.num_heads,
             "add_zero_attn": dims.zero_key,
+            "qk_norm": self.config.qk_norm,
+            "rotary": self.rotary is not None,
         }
         config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
         modules = {axis: getattr(self, axis) for axis in _MODULE_AXES if self._starts_as_identity(axis)}

@@ -18,13 +18,24 @@ CAUSAL = AttentionMask(causal=True)
 _NOTHING_HIDDEN = AttentionMask()
 
 
+def SlidingWindow(size: int) -> AttentionMask:
+    """Return a causal ``attn_mask`` under which a query sees the last ``size`` keys up to its own position, without a T×T tensor.
+
+    Raises:
+        ValueError: a size that is not a positive integer.
+    """
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"SlidingWindow({size!r}): expected a positive integer, the number of keys that a query sees")
+    return AttentionMask(causal=True, window=size)
+
+
 def attention_mask(
     attn_mask: Tensor | AttentionMask | str | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
 ) -> AttentionMask:
     """Return the mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL` (also as ``"causal"``) or another mask of its kind, or a tensor ``[T, S]``,
+        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow` or another mask of their kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
             causal tensor is recognised, and read again after it changes in place (but not through ``.data`` or numpy, which
             torch does not notice).
@@ -45,6 +56,9 @@ def attention_mask(
             raise ValueError(f"attn_mask={attn_mask!r}: expected a tensor, None or 'causal'")
         attn_mask = CAUSAL
     if isinstance(attn_mask, AttentionMask):
+        window = attn_mask.window
+        if isinstance(window, int) and window >= keys and not torch.compiler.is_compiling():
+            attn_mask = replace(attn_mask, window=None)  # it hides nothing: fused causal kernels take no window
         if attn_mask.key_padding is not None and key_padding_mask is not None:
             key_padding_mask = key_padding_mask | attn_mask.key_padding
         return attn_mask if key_padding_mask is None else replace(attn_mask, key_padding=key_padding_mask)

@@ -19,6 +19,10 @@ StateConfig = dict[str, int | str | bool]
 """Sizes and choices of a layer, by name."""
 
 
+_WITHOUT: StateConfig = {"qk_norm": False, "rotary": False}
+"""The options of states that are older than these options."""
+
+
 class AttentionConfigInStateDict:
     """Writes the configuration of a layer into its states, and compares it with that of a loaded state.
 
@@ -102,13 +106,25 @@ def config_from_metadata(metadata: dict[str, Any]) -> StateConfig:
         return {}
     sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
     later = {name: getattr(AttentionSpec(), name) for name in ("head_map", "head_output", "gate_start")}
-    return {**sizes, "score": "dot-product", "score_mixing": "none", "mixing_normalization": "none", **later, **saved}
+    return {
+        **sizes,
+        **_WITHOUT,
+        "score": "dot-product",
+        "score_mixing": "none",
+        "mixing_normalization": "none",
+        **later,
+        **saved,
+    }
 
 
 def default_config(num_heads: int, head_dim: int) -> StateConfig:
     """Return the configuration of fairseq's own attention."""
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "value_dim": head_dim, "key_value_heads": num_heads}
-    return sizes | {name: getattr(AttentionSpec(), name) for name, axis in AXES.items() if axis.choices is not None}
+    return (
+        sizes
+        | _WITHOUT
+        | {name: getattr(AttentionSpec(), name) for name, axis in AXES.items() if axis.choices is not None}
+    )
 
 
 def check_settings(prefix: str, saved: dict[str, int | str], current: dict[str, int | str]) -> None:

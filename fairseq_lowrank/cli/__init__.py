@@ -2,7 +2,7 @@
 
 A command module has ``NAME``, ``HELP`` (one line), a docstring shown by ``--help``, ``add_arguments(parser)``
 and ``run(args)``, which returns an exit status or None. It imports torch and fairseq inside ``run``.
-With ``TAKES_FLAGS = True``, flags that the command does not declare, say fairseq's, arrive as ``args.flags``.
+With ``TAKES_FLAGS = True``, flags that the command does not declare, such as fairseq's, are in ``args.flags``.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_subcommand(program: str, description: str, package: ModuleType, argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit status; an exception ends as :func:`~fairseq_lowrank.messages.report` says.
+    """Run one subcommand and return its exit status; :func:`~fairseq_lowrank.messages.report` handles exceptions.
 
     Args:
         program: the name of the program in usage and error lines.
@@ -57,7 +57,7 @@ def run_subcommand(program: str, description: str, package: ModuleType, argv: Se
         args.flags = flags
     elif flags:
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
-    # fairseq's wav2vec asks for DEBUG when it is imported, so that every library would log. A level that is set first wins.
+    # fairseq's wav2vec sets the level DEBUG for every library when it is imported. The first call of basicConfig wins.
     logging.basicConfig(level=logging.WARNING)
     logging.root.setLevel(logging.WARNING)
     try:

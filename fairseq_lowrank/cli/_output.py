@@ -1,4 +1,4 @@
-"""The output of commands: a table or JSON on the screen, and files that are written whole or not at all."""
+"""Output of commands: a table or JSON on the screen, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,37 +8,63 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
+GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
 def add_output_arguments(parser, files: str) -> None:
-    """`--json` and `--output DIR`; `files` says what is written there."""
+    """Add `--json` and `--output DIR`; `files` names the files for the help."""
     add_json_argument(parser)
     parser.add_argument("--output", type=Path, metavar="DIR", help=f"folder to write to: {files}")
     parser.set_defaults(check_output=check_folder)
 
 
 def add_json_argument(parser) -> None:
-    """`--json`, which :func:`show` obeys."""
+    """Add `--json`, which :func:`show` reads."""
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON instead of a table")
 
 
+def add_transformers_argument(parser) -> None:
+    """`--transformers FOLDER`, which :func:`refuse_with_transformers` keeps apart from flags for models of fairseq."""
+    parser.add_argument(
+        "--transformers",
+        type=Path,
+        metavar="FOLDER",
+        help="a model of transformers: a folder that from_pretrained reads (nothing is downloaded)",
+    )
+
+
+def refuse_with_transformers(args, defaults: dict[str, object], flags: Sequence[str] = ()) -> None:
+    """Refuse what only a model of fairseq can have, before anything is loaded.
+
+    Args:
+        defaults: the names of the arguments that have no meaning for a model of transformers, with their defaults.
+        flags: flags of fairseq that were given.
+
+    Raises:
+        UserError: one of them was given.
+    """
+    given = [flag_name(name) for name, default in defaults.items() if getattr(args, name) != default]
+    if given := [*given, *flags]:
+        raise UserError(f"{' '.join(given)} works only with models of fairseq. Remove it, or remove --transformers.")
+
+
 def add_checkpoint_argument(parser, text: str) -> None:
-    """`--output FILE` of a command that writes a checkpoint."""
+    """Add `--output FILE` to a command that writes a checkpoint."""
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=text)
     parser.set_defaults(check_output=check_checkpoint)
 
 
 def check(args) -> None:
-    """Refuse an `--output` that could not be written, before anything is computed.
+    """Check that `--output` can be written, before anything is computed.
 
     Raises:
-        ValueError: see the messages.
+        FlagError: see the messages.
     """
     if getattr(args, "output", None) is not None and hasattr(args, "check_output"):
         args.check_output(args.output)
@@ -48,46 +74,44 @@ def check_folder(path: Path) -> None:
     """Check that a path is a directory or can become one."""
     nearest = next(folder for folder in (path, *path.parents) if folder.exists() or folder.is_symlink())
     if not nearest.is_dir():
-        raise ValueError(
-            f"--output {path}: {nearest} is not a folder. Give a folder; it is created if it does not exist."
-        )
+        raise FlagError("--output", path, f"{nearest} is not a folder", GIVE_A_FOLDER)
     if nearest != path and path.suffix.lower() in FILE_ENDINGS:
-        raise ValueError(f"--output {path}: looks like a file. Give a folder; it is created if it does not exist.")
+        raise FlagError("--output", path, "looks like a file", GIVE_A_FOLDER)
     _check_writable(path, nearest)
 
 
 def check_checkpoint(path: Path) -> None:
     """Check that a checkpoint can be written at a path."""
     if not path.is_dir() and path.suffix != ".pt":
-        raise ValueError(f"--output {path}: expected the name of a checkpoint, ending in .pt")
+        raise FlagError("--output", path, "expected the name of a checkpoint", "Give a name that ends in .pt.")
     check_file(path, example="checkpoint.pt")
 
 
 def check_file(path: Path, example: str = "output.txt") -> None:
     """Check that a file can be written at a path."""
     if path.is_dir():
-        raise ValueError(f"--output {path}: is a folder; expected the name of a file, {path / example} for one")
+        raise FlagError("--output", path, "is a folder", f"Give the name of a file, such as {path / example}.")
     if not path.parent.is_dir():
-        raise ValueError(f"--output {path}: the folder {path.parent} does not exist. Create it first.")
+        raise FlagError("--output", path, f"the folder {path.parent} does not exist", "Create it first.")
     _check_writable(path, path.parent)
 
 
 def _check_writable(path: Path, folder: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"--output {path}: you may not write into {folder}")
+        raise FlagError("--output", path, f"you may not write into {folder}", "Choose another place.")
 
 
 def print_safely() -> None:
-    """Let standard output escape what its encoding lacks, so that printing loses no result."""
+    """Make standard output escape characters that its encoding does not have."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def show(args, data, text: str) -> None:
-    """Print JSON or the text, as `--json` says."""
+    """Print the data as JSON with `--json`, else the text."""
     if args.json:
         text = json.dumps(data, indent=2, ensure_ascii=False)
-        if not _encodable(text):  # JSON has its escapes
+        if not _encodable(text):  # JSON can escape these characters
             text = json.dumps(data, indent=2)
     say(text)
 
@@ -101,7 +125,7 @@ def _encodable(text: str) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a text. Its reader may stop early, as ``head`` does."""
+    """Print a text. The reader of the output may stop early, as ``head`` does."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -114,9 +138,9 @@ def discard_output() -> None:
 
 
 def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[str, str] | None = None) -> None:
-    """Write NAME.json, NAME.csv, the pages and every figure as PNG and PDF to `--output`, if given, and say which files.
+    """Write NAME.json, NAME.csv, the pages and every figure as PNG and PDF to `--output`, if given, and print their names.
 
-    All files or none: what fails to be drawn leaves the folder as it was. A command writes before it prints.
+    If drawing fails, no file is written. A command writes before it prints.
     """
     if args.output is None:
         return
@@ -138,7 +162,7 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
 
 
 def write_together(folder: Path, fill: Callable[[Path], None]) -> list[Path]:
-    """Move what `fill` writes into a temporary directory to the folder, once all of it is there."""
+    """Let `fill` write files into a temporary directory, and then move them to the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
         fill(Path(unfinished))
@@ -146,15 +170,15 @@ def write_together(folder: Path, fill: Callable[[Path], None]) -> list[Path]:
 
 
 def inert(cell: object) -> object:
-    """A CSV cell that no spreadsheet takes for a formula."""
+    """Return a CSV cell that spreadsheets do not read as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
-    """Write a checkpoint whole, or leave what was there.
+    """Write a checkpoint completely, or leave the old file.
 
     Raises:
-        UserError: the file cannot be written, because the disk is full for one.
+        FlagError: the file cannot be written, because the disk is full for one.
     """
     import torch
 
@@ -171,15 +195,14 @@ def save_checkpoint(state: dict, path: Path) -> None:
         if cause is None:
             raise
         reason = cause.strerror or str(cause)
-        raise UserError(
-            f"--output {path}: {reason}; nothing was written. Free some space, or choose another place."
-        ) from error
+        remedy = "Free some space, or choose another place."
+        raise FlagError("--output", path, f"{reason}; nothing was written", remedy) from error
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def table(header: list[str], rows: list[list]) -> str:
-    """Aligned columns: the first to the left, numbers to the right."""
+    """Return a table with the first column aligned to the left and the others to the right."""
     cells = [header, *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = []
@@ -193,8 +216,10 @@ def table(header: list[str], rows: list[list]) -> str:
 
 
 def axes_table(columns: dict[str, dict]) -> str:
-    """What attention is made of, a row an axis that has a value: ``columns`` holds those of each site, or other place,
-    by its name.
+    """Return a table of attention's axes, with a row for each axis that has a value.
+
+    Args:
+        columns: the axes of each site, or group of layers, by its name.
     """
     names = dict.fromkeys(name for axes in columns.values() for name, value in axes.items() if value)
     return table(["", *columns], [[name, *(axes.get(name) or "" for axes in columns.values())] for name in names])

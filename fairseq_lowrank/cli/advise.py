@@ -1,31 +1,34 @@
 """Say which bottlenecks a model has, what to change, and what the change costs in parameters.
 
 Reads a checkpoint, or an architecture with any flags of fairseq-train, and the lengths of the data's sequences. The first
-two lines say at which sites a head is too small for these lengths, and up to how many heads it is not. Then it compares
+two lines name the sites where heads are too small for these lengths, and the greatest number of heads that would be large
+enough. Then it compares
 
   head size with sequence length           (Bhojanapalli et al. 2020)
   embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen if the width exceeds them)
   depth with log₃ of the width             (Wies et al. 2021, after Levine et al. 2020)
   heads · head size with width             (Wies et al. 2021: about 25 % of parameters redundant at 4, 45 % at 16)
-  the values' numbers of a position with width
+  the size of all values of a position with width
   the cache of a token with that of grouped keys  (Ainslie et al. 2023)
 
-Every sentence gives its numbers and its source. A remedy is listed only if it suffices by the rule that it is for. If heads
-are too small, this project's own measurements follow, with their limits. What is fine is counted; --all shows it.
+Every sentence gives its numbers and its source. A remedy is listed only if it is enough by its rule. If heads are too small,
+this project's own measurements follow, with their limits. Findings without a problem are counted; --all shows them.
 
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
   fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
+  fairseq-lowrank advise --transformers FOLDER --length 512              the head sizes of a model of transformers
 
-With --output it draws depth against width: log₃ d as a curve, the embedding's rank, and the models of as many parameters.
+With --output it draws depth against width: log₃ d, the embedding's rank, and models with the same number of parameters.
 """
 
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "advise"
-HELP = "name a model's bottlenecks on its data, with remedies and their cost"
+HELP = "list a model's bottlenecks on its data, with remedies and their cost"
 TAKES_FLAGS = True
 MARKS = {"bottleneck": "BOTTLENECK", "partly": "PARTLY", "fine": "fine", "note": "note"}
 
@@ -34,6 +37,7 @@ def add_arguments(parser) -> None:
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
     model.add_argument("--arch", metavar="A", help="or an architecture, with any flags of fairseq-train")
+    _output.add_transformers_argument(model)
     parser.add_argument("--vocab-size", type=int, metavar="V", help="dictionary size (default: from the data)")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
@@ -41,18 +45,20 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
     )
-    parser.add_argument("--length", type=int, metavar="N", help="sequence length, in place of the data's")
-    parser.add_argument("--all", action="store_true", help="show what is fine too")
+    parser.add_argument("--length", type=int, metavar="N", help="sequence length, instead of the data's")
+    parser.add_argument("--all", action="store_true", help="show findings without a problem too")
     _output.add_output_arguments(
         parser, "advise.json, advise.csv, and depth against width as advise-depth.png and .pdf"
     )
 
 
 def run(args) -> None:
+    if args.transformers:
+        return run_transformers(args)
     import numpy
 
-    from fairseq_lowrank.tools.advice import checks, depth
-    from fairseq_lowrank.tools.advice.lengths import describe_lengths, read_lengths
+    from fairseq_lowrank.tools.advice import checks, depth, heads
+    from fairseq_lowrank.tools.advice.lengths import read_lengths
     from fairseq_lowrank.tools.advice.measured import MEASURED
     from fairseq_lowrank.tools.architecture import stacks
 
@@ -61,47 +67,72 @@ def run(args) -> None:
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
-            raise ValueError(f"--length {args.length}: expected at least 1")
+            raise FlagError("--length", args.length, "expected at least 1", "Give a length in tokens.")
         lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
-        raise ValueError("sequence lengths are unknown. Add --data DIR or --length N.")
+        raise UserError("sequence lengths are unknown. Add --data DIR or --length N.")
     else:
         lengths = read_lengths(data, args.subset)
         if "source" in lengths and not pairs:
-            raise ValueError(
-                f"--data {data} holds pairs of sentences; {model_args.arch} reads running text: give a folder made with "
-                "--only-source"
-            )
+            reason = f"holds pairs of sentences, and {model_args.arch} reads running text"
+            raise FlagError("--data", data, reason, "Give a folder made with --only-source.")
         if "text" in lengths and task.startswith("translation"):
-            raise ValueError(
-                f"--data {data} holds running text; {args.checkpoint} was trained with --task {task}, on pairs"
-            )
+            reason = f"holds running text, and {args.checkpoint} was trained with --task {task}, on pairs"
+            raise FlagError("--data", data, reason, "Give a folder with pairs of sentences.")
         if "text" in lengths and block and break_mode != "eos":
-            # language models read blocks of the running text, whatever its sentences
+            # language models read blocks of the text, regardless of sentences
             lengths = {"text": numpy.full(max(1, int(lengths["text"].sum()) // block), block)}
-    facts = checks.Facts(model_args, vocab_size, lengths)
-    findings = checks.advise_on(facts)
+    summary = checks.ModelSummary(model_args, vocab_size, lengths)
+    findings = checks.advise_on(summary)
     if not findings:
-        raise ValueError(f"--arch {model_args.arch} has no attention or embeddings that advice is known for")
-    stats = {name: describe_lengths(values) for name, values in lengths.items()}
+        reason = "has no attention or embeddings that advice is known for"
+        raise FlagError("--arch", model_args.arch, reason, "Choose a text model, such as transformer.")
+    stats = {name: heads.describe_lengths(values) for name, values in lengths.items()}
     result = {
         "architecture": model_args.arch,
         "vocab_size": vocab_size,
         "lengths": stats,
-        "verdict": checks.verdict(facts),
+        "verdict": heads.verdict(summary),
         "findings": [finding.as_dict() for finding in findings],
-        "parameters": facts.variants.total,
-        "measured": [one.as_dict() for one in MEASURED] if facts.short else [],
+        "parameters": summary.what_if.total,
+        "measured": [one.as_dict() for one in MEASURED] if summary.sites_too_small else [],
         "remedies_need": remedies_need(model_args, findings),
     }
-    rows = [row for stack in facts.stacks for row in depth.curve(stack)]
-    figures = {"advise-depth": depth.draw(facts.stacks, model_args.arch)} if args.output and facts.stacks else {}
+    rows = [row for stack in summary.stacks for row in depth.curve(stack)]
+    figures = (
+        {"advise-depth": depth.plot_depth(summary.stacks, model_args.arch)} if args.output and summary.stacks else {}
+    )
     _output.write(args, NAME, result | {"depth": rows}, rows, figures)
     _output.show(args, result, as_text(result, everything=args.all))
 
 
+def run_transformers(args) -> None:
+    """Judge the head sizes of a model of transformers; its other checks are for models of fairseq."""
+    _output.refuse_with_transformers(args, {"vocab_size": None, "data": None, "subset": "train"}, args.flags)
+    if args.length is None or args.length < 1:
+        raise FlagError("--length", args.length, "expected at least 1", "Give the length of the sequences.")
+    from fairseq_lowrank.tools import pretrained
+    from fairseq_lowrank.tools.advice import heads
+
+    model = pretrained.load(args.transformers, weights=False)
+    summary, findings = pretrained.advise(model, args.length)
+    result = {
+        "architecture": type(model).__name__,
+        "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
+        "lengths": {"text": heads.describe_lengths(next(iter(summary.lengths.values())))},
+        "verdict": heads.verdict(summary),
+        "findings": [finding.as_dict() for finding in findings],
+        "parameters": model.num_parameters(),
+        "measured": [],
+        "remedies_need": None,
+    }
+    rows = [{key: value for key, value in one.numbers.items() if key != "lengths"} for one in findings]
+    _output.write(args, NAME, result, rows, {})
+    _output.show(args, result, as_text(result, everything=args.all))
+
+
 def remedies_need(model_args, findings) -> dict | None:
-    """The architecture and plugin whose flags the remedies are, None where they are fairseq's own."""
+    """Return the architecture and plugin that the flags of the remedies need; None if all flags are fairseq's own."""
     from fairseq_lowrank.cli import user_dir
     from fairseq_lowrank.plugin.flags import FLAGS
 
@@ -112,16 +143,15 @@ def remedies_need(model_args, findings) -> dict | None:
 
 
 def from_flags(args):
-    """The model's arguments, the data folder, the vocabulary's size, how text is cut into sequences, and the task, where it is
-    known."""
+    """Return the model's arguments, data folder, size of the vocabulary, break mode, and task ("" if unknown)."""
     import argparse
 
     from fairseq_lowrank.tools.advice.lengths import read_vocab_size
-    from fairseq_lowrank.tools.architecture import parse
+    from fairseq_lowrank.tools.architecture import parse_architecture
 
-    model_args = parse(args.arch, args.flags)
+    model_args = parse_architecture(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
-        raise ValueError("--arch needs --vocab-size, or --data to take it from")
+        raise UserError("--arch needs --vocab-size, or --data to take it from. Add one of them.")
     vocab_size = read_vocab_size(args.data) if args.vocab_size is None else args.vocab_size
     of_the_task = argparse.ArgumentParser(add_help=False)
     of_the_task.add_argument("--sample-break-mode")
@@ -129,21 +159,23 @@ def from_flags(args):
 
 
 def from_checkpoint(args):
-    """The same of a checkpoint, whose own vocabulary it is."""
+    """Return the same values as :func:`from_flags`, from a checkpoint."""
     from fairseq_lowrank.tools import checkpoints
     from fairseq_lowrank.tools.advice.lengths import read_vocab_size
 
     if args.flags:
-        raise ValueError(f"--checkpoint brings its own flags, so {' '.join(args.flags)} has no place here")
+        given = " ".join(args.flags)
+        raise UserError(f"--checkpoint brings its own flags, so {given} has no place here. Remove these flags.")
     state = checkpoints.load_state(args.checkpoint)
     data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
         vocab_size = read_vocab_size(data)
     if args.vocab_size not in (None, vocab_size):
-        raise ValueError(f"--vocab-size {args.vocab_size}: {args.checkpoint} has a vocabulary of {vocab_size}")
+        reason = f"{args.checkpoint} has a vocabulary of {vocab_size}"
+        raise FlagError("--vocab-size", args.vocab_size, reason, "Remove the flag.")
     if args.data is None and args.length is None and not data.is_dir():
-        raise ValueError(f"the data folder {data} of {args.checkpoint} is not there: give --data or --length")
+        raise UserError(f"the data folder {data} of {args.checkpoint} does not exist. Add --data or --length.")
     break_mode = checkpoints.configuration(state, "task", "sample_break_mode")
     task = checkpoints.configuration(state, "task", "_name") or checkpoints.configuration(state, "task", "task") or ""
     return checkpoints.model_arguments(state), data, vocab_size, str(getattr(break_mode, "value", break_mode)), task
@@ -157,7 +189,8 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     def wrapped(text: str, indent: str = "  ") -> list[str]:
         return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ")
 
-    lines = [*result["verdict"]["lines"], "", f"{result['architecture']}, vocabulary {result['vocab_size']:,}"]
+    vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
+    lines = [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():
         lines.append(
             f"{name} length: mean {stats['mean']:g}, median {stats['median']:g}, 95th percentile {stats['p95']:g}, "
@@ -172,19 +205,19 @@ def as_text(result: dict, *, everything: bool = False) -> str:
         lines += [f"  → {change['change']}{price(change['parameters'], result)}" for change in finding["changes"]]
         lines.append(f"  Source: {finding['source']}.")
     if result["measured"]:
-        lines += ["", "what came out here", *wrapped(LIMITS)]
+        lines += ["", "this project's measurements", *wrapped(LIMITS)]
         for one in result["measured"]:
             lines += wrapped(f"{one['change']}: {one['text']}. Limits: {one['limits']}.", "  - ")
     if folded:
         topics = ", ".join(dict.fromkeys(finding["topic"] for finding in folded))
         lines += ["", f"fine: {topics} ({len(folded)} findings; --all shows them)"]
     if need := result["remedies_need"]:
-        lines += ["", f"These flags go with --user-dir {need['user_dir']} --arch {need['architecture']}"]
+        lines += ["", f"These flags need --user-dir {need['user_dir']} --arch {need['architecture']}"]
     return "\n".join(lines)
 
 
 def price(parameters: int | None, result: dict) -> str:
-    """Return what a change costs, as a part of the model too, with a word if it more than doubles the model."""
+    """Return the parameters of a change and their share of the model, with a note if the model more than doubles."""
     if parameters is None:
         return ""
     share = 100 * parameters / result["parameters"]

@@ -1,14 +1,14 @@
-"""List fairseq's architectures, or models of transformers, and where their attention can be chosen.
+"""List fairseq's architectures, or models of transformers, and the sites where their attention can be chosen.
 
-Every architecture is built without memory, with one layer a stack; a minute for all of them, a second for one.
+The command builds each architecture without memory and with one layer in each stack. It takes a minute for all of them.
 
   fairseq-lowrank architectures
   fairseq-lowrank architectures bart_base s2t_conformer
   fairseq-lowrank architectures --json
-  fairseq-lowrank architectures --transformers                 a minute for all base models
+  fairseq-lowrank architectures --transformers
 
-A site that an architecture makes by itself is named with the class of its attention: `--attention-sites` chooses the others.
-What needs a package that is not installed, or the checkpoint of another model, is not built, and said to be so.
+If an architecture builds its own attention at a site, the class of this attention is shown; choose the other sites with
+`--attention-sites`. An architecture that needs a missing package or a checkpoint of another model is listed as not built.
 """
 
 import logging
@@ -50,7 +50,7 @@ def run(args) -> None:
     rows = architectures.table(args.names)
     chosen = sum(bool(row.sites) for row in rows)
     lines = [[row.architecture, ", ".join(row.sites) or "–", row.reason] for row in rows]
-    text = _columns([["architecture", "sites", "elsewhere, or why not"], *lines])
+    text = _columns([["architecture", "sites", "other sites, or reason"], *lines])
     data = {"architectures": [row._asdict() for row in rows], "covered": chosen, "all": len(rows)}
     _output.show(args, data, f"{text}\n{chosen} of {len(rows)} take --attention")
 

@@ -2,15 +2,16 @@
 
     fairseq-lowrank average checkpoints/checkpoint{8,9,10}.pt --output checkpoints/average.pt
 
-The mean is taken in float32 and stored in the parameters' own type, and so is that of their moving averages, where every
-checkpoint has them (--store-ema). Everything else comes from the first checkpoint, without the state of its optimizer: the
-result is for generating, evaluating and fine-tuning, not for resuming.
+The mean is computed in float32 and stored in the parameters' own type. Moving averages (--store-ema) are averaged too if every
+checkpoint has them. Everything else comes from the first checkpoint, without the state of its optimizer. Use the result to
+generate, evaluate and fine-tune; a training cannot resume from it.
 """
 
 import argparse
 from collections.abc import Sequence
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import UserError
 
 NAME = "average"
 HELP = "average the parameters of several checkpoints"
@@ -18,7 +19,7 @@ HELP = "average the parameters of several checkpoints"
 
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="checkpoints of one model")
-    _output.add_checkpoint_argument(parser, "where to write the averaged checkpoint")
+    _output.add_checkpoint_argument(parser, "file of the averaged checkpoint")
 
 
 def run(args) -> None:
@@ -28,11 +29,11 @@ def run(args) -> None:
 
 
 def average(paths: Sequence[str]) -> dict:
-    """A checkpoint whose parameters are the mean over the checkpoints at ``paths``.
+    """Return a checkpoint whose parameters are the mean over the checkpoints at ``paths``.
 
     Raises:
-        ValueError: a checkpoint does not load safely, or it and the first are of different models: in their
-            configuration, in the names, shapes or types of their parameters, or in integers, which have no mean.
+        UserError: a checkpoint does not load safely. Or it differs from the first one in the model's configuration, in names,
+            shapes or types of parameters, or in integers, which have no mean.
     """
     import torch
     from fairseq import checkpoint_utils
@@ -45,7 +46,7 @@ def average(paths: Sequence[str]) -> dict:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
         if index == 0:
             result, kind = state, model_kind(state)
-            # copies: tied parameters share their storage, and each name has a sum of its own
+            # copies: tied parameters share their storage, and each name needs a separate sum
             totals = {
                 part: {name: tensor.to(mean_type(tensor), copy=True) for name, tensor in tensors.items()}
                 for part, tensors in parts(state).items()
@@ -54,9 +55,9 @@ def average(paths: Sequence[str]) -> dict:
         other = model_kind(state)
         for name in [*kind, *(name for name in other if name not in kind)]:
             if kind.get(name, "missing") != other.get(name, "missing"):
-                raise ValueError(
+                raise UserError(
                     f"{paths[0]} and {path} are of different models: {name} is {kind.get(name, 'missing')} "
-                    f"in the first and {other.get(name, 'missing')} in the second"
+                    f"in the first and {other.get(name, 'missing')} in the second. Use checkpoints of one training."
                 )
         theirs = parts(state)
         totals = {part: total for part, total in totals.items() if part in theirs}
@@ -65,7 +66,9 @@ def average(paths: Sequence[str]) -> dict:
                 if tensor.is_floating_point():
                     total[name] += tensor
                 elif not torch.equal(total[name], tensor):
-                    raise ValueError(f"{paths[0]} and {path} differ in {name}, whose integers have no mean")
+                    raise UserError(
+                        f"{paths[0]} and {path} differ in {name}, whose integers have no mean. Use checkpoints of one training."
+                    )
 
     for part, tensors in parts(result).items():
         if part not in totals:
@@ -81,23 +84,23 @@ def average(paths: Sequence[str]) -> dict:
 
 
 def parts(state: dict) -> dict[str, dict]:
-    """The parameters of a checkpoint, and their moving averages where it has some, in its own type and in float32."""
+    """Return the parameters of a checkpoint, and their moving averages in the model's type and in float32, if any."""
     extra = state.get("extra_state") or {}
     return {"model": state["model"], **{name: extra[name] for name in ("ema", "ema_fp32_params") if name in extra}}
 
 
 def mean_type(tensor):
-    """The type to sum in: float32, or float64 for float64; an integer's own."""
+    """Return the type for sums: float32, or float64 for float64; integers keep their type."""
     import torch
 
     return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
 
 
 def model_kind(state: dict) -> dict:
-    """What checkpoints to be averaged must share: the model's own configuration, and its parameters' shapes and types.
+    """Return the properties that averaged checkpoints must share: the model's configuration, shapes and types.
 
-    A model without a dataclass keeps every argument of the training in its configuration. Its own are those that no
-    other section (optimization, dataset …) has.
+    The configuration of a model without a dataclass has every argument of the training. Only arguments that no other section
+    (optimization, dataset …) has are compared.
     """
     from omegaconf import OmegaConf
 

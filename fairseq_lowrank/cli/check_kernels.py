@@ -4,14 +4,16 @@
   fairseq-lowrank check-kernels --dtype float32 --cases 100
   TRITON_INTERPRET=1 fairseq-lowrank check-kernels --device cpu --cases 5     without a GPU, interpreted
 
-The cases have all lengths, head sizes, groups, masks, mixing before and after the softmax, and activations. Kernels are
-compiled for 24 of these compositions (--compositions), which takes a few minutes. The exit status is 1 if a case is wrong.
+Lengths, head sizes, groups, masks, mixing before and after the softmax, and activations are random. Kernels are compiled for
+24 compositions (--compositions), which takes a few minutes. The exit status is 1 if a case is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from fairseq_lowrank.messages import FlagError, UserError
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,13 @@ HELP = "compare the GPU kernels with the reference on random problems"
 
 def add_arguments(parser) -> None:
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="random problems (default: 1000)")
-    parser.add_argument("--device", default="cuda", help="default: cuda")
+    parser.add_argument("--device", default="cuda", help="device of the tensors (default: cuda)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--compositions", type=int, default=24, metavar="N", help="to be compiled (default: 24)")
     parser.add_argument(
-        "--longest", type=int, metavar="N", help="queries and keys at most (default: 200; 20 on the CPU)"
+        "--compositions", type=int, default=24, metavar="N", help="number of compositions to compile (default: 24)"
+    )
+    parser.add_argument(
+        "--longest", type=int, metavar="N", help="greatest number of queries and keys (default: 200; 20 on the CPU)"
     )
     parser.add_argument("--seed", type=int, default=0)
 
@@ -42,13 +46,12 @@ def run(args) -> int:
     longest = args.longest if args.longest is not None else 200 if device.type == "cuda" else 20
     for flag, number in (("--cases", args.cases), ("--compositions", args.compositions), ("--longest", longest)):
         if number < 1:
-            raise ValueError(f"{flag} {number}: expected 1 or more")
+            raise FlagError(flag, number, "expected 1 or more", "Give a positive number.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"--device {args.device}: there is no GPU; TRITON_INTERPRET=1 and --device cpu interpret the kernels"
-        )
+        remedy = "Set TRITON_INTERPRET=1 and add --device cpu to interpret the kernels."
+        raise FlagError("--device", args.device, "there is no GPU", remedy)
     if (reason := triton.device_unsupported_reason(device, dtype)) is not None:
-        raise ValueError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
+        raise UserError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
     from fairseq_lowrank.ops.attention import selfcheck
 
     wrong = 0
@@ -67,7 +70,7 @@ def run(args) -> int:
 def random_calls(
     count: int, device: torch.device | str, dtype: torch.dtype, seed: int, longest: int, compositions: int
 ) -> Iterator[AttentionCall]:
-    """Yield random calls of lengths up to ``longest``. They take turns among ``compositions`` that are each compiled once."""
+    """Yield random calls with lengths up to ``longest``, which alternate between ``compositions`` random compositions."""
     import torch
 
     from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
@@ -106,7 +109,7 @@ def random_calls(
 
 
 def common_calls(device: torch.device) -> dict[str, AttentionCall]:
-    """Return a call of Mixhead A, Mixhead B, talking heads and sigsoftmax each, with 8 heads of 64 in bfloat16."""
+    """Return a call each of Mixhead A, Mixhead B, talking heads and sigsoftmax, with 8 heads of 64 in bfloat16."""
     import torch
 
     from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing

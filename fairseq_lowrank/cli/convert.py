@@ -1,31 +1,31 @@
-"""Turn a checkpoint's attention into another that computes the same, or say what the difference is.
+"""Convert a checkpoint's attention to another one with the same outputs, or report the difference.
 
-Head mixing: a richer mixing can express every poorer one, with the same outputs:
+Head mixing: the mixing can become more general, with the same outputs:
 
-  mha → gain, mixhead-a, mixhead-b             mixing starts at the identity
+  mha → gain, mixhead-a, mixhead-b             mixing is the identity at first
   gain, avghead, mixhead-random → mixhead-a    the matrix becomes a parameter
-  … → mixhead-b                                the part that depends on the query starts at 0
+  … → mixhead-b                                the part that depends on the query is 0 at first
 
-and back if nothing is lost, M going into the output projection:
+It can become less general if the outputs stay the same. M becomes part of the output projection:
 
   gain → mha, any mixing whose M is diagonal → mha or gain
-  any M → no mixing, if heads read one value: mqa, sha, mhe-mul
+  any M → no mixing, if heads share one value: mqa, sha, mhe-mul
   mixhead-b → mixhead-a, if the part that depends on the query is 0
 
 Sizes of heads, for standard attention:
 
   mha → fixedhead --head-dim N       exact: queries get zeros and the scale √(N/d_k)
   gqa → mha, or more --key-value-heads   exact: heads of keys and values are repeated
-  mha → gqa --key-value-heads N      not exact: means of the heads that are joined
+  mha → gqa --key-value-heads N      not exact: each new head is a mean of old heads
 
 Between methods:
 
   mqa, sha, skv, el, mhe-add, mhe-mul, lrkv, collaborative, mfa, knocking-linear, mea → mha   exact
   mha → lrkv --rank R, collaborative --shared-dim N    by singular values, exact at full rank, which is the default
-  mha → mla --latent-dim N                             likewise, apart from the norm of the latent, which makes it inexact
+  mha → mla --latent-dim N                             by singular values, not exact because of the norm of the latent
 
-Every conversion that has no exact form is refused with the reason. --data DIR measures the difference of the outputs. A stock
-fairseq checkpoint keeps its architecture.
+Other conversions are refused with the reason. --data DIR measures the difference of the outputs. A stock fairseq checkpoint
+keeps its architecture.
 
   fairseq-lowrank convert checkpoint_best.pt --attention mixhead-b --output mixhead-b.pt
   fairseq-lowrank convert mqa-mixed.pt --head-mixing none --output mqa.pt
@@ -52,7 +52,7 @@ SIZES = {
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train, ours or stock")
     parser.add_argument("--attention", metavar="NAME", help="the new --attention (default: the checkpoint's)")
-    parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, over the preset's mixing")
+    parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, instead of the preset's")
     parser.add_argument("--head-dim", type=int, metavar="N", help="the new size of heads")
     parser.add_argument("--value-dim", type=int, metavar="N", help="the new size of values")
     parser.add_argument("--key-value-heads", type=int, metavar="N", help="the new number of key and value heads")
@@ -60,7 +60,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--shared-dim", type=int, metavar="N", help="features of collaborative (default: full rank)")
     parser.add_argument("--rank", type=int, metavar="N", dest="factor_rank", help="rank of lrkv (default: full rank)")
     spectrum.add_data_arguments(parser, default_data="to measure the difference of outputs; default: not measured")
-    _output.add_checkpoint_argument(parser, "where to write the new checkpoint")
+    _output.add_checkpoint_argument(parser, "file of the new checkpoint")
 
 
 def run(args) -> None:
@@ -72,7 +72,7 @@ def run(args) -> None:
         )
     for name in SIZES:
         if changes.get(name, 1) < 1:
-            raise UserError(f"{SIZES[name]} {changes[name]}: expected at least 1")
+            raise UserError(f"{SIZES[name]} {changes[name]}: expected a number >= 1.")
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
         raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
@@ -90,7 +90,7 @@ def run(args) -> None:
 
 
 def error_text(args) -> str:
-    """Measure the difference of the outputs on data, and say it."""
+    """Measure the difference of the outputs on data, and return it as a sentence."""
     from fairseq_lowrank.tools import checkpoints
     from fairseq_lowrank.tools.conversion import output_error
 
@@ -100,7 +100,7 @@ def error_text(args) -> str:
         models.append(model)
     found = output_error(*models, samples := spectrum.sequences(args, task), task.target_dictionary.pad())
     return (
-        f"{len(samples)} sequences of {args.subset!r}: {found['bits_before']:.4f} bits a token before, "
+        f"{len(samples)} sequences of {args.subset!r}: {found['bits_before']:.4f} bits per token before, "
         f"{found['bits_after']:.4f} after; log₂ probabilities differ by {found['mean']:.2g} for targets on average, by "
         f"{found['largest']:.2g} at most"
     )

@@ -1,8 +1,8 @@
-"""Show what this machine offers: versions, devices, fused parts of fairseq, and the functions of fairseq that we replace.
+"""Show versions, devices, fused parts of fairseq, and the functions of fairseq that this package replaces.
 
 LOWRANK_ENABLE=NAME,… switches patches of the group optional on, LOWRANK_DISABLE=NAME,… switches patches of the group fix off.
 
-apex is optional. Without it fairseq trains with torch's own Adam and layer norm, and so does everything here.
+apex is optional. Without it, fairseq and this package use torch's Adam and layer norm.
 """
 
 import importlib.metadata
@@ -49,7 +49,7 @@ def patch_rows() -> list[dict]:
 
 
 def installed_version(package: str) -> str:
-    """The version and distribution of an importable package, or "not installed"."""
+    """Return the version and distribution of an importable package, or "not installed"."""
     names = importlib.metadata.packages_distributions().get(package)
     if not names:
         return "not installed"
@@ -58,7 +58,7 @@ def installed_version(package: str) -> str:
 
 
 def devices() -> list[tuple[str, str]]:
-    """CPU threads and every GPU, with its memory and compute capability."""
+    """Return rows for the CPU's threads and for every GPU, with its memory and compute capability."""
     import torch
 
     rows = [("cpu", f"{platform.machine()}, {torch.get_num_threads()} threads")]
@@ -72,7 +72,7 @@ def devices() -> list[tuple[str, str]]:
 
 
 def kernels() -> list[tuple[str, str]]:
-    """Whether the kernels of the triton backend run on each GPU, and compute what the reference does."""
+    """Return a row for each GPU: if the triton backend supports it, and if its results equal the reference's."""
     import torch
 
     from fairseq_lowrank.ops.attention import triton
@@ -86,25 +86,25 @@ def kernels() -> list[tuple[str, str]]:
 
 
 def self_check(device) -> str:
-    """The result of the check that precedes the first use of the kernels, for a layer of each kind of mixing."""
+    """Return the result of the kernels' self-check, for a layer of each kind of mixing."""
     from fairseq_lowrank.cli.check_kernels import common_calls
     from fairseq_lowrank.ops.attention import selfcheck
 
     found = {name: selfcheck.self_check(call) for name, call in common_calls(device).items()}
     wrong = [f"{name} ({result.error})" for name, result in found.items() if result.error is not None]
-    lacking = [
+    slow = [
         f"{name} ({result.resource_issue})"
         for name, result in found.items()
         if result.resource_issue and not result.error
     ]
-    said = "checked against the reference: right"
+    result = "equal to the reference"
     if wrong:
-        said = "wrong, so that blocked computes instead: " + "; ".join(wrong)
-    return said + (", left to blocked by auto: " + "; ".join(lacking) if lacking else "")
+        result = "wrong, so blocked is used instead: " + "; ".join(wrong)
+    return result + (", auto uses blocked for: " + "; ".join(slow) if slow else "")
 
 
 def fused_parts() -> list[tuple[str, str]]:
-    """Whether fairseq takes Adam and layer norm from apex or from torch."""
+    """Return rows that show if fairseq uses apex or torch for Adam and layer norm."""
     if importlib.util.find_spec("fairseq") is None:
         return []
     from fairseq.modules import layer_norm

@@ -23,9 +23,7 @@ HELP = "train from a configuration of Hydra, on Python 3.14 too"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="settings, as Hydra reads them"
-    )
+    parser.add_argument("overrides", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help="settings in Hydra's notation")
 
 
 def run(args) -> None:
@@ -51,7 +49,7 @@ def with_user_dir(words: list[str]) -> list[str]:
 # passes text.
 @contextlib.contextmanager
 def help_as_text() -> Iterator[None]:
-    """Let each argument parser turn the help of an argument into text."""
+    """Convert the help of each argument to text while open."""
     add_argument = argparse.ArgumentParser.add_argument
 
     def add_argument_with_text(self, *names, **options):

@@ -1,15 +1,15 @@
-"""Turn a published BERT, in the layout of transformers, into a checkpoint of fairseq that takes every attention flag.
+"""Convert a published BERT of transformers to a checkpoint of fairseq that works with every attention flag.
 
   fairseq-lowrank import-bert bert-base-uncased --output bert-base
 
 reads config.json, vocab.txt and model.safetensors (or pytorch_model.bin, loaded safely) from a folder, and writes
 
-  model.pt         for --finetune-from-model, with --arch lowrank_bert_base and any --attention: mixing starts at the identity
+  model.pt         for --finetune-from-model, with --arch lowrank_bert_base and any --attention: mixing is the identity at first
   dict.txt         the vocabulary, for fairseq-preprocess --srcdict
-  wordpieces.json  how text is cut into its pieces, for fairseq-lowrank wordpieces
+  wordpieces.json  the rules to cut text into subwords, for fairseq-lowrank wordpieces
 
-Hidden states, pooled output, and the logits of both heads are those of transformers. What is not BERT as published (other
-activations or positions, decoders) is refused.
+Hidden states, pooled output, and the logits of both heads are those of transformers. Variants of BERT (other activations or
+positions, decoders) are refused.
 """
 
 from pathlib import Path
@@ -17,11 +17,13 @@ from pathlib import Path
 from fairseq_lowrank.cli import _output
 
 NAME = "import-bert"
-HELP = "turn a published BERT into a checkpoint of fairseq"
+HELP = "convert a published BERT to a checkpoint of fairseq"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="config.json, vocab.txt and model.safetensors")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="folder with config.json, vocab.txt and model.safetensors"
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.set_defaults(check_output=_output.check_folder)
 
@@ -45,10 +47,10 @@ def run(args) -> None:
 
 
 def hints(state: dict) -> list[str]:
-    """The flags that make this model, for fine-tuning: its sizes, and what else differs from the architecture's own."""
-    from fairseq_lowrank.tools.architecture import parse
+    """Return the flags of this model, for fine-tuning: its sizes, and other values that differ from the architecture's."""
+    from fairseq_lowrank.tools.architecture import parse_architecture
 
-    model, usual = state["cfg"]["model"], parse("lowrank_bert_base")
+    model, usual = state["cfg"]["model"], parse_architecture("lowrank_bert_base")
     names = [f"encoder_{name}" for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")]
     names += ["max_positions"]
     others = ("num_segment", "layer_norm_eps", "activation_fn", "dropout", "attention_dropout", "pooler_dropout")

@@ -1,61 +1,87 @@
-"""Show the composition of a checkpoint's attention, and what it learned apart from its projections.
+"""Show the composition of a checkpoint's attention, and its learned parts except the projections.
 
-The choice on every axis, at each site. Then, if the checkpoint has it:
+First the choice on every axis, at each site. Then, if the checkpoint has these:
 
-Mixhead: the mixing matrix M of each layer as a heat map (row j, column i: how much of head j enters mixed head i), how
-far it went from its start, the identity, how far it is from orthogonal (the square root of the paper's regulariser
-R_orth, equation 16), the share of M that comes from other heads, and its column sums, mean (smallest to largest): what the
-weights of a mixed head sum to, 1 at the start; below it attention is damped. With position-wise mixing M changes with
-every query: the base B is shown, or, when data is given, the mean M_t over real queries. For a plugin's rule the weight W is shown.
-The rule may compute a different M from it.
+Mixhead: for the mixing matrix M of each layer
+  a heat map (row j, column i: the weight of head j in mixed head i)
+  the distance from the identity, at which M is initialised
+  the distance from orthogonal (the square root of the paper's regulariser R_orth, equation 16)
+  the share of other heads in M
+  the column sums, mean (smallest to largest): the sum of a mixed head's weights, 1 at first; below 1, attention is damped
+With position-wise mixing, M depends on the query. Then the base B is shown or, with --data, the mean M_t over real queries. For a
+plugin's rule the weight W is shown. The rule may compute a different M from it.
 
-Talking heads: the same of L, which mixes the scores before the softmax.
+Talking heads: the same for L, which mixes the scores before the softmax.
 
-MHE: the norm of each head's query, key and value embedding. Of whatever else parts of a layer learned: its norm.
+MHE: the norm of each head's query, key and value embedding. Other learned parts: the norm.
 
   fairseq-lowrank inspect mixhead-a/checkpoint_best.pt --output pictures/
   fairseq-lowrank inspect mixhead-b/checkpoint_best.pt --data data-bin/multi30k --sequences 100
+  fairseq-lowrank inspect --transformers FOLDER            what apply_attention added, and save_pretrained or save_attention wrote
 """
 
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "inspect"
 HELP = "show a checkpoint's attention: its axes, learned head mixing and head embeddings"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
-    spectrum.add_data_arguments(parser, default_data="without it, what needs none is shown")
+    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CKPT", help="a checkpoint of fairseq-train")
+    _output.add_transformers_argument(parser)
+    spectrum.add_data_arguments(parser, default_data="default: show only what needs no data")
     _output.add_output_arguments(parser, "inspect.json and .csv, and the heat maps as .png and .pdf")
 
 
 def run(args) -> None:
-    from fairseq_lowrank.tools import checkpoints, inspection
+    from fairseq_lowrank.tools import inspection
 
-    spectrum.check_data_arguments(args)
-    if not args.data and (given := spectrum.given_for_data(args)):
-        raise ValueError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
-    state = checkpoints.load_state(args.checkpoint)
-    means = mean_mixing(args) if args.data else None
-    layers = inspection.inspect(state["model"], means)
-    if not layers:
-        raise ValueError(f"{args.checkpoint} holds fairseq's own attention: neither head mixing nor head embeddings")
-    data = {"checkpoint": str(args.checkpoint), "layers": layers}
+    path, layers = read_transformers(args) if args.transformers else read_checkpoint(args)
+    data = {"checkpoint": str(path), "layers": layers}
     figures = {}
     if args.output and any("matrix" in layer for layer in layers):
-        figures["mixing"] = inspection.draw_mixing(layers)
+        figures["mixing"] = inspection.plot_mixing(layers)
     if args.output and (scores := of_scores(layers)):
-        figures["score-mixing"] = inspection.draw_mixing(scores)
+        figures["score-mixing"] = inspection.plot_mixing(scores)
     if args.output and any("query" in layer for layer in layers):
-        figures["head-embeddings"] = inspection.draw_embeddings(layers)
+        figures["head-embeddings"] = inspection.plot_embeddings(layers)
     _output.write(args, NAME, data, [flat(layer) for layer in layers], figures)
     _output.show(args, data, as_text(layers))
 
 
+def read_transformers(args) -> tuple[Path, list[dict]]:
+    _output.refuse_with_transformers(args, {"checkpoint": None, "data": None} | spectrum.SEQUENCES)
+    from fairseq_lowrank.tools import pretrained
+
+    layers = pretrained.inspect(pretrained.load(args.transformers))
+    if not layers:
+        reason, remedy = "there is no mixing here", "Give a folder that save_attention or save_pretrained wrote."
+        raise FlagError("--transformers", args.transformers, reason, remedy)
+    return args.transformers, layers
+
+
+def read_checkpoint(args) -> tuple[Path, list[dict]]:
+    if args.checkpoint is None:
+        raise UserError("no model given. Add a checkpoint, or --transformers FOLDER.")
+    spectrum.check_data_arguments(args)
+    if not args.data and (given := spectrum.given_for_data(args)):
+        raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
+    from fairseq_lowrank.tools import checkpoints, inspection
+
+    state = checkpoints.load_state(args.checkpoint)
+    layers = inspection.inspect(state["model"], mean_mixing(args) if args.data else None)
+    if not layers:
+        raise UserError(
+            f"{args.checkpoint} has fairseq's own attention, without learned mixing or head embeddings. Use a checkpoint of this package."
+        )
+    return args.checkpoint, layers
+
+
 def mean_mixing(args) -> dict:
-    """Mean M_t of each layer with position-wise mixing, over real sequences."""
+    """Return the mean M_t of each layer with position-wise mixing, over real sequences."""
     import torch
     from tqdm import tqdm
 
@@ -69,7 +95,7 @@ def mean_mixing(args) -> dict:
 
 
 def of_scores(layers: list[dict]) -> list[dict]:
-    """The layers that mix scores, with what is said of that in the place of what is said of mixing."""
+    """Return the layers that mix scores, with the measures of L in place of those of M."""
     place = ("name", "site", "layer")
     return [{key: layer[key] for key in place} | layer["score_mixing"] for layer in layers if "score_mixing" in layer]
 
@@ -98,7 +124,7 @@ def as_text(layers: list[dict]) -> str:
     if rows := [
         [where(layer), name, f"{norm:.3f}"] for layer in layers for name, norm in layer.get("norms", {}).items()
     ]:
-        parts.append("norms of what else was learned\n" + _output.table(["layer", "parameter", "norm"], rows))
+        parts.append("norms of other learned parts\n" + _output.table(["layer", "parameter", "norm"], rows))
     return "\n\n".join(parts)
 
 
@@ -107,7 +133,7 @@ def where(layer: dict) -> str:
 
 
 def by_axes(layers: list[dict]) -> dict[str, dict]:
-    """The axes by the layers of a site that have the same, such as ``decoder 0 to 5``."""
+    """Return the axes of each group of layers with equal axes at a site, by a name such as ``decoder 0 to 5``."""
     groups: dict[tuple, list[dict]] = {}
     for layer in layers:
         if layer["axes"]:

@@ -2,13 +2,13 @@
 
     fairseq-lowrank launch --workers 8 -- fairseq-train DATA --arch lowrank_transformer …
 
-It starts torchrun, which starts the workers; the updates are those of one process with --update-freq N times as
-large for N workers. Without a GPU, or with --cpu after the dashes, the workers share the CPU and talk over gloo.
-This command adds --user-dir where it is missing and is otherwise the same as
+It starts torchrun, which starts the workers. N workers make the same updates as one process with N times its --update-freq.
+Without a GPU, or with --cpu after the dashes, the workers share the CPU and communicate by gloo. Except for --user-dir, which
+the command adds if it is missing, this is the same as
 
     torchrun --standalone --nproc-per-node 8 -m fairseq_cli.train DATA --user-dir … --arch lowrank_transformer …
 
-On several machines, run it once on each; the first one's name and a free port bring them together:
+On several machines, run it once on each, with the name of the first machine and a free port:
 
     fairseq-lowrank launch --workers 8 --nodes 2 --rendezvous node1:29500 -- fairseq-train DATA …
 
@@ -24,10 +24,12 @@ import shlex
 import sys
 from pathlib import Path
 
+from fairseq_lowrank.messages import FlagError, UserError
+
 NAME = "launch"
 HELP = "train with several workers, on GPUs, on the CPU or on several machines"
 
-# Not fairseq-validate: with several workers fairseq's fails, on the CPU and where batches do not come out even.
+# Not fairseq-validate: with several workers it fails on the CPU, and if workers have different numbers of batches.
 COMMAND, MODULE = "fairseq-train", "fairseq_cli.train"
 
 
@@ -48,30 +50,31 @@ def run(args) -> None:
 
 
 def workers(args) -> int:
-    """How many workers to start on this machine: as asked, or one for each GPU."""
+    """Return the number of workers to start on this machine: --workers, or one for each GPU."""
     import torch
 
     gpus = torch.cuda.device_count()
     if args.workers is None:
         if gpus == 0:
-            raise ValueError("--workers is needed on a machine without a GPU, for instance --workers 2")
+            raise UserError("--workers: missing, and this machine has no GPU. Add it, such as --workers 2.")
         return gpus
     if args.workers < 1:
-        raise ValueError(f"--workers {args.workers}: at least 1")
+        raise FlagError("--workers", args.workers, "expected at least 1", "Give a number of processes.")
     if args.workers > gpus > 0 and "--cpu" not in args.fairseq_command:
-        raise ValueError(f"--workers {args.workers}, but this machine has {gpus} GPUs; --cpu at the end trains without")
+        reason = f"this machine has {gpus} GPUs"
+        raise FlagError("--workers", args.workers, reason, "Lower it, or add --cpu at the end to train without them.")
     return args.workers
 
 
 def torchrun(args) -> list[str]:
-    """The torchrun command for these arguments."""
+    """Return the torchrun command for these arguments."""
     name, *rest = [part for part in args.fairseq_command if part != "--"] or [""]
     if Path(name).name != COMMAND:
-        raise ValueError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}")
+        raise UserError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}. Add the command.")
     if args.nodes < 1:
-        raise ValueError(f"--nodes {args.nodes}: at least 1")
+        raise FlagError("--nodes", args.nodes, "expected at least 1", "Give a number of machines.")
     if (args.nodes > 1) != bool(args.rendezvous):
-        raise ValueError("--nodes above 1 and --rendezvous HOST:PORT go together")
+        raise UserError("--nodes above 1 and --rendezvous HOST:PORT go together. Add the other, or remove both.")
     if args.rendezvous:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", "fairseq-lowrank"]
     else:

@@ -1,53 +1,77 @@
-"""Count the parameters of a fairseq text architecture, without allocating it.
+"""Count the parameters of a fairseq text architecture, without memory for them.
 
-Prints the total and its parts, attention at each site, and what the chosen attention costs over `--attention mha`. Then it
-prints the choices of each site, an axis a row, and the class: what this attention can add to plain attention. Any flag of fairseq-train may follow: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
+Prints the total and its parts, attention at each site, and the extra parameters over `--attention mha`. Then it prints the
+choices of each site, one row for each axis, and the class: what this attention can add to plain attention. You can add any flag
+of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
 
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
   fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
   fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --output pictures/
+  fairseq-lowrank params --transformers FOLDER
 
-`total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or
-adaptive softmax), shared ones once; other is layer norms and the like. `extra` is the difference to the same model with
-`--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without biases` is
-what the MHE poster counts.
+`total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or adaptive
+softmax); shared parameters count once. Other parameters are those of layer norms, for example. `extra` is the difference from
+the same model with `--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without
+biases` is the number that the MHE poster counts.
 
-`--sweep` draws attention parameters of every kind of attention against a size: heads (the width grows with them, as in
-the MHE poster), layers, or head-dim (the width stays, as in FixedHead), and prints the poster's complexity table.
+`--sweep` draws attention parameters of every preset against a size, and prints the poster's complexity table. The size is heads
+(the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead).
+
+`--transformers` counts a model of transformers: attention with its mixing, embeddings, the rest, and the heads of each site.
 """
 
+from collections.abc import Sequence
+
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "params"
-HELP = "count the parameters of an architecture, by part and by kind of attention"
+HELP = "count the parameters of an architecture, by part and by attention variant"
 TAKES_FLAGS = True
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--arch", required=True, metavar="A", help="fairseq text architecture, ours or stock")
+    parser.add_argument("--arch", metavar="A", help="fairseq text architecture, ours or stock")
+    _output.add_transformers_argument(parser)
     parser.add_argument(
-        "--vocab-size", type=int, required=True, metavar="V", help="dictionary size, fairseq's special symbols included"
+        "--vocab-size", type=int, metavar="V", help="dictionary size, fairseq's special symbols included"
     )
-    parser.add_argument("--task", help="fairseq task (default: one that fits the kind of model)")
-    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all kinds over a size")
+    parser.add_argument("--task", help="fairseq task (default: one that works with the model)")
+    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all presets over a size")
     _output.add_output_arguments(parser, "params.json, params.csv, and with --sweep the picture as .png and .pdf")
 
 
 def run(args) -> None:
+    if args.transformers:
+        return run_transformers(args)
+    if args.arch is None:
+        raise UserError("no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER.")
+    if args.vocab_size is None:
+        raise FlagError("--arch", args.arch, "its embeddings have no size", "Add --vocab-size N.")
     from fairseq_lowrank.tools import parameters
 
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
         rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, task=args.task)
-        heads, head_dim = parameters.head_sizes(parameters.parse(args.arch, args.flags, task=args.task))
+        heads, head_dim = parameters.head_sizes(parameters.parse_architecture(args.arch, args.flags, task=args.task))
         data["sweep"] = {"over": args.sweep, "rows": rows}
         data["complexity"] = parameters.complexity(heads, head_dim)
         text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
         if args.output:
-            figures = {f"params-{args.sweep}": parameters.draw(rows, args.sweep, args.arch, heads, head_dim)}
+            figures = {f"params-{args.sweep}": parameters.plot_sweep(rows, args.sweep, args.arch, heads, head_dim)}
     _output.write(args, NAME, data, rows, figures)
+    _output.show(args, data, text)
+
+
+def run_transformers(args) -> None:
+    _output.refuse_with_transformers(args, dict.fromkeys(("arch", "vocab_size", "task", "sweep")), args.flags)
+    from fairseq_lowrank.tools import pretrained
+
+    data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))
+    text = "\n".join([data["model"], parts_table(data), "", "attention", _output.axes_table(data["axes"])])
+    _output.write(args, NAME, data, [flat(data)], {})
     _output.show(args, data, text)
 
 
@@ -55,22 +79,25 @@ def flat(data: dict) -> dict:
     return {key: value for key, value in data.items() if not isinstance(value, (dict, list))}
 
 
-def as_text(data: dict) -> str:
-    parts = [(name.replace("_", "-"), data[name]) for name in ("attention", "feed_forward", "embeddings", "other")]
+def parts_table(data: dict, more: Sequence[list[str]] = ()) -> str:
+    names = [name for name in ("attention", "feed_forward", "embeddings", "other") if name in data]
     rows = [["total", f"{data['total']:,}", "100.0 %"]]
-    for name, number in parts:
-        rows.append([f"  {name}", f"{number:,}", f"{100 * number / data['total']:.1f} %"])
+    for name in names:
+        rows.append([f"  {name.replace('_', '-')}", f"{data[name]:,}", f"{100 * data[name] / data['total']:.1f} %"])
         if name == "attention":
             rows += [[f"    {site}", f"{number:,}", ""] for site, number in data["sites"].items()]
-    rows.append(["", "", ""])
-    rows.append(["attention without biases", f"{data['attention_without_biases']:,}", ""])
+    return _output.table(["", "parameters", "share"], [*rows, *more])
+
+
+def as_text(data: dict) -> str:
+    rows = [["", "", ""], ["attention without biases", f"{data['attention_without_biases']:,}", ""]]
     if data["unused"]:
-        rows.append(["total without what feeds nothing", f"{data['total'] - data['unused']:,}", ""])
-    extra = "no plain attention fits these sizes" if data["extra"] is None else f"{data['extra']:+,}"
+        rows.append(["total without unused parameters", f"{data['total'] - data['unused']:,}", ""])
+    extra = "plain attention does not work with these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
     title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
     title = ", ".join([title, *([" ".join(data["flags"])] if data["flags"] else [])])
-    text = "\n".join([title, _output.table(["", "parameters", "share"], rows)])
+    text = "\n".join([title, parts_table(data, rows)])
     if not data["axes"]:
         return text
     from fairseq_lowrank.attention.classes import CLASSES

@@ -1,16 +1,16 @@
-"""Predict with a fine-tuned model, and score the predictions if the right answers are known.
+"""Predict with a fine-tuned model, and score the predictions if the correct answers are known.
 
     fairseq-lowrank predict checkpoints/checkpoint_best.pt --data data/glue-rte/bin --subset valid test --output predictions
     fairseq-lowrank predict checkpoints/checkpoint_best.pt --text reviews.txt --pieces bert-base/wordpieces.json
 
---data takes a corpus of sentences or of questions as scripts/prepare.sh makes it (glue, superglue, rte, sentence-polarity,
-squad, xquad); its own measures are printed: accuracy, F1, the correlations of Matthews, Pearson and Spearman, exact match.
---output gets the predictions of each subset, the files that the servers of GLUE and SuperGLUE take for their test parts, the
-answers in the form that SQuAD's evaluation script reads, and scores.json.
+--data takes a corpus of sentences or questions from scripts/prepare.sh (glue, superglue, rte, sentence-polarity, squad, xquad).
+The command prints the measures of the corpus: accuracy, F1, the correlations of Matthews, Pearson and Spearman, or exact match.
+It writes to --output the predictions of each subset, the files for the test servers of GLUE and SuperGLUE, the answers for
+SQuAD's evaluation script, and scores.json.
 
---text takes any text, or - for standard input, and prints a prediction for each line. A line is a sentence, or two
-sentences with a tab between them; for a model of questions it is the question, a tab, and the paragraph. --dict, --labels
-and --pieces say what the model was trained with. The first two default to the data that its checkpoint names.
+--text takes any text, or - for standard input, and prints a prediction for each line. A line is a sentence, or two sentences
+with a tab between them. For a model of questions it is the question, a tab, and the paragraph. Give the dictionary, labels and
+subwords of the model with --dict, --labels and --pieces. The first two default to those of the model's training data.
 """
 
 import json
@@ -21,7 +21,7 @@ from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
 
 NAME = "predict"
-HELP = "predictions and scores of a model fine-tuned on sentences or questions"
+HELP = "predict with a model fine-tuned on sentences or questions, and score the predictions"
 
 
 def add_arguments(parser) -> None:
@@ -51,7 +51,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     if args.max_tokens < 1:
-        raise UserError(f"--max-tokens {args.max_tokens}: expected a number >= 1")
+        raise UserError(f"--max-tokens {args.max_tokens}: expected a number >= 1.")
     given = [f"--{name}" for name in ("dict", "labels", "pieces", "unanswerable") if getattr(args, name)]
     if args.text is None and given:
         raise UserError(f"{' '.join(given)} works only with --text. Add it, or remove these flags.")

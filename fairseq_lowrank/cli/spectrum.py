@@ -1,31 +1,31 @@
-"""Show how far from low rank attention is: singular values of the attention matrices on real data.
+"""Compute the singular values of attention matrices on real data, to show if their rank is low.
 
-For one or more checkpoints (ours or stock fairseq's) and sequences of binarised data, takes every head's attention
-matrix as the layer used it (mixed, before dropout) and computes its singular values. Draws the normalised cumulative
-curves layer by layer and on average (the Mixhead paper's figures 1 and 3): the closer to the upper left corner, the
-lower the rank. Prints, averaged over sequences, heads and layers of each site (encoder, decoder, cross):
+The command takes one or more checkpoints (ours or stock fairseq's) and sequences of binarised data. It computes the singular
+values of every head's attention matrix, mixed and before dropout. It draws the normalised cumulative curves of each layer and
+on average (the Mixhead paper's figures 1 and 3): the closer to the upper left corner, the lower the rank. It prints means over
+sequences, heads and layers of each site (encoder, decoder, cross):
 
   effective rank   exp of the entropy of the singular values' shares (Roy and Vetterli 2007)
-  rank share       effective rank as a part of the largest possible rank
-  area             under the curve: 0.5 where all singular values are equal, near 1 at rank one
-  mass in d_k      share of the sum that the first d_k singular values hold, for head size d_k
+  rank share       effective rank divided by the greatest possible rank
+  area             area under the curve: 0.5 if all singular values are equal, near 1 at rank one
+  mass in d_k      share of the first d_k singular values in the sum, for head size d_k
 
 With --rank-bound it adds Marsaglia's bound (the Mixhead paper's theorem 2). A mixed head is A + B: A is its own pattern
 times M[i, i], B is the part of the other heads. The columns are means too:
 
   rank A, rank B   numerical ranks: singular values above max(T, S)·ε·σ, with σ the greatest of the layer's matrices
-  c, d             dimension that the column spaces of A and B share, and that their row spaces share
-  bound            rank A + rank B − c − d, which the rank of the mixed head cannot fall below
+  c, d             dimension of the intersection of the column spaces of A and B, and of their row spaces
+  bound            rank A + rank B − c − d, a lower bound on the rank of the mixed head
   mixed rank       numerical rank of A + B
 
   fairseq-lowrank spectrum mha/checkpoint_best.pt mixhead/checkpoint_best.pt --labels mha mixhead-a --output pictures/
   fairseq-lowrank spectrum mixhead/checkpoint_best.pt --random-mixing        # is it M, or any matrix as far from I?
   fairseq-lowrank spectrum checkpoint_best.pt --data data-bin/wikitext-103 --subset test --length 512 --sequences 8
+  fairseq-lowrank spectrum --transformers FOLDER --text FILE      a line is a sequence; the folder's tokenizer cuts it
 
-Sequences are drawn with a fixed seed, one at a time, so no padding takes part; a Transformer-XL reads each without memory, so
-that matrices are square. Checkpoints compared should be run on
-the same data: curves of different lengths are stretched to one axis. Causal matrices are triangular, so their
-diagonals alone keep their rank from falling very low.
+Sequences are drawn with a fixed seed, and each batch has one, so there is no padding. A Transformer-XL reads each sequence without
+memory, so that matrices are square. Compare checkpoints on the same data: curves of different lengths are stretched to one
+axis. The rank of causal matrices cannot be very low, because they are triangular and have a diagonal.
 """
 
 import contextlib
@@ -34,50 +34,53 @@ from itertools import takewhile
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "spectrum"
-# Which sequences are drawn where no flag says otherwise.
+# The default choice of sequences.
 SEQUENCES = {"subset": "valid", "sequences": 32, "seed": 1, "min_length": 2, "max_length": None, "length": None}
 HELP = "singular values of the attention matrices of checkpoints, on real data"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="checkpoints of fairseq-train")
+    parser.add_argument("checkpoints", type=Path, nargs="*", metavar="CKPT", help="checkpoints of fairseq-train")
+    _output.add_transformers_argument(parser)
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text for --transformers, a sequence a line")
     parser.add_argument(
         "--labels", nargs="+", metavar="NAME", help="names for the checkpoints (default: from their paths)"
     )
     parser.add_argument(
         "--random-mixing",
         action="store_true",
-        help="for each checkpoint with one M for all queries, add controls: the same patterns unmixed, and mixed by a random M "
-        "equally far from I, by one with its diagonal and random other entries of the same norm, and by M with the entries "
-        "off its diagonal shuffled within each column",
+        help="for each checkpoint with one M for all queries, add controls: the same patterns without mixing, and mixed by a "
+        "random M at the same distance from I, by M with random entries of the same norm off its diagonal, and by M with "
+        "the entries off its diagonal shuffled within each column",
     )
     parser.add_argument(
         "--rank-bound",
         action="store_true",
-        help="add the bound on the rank of mixed heads, and the ranks that it is made of",
+        help="add the bound on the rank of mixed heads, and the ranks from which it is computed",
     )
     add_data_arguments(parser)
     _output.add_output_arguments(parser, "spectrum.json and .csv, and for each site two pictures as .png and .pdf")
 
 
 def add_data_arguments(parser, default_data: str = "default: the model's own") -> None:
-    """What to run a checkpoint on; `inspect` takes the same."""
+    """Add the arguments that choose data for a checkpoint; `inspect` and `convert` have them too."""
     parser.add_argument("--data", type=Path, metavar="DIR", help=f"folder of fairseq-preprocess ({default_data})")
-    parser.add_argument("--subset", help="train, valid, test (default %(default)s)")
-    parser.add_argument("--sequences", type=int, metavar="N", help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, help="seed of their choice (default %(default)s)")
-    parser.add_argument("--min-length", type=int, metavar="N", help="shortest sequence (default %(default)s)")
-    parser.add_argument("--max-length", type=int, metavar="N", help="longest sequence (default: any)")
+    parser.add_argument("--subset", help="part of the data: train, valid or test (default: %(default)s)")
+    parser.add_argument("--sequences", type=int, metavar="N", help="number of sequences (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="seed for the choice of sequences (default: %(default)s)")
+    parser.add_argument("--min-length", type=int, metavar="N", help="least length of a sequence (default: %(default)s)")
+    parser.add_argument("--max-length", type=int, metavar="N", help="greatest length of a sequence (default: no limit)")
     parser.add_argument(
-        "--length", type=int, metavar="N", help="block length of language models (default: as the model was trained)"
+        "--length", type=int, metavar="N", help="block length of language models (default: the one of the training)"
     )
     parser.set_defaults(**SEQUENCES)
 
 
 def given_for_data(args) -> list[str]:
-    """The flags about sequences that are given another value than their default."""
+    """Return the flags for the choice of sequences whose value is not the default."""
     changed = {name: getattr(args, name) for name, default in SEQUENCES.items() if getattr(args, name) != default}
     return [f"--{name.replace('_', '-')} {value}" for name, value in changed.items()]
 
@@ -86,34 +89,55 @@ def check_data_arguments(args) -> None:
     """Refuse numbers below 1."""
     for name in ("sequences", "min_length", "max_length", "length"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+            raise FlagError(flag_name(name), value, "expected at least 1", "Give a positive number.")
 
 
 def run(args) -> None:
     from fairseq_lowrank.tools import spectrum
 
-    labels = args.labels or default_labels(args.checkpoints)
-    if len(labels) != len(args.checkpoints):
-        raise ValueError(f"--labels: {len(labels)} names for {len(args.checkpoints)} checkpoints")
+    paths = check_models(args)
+    labels = args.labels or default_labels(paths)
+    if len(labels) != len(paths):
+        reason = f"{len(labels)} names for {len(paths)} checkpoints"
+        raise FlagError("--labels", " ".join(labels), reason, "Give one for each.")
     check_data_arguments(args)
-    measured = (measure(path, label, args) for path, label in zip(args.checkpoints, labels, strict=True))
+    measure_one = measure_transformers if args.transformers else measure
+    measured = (measure_one(path, label, args) for path, label in zip(paths, labels, strict=True))
     results = [result for results in measured for result in results]
     if args.random_mixing and len(results) == len(labels):
-        raise ValueError(
-            "--random-mixing: no checkpoint has static mixing (--attention mixhead-a or another --head-mixing of one M)"
+        raise UserError(
+            "--random-mixing: no checkpoint has one M for all queries, as --attention mixhead-a has. Remove the flag."
         )
     figures = {}
     if args.output:
         for site in dict.fromkeys(site for result in results for site in result["sites"]):
             shown = [result for result in results if site in result["sites"]]
-            figures[f"spectrum-{site}-layers"] = spectrum.draw_layers(shown, site)
-            figures[f"spectrum-{site}"] = spectrum.draw_mean(shown, site)
+            figures[f"spectrum-{site}-layers"] = spectrum.plot_layers(shown, site)
+            figures[f"spectrum-{site}"] = spectrum.plot_mean(shown, site)
     _output.write(args, NAME, results, flat(results), figures)
     _output.show(args, results, as_text(results))
 
 
+def check_models(args) -> list[Path]:
+    """Return the checkpoints, or the folder of transformers; refuse flags that do not go with them."""
+    if args.transformers is None:
+        if args.text is not None:
+            raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Add it, or remove --text.")
+        if not args.checkpoints:
+            raise UserError("no model given. Add checkpoints, or --transformers FOLDER --text FILE.")
+        return args.checkpoints
+    of_fairseq = {name: SEQUENCES[name] for name in ("subset", "length")}
+    of_fairseq |= {"checkpoints": [], "data": None, "random_mixing": False, "rank_bound": False}
+    _output.refuse_with_transformers(args, of_fairseq)
+    if args.text is None:
+        raise FlagError("--transformers", args.transformers, "there is no text to measure on", "Add --text FILE.")
+    if not args.text.is_file():
+        raise FlagError("--text", args.text, "there is no such file", "Give a text, a sequence a line.")
+    return [args.transformers]
+
+
 def default_labels(paths: list[Path]) -> list[str]:
-    """What tells the paths apart: without the folders that all begin with and the names that all end with."""
+    """Return the parts in which the paths differ, without common folders at the start and common names at the end."""
     parts = [path.absolute().with_suffix("").parts for path in paths]
     first = _count_equal(zip(*parts, strict=False))
     last = _count_equal(zip(*map(reversed, parts), strict=False))
@@ -124,12 +148,12 @@ def default_labels(paths: list[Path]) -> list[str]:
 
 
 def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
-    """At how many places from the first on all names are the same."""
+    """Count the places from the first on at which all names are equal."""
     return sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, places))
 
 
 def sequences(args, task) -> list[dict]:
-    """Those that the arguments of :func:`add_data_arguments` ask for."""
+    """Return the samples that the arguments of :func:`add_data_arguments` choose."""
     from fairseq_lowrank.tools import checkpoints
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
@@ -137,7 +161,7 @@ def sequences(args, task) -> list[dict]:
 
 
 def measure(path: Path, label: str, args) -> list[dict]:
-    """The spectra of a checkpoint, and with `--random-mixing` those of its controls."""
+    """Return the spectra of a checkpoint, and with `--random-mixing` also those of its controls."""
     import torch
     from tqdm import tqdm
 
@@ -154,7 +178,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
         bound = None
         if args.rank_bound:
             patterns, matrix = unmixed.get(layer.name, (weights, None))
-            if matrix is not None and matrix.dim() == 4:  # of the one sequence
+            if matrix is not None and matrix.dim() == 4:  # the batch has one sequence
                 matrix = matrix[0]
             bound = spectrum.rank_bound(patterns[:, 0], matrix)
         if args.random_mixing and (matrix := checkpoints.static_mixing(layer.module)) is not None:
@@ -184,6 +208,28 @@ def measure(path: Path, label: str, args) -> list[dict]:
             "sites": place.summary(),
         }
         for name, place in spectra.items()
+    ]
+
+
+def measure_transformers(folder: Path, label: str, args) -> list[dict]:
+    """The spectra of a model of transformers on a text."""
+    from fairseq_lowrank.tools import pretrained
+
+    lengths = {"min_length": args.min_length, "max_length": args.max_length}
+    chosen = pretrained.sequences(folder, args.text, count=args.sequences, seed=args.seed, **lengths)
+    model = pretrained.load(folder)
+    return [
+        {
+            "checkpoint": str(folder),
+            "label": label,
+            "attention": pretrained.attention_flags(model),
+            "subset": str(args.text),
+            "sequences": len(chosen),
+            "mean_length": sum(tokens.size(1) for tokens in chosen) / len(chosen),
+            "sequence_seed": args.seed,
+            "training_seed": None,
+            "sites": pretrained.measure(model, chosen, label),
+        }
     ]
 
 
@@ -230,7 +276,7 @@ def has_bound(found: dict) -> bool:
 
 
 def flat(results: list[dict]) -> list[dict]:
-    """A row for each head, and one for each layer (head empty)."""
+    """Return a row for each head, and one for each layer, whose head is empty."""
     rows = []
     for result in results:
         for site, found in result["sites"].items():

@@ -1,17 +1,17 @@
-"""Print the folder to give to fairseq's --user-dir, wherever this package is installed.
+"""Print the folder of this package for fairseq's --user-dir.
 
     fairseq-train DATA --user-dir "$(fairseq-lowrank user-dir)" --arch lowrank_transformer_iwslt_de_en …
 
 fairseq-generate, -interactive, -validate and -eval-lm take it in the same way. fairseq-hydra-train imports plugins
-after it has read its configuration, so there the model is added to the configuration by name:
+after it reads its configuration, so add the model to the configuration by its name:
 
     fairseq-hydra-train common.user_dir="$(fairseq-lowrank user-dir)" task=translation task.data=DATA \\
         +model._name=lowrank_transformer_iwslt_de_en +model.attention=mixhead-b …
 
-Models that fairseq has a configuration of are named by it, with flags of this package added: model=transformer_lm
+If fairseq has a configuration of the model, use its name and add flags of this package: model=transformer_lm
 +model.attention=mixhead-b.
 
-A plugin of your own needs no second --user-dir: write `import fairseq_lowrank.plugin` in its __init__.py.
+To use your own plugin too, write `import fairseq_lowrank.plugin` in its __init__.py, and give its folder to --user-dir.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ HELP = "print the folder for fairseq's --user-dir"
 
 
 def add_arguments(parser) -> None:
-    """No arguments."""
+    """Add nothing: the command has no arguments."""
 
 
 def run(args) -> None:
@@ -31,5 +31,5 @@ def run(args) -> None:
 
 
 def folder() -> Path:
-    """The package's own."""
+    """Return the folder of this package."""
     return Path(fairseq_lowrank.__file__).resolve().parent

@@ -1,4 +1,4 @@
-"""Adaptive input and softmax as Transformer-XL has them (Dai et al. 2019, in their code), over fairseq's."""
+"""Adaptive input and softmax of Transformer-XL (Dai et al. 2019, their code), as subclasses of fairseq's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import Tensor, nn
 
 
-class BandedInput(AdaptiveInput):
-    """fairseq's adaptive input; bands that all have the size of the output have no projections."""
+class XLAdaptiveInput(AdaptiveInput):
+    """An adaptive input like fairseq's, without projections if all bands have the size of the output."""
 
     def __init__(self, vocab_size: int, padding_idx: int, initial_dim: int, factor: float, output_dim: int, *rest):
         super().__init__(vocab_size, padding_idx, initial_dim, factor, output_dim, *rest)
@@ -17,18 +17,18 @@ class BandedInput(AdaptiveInput):
                 band[1] = nn.Identity()
 
     def weights_for_band(self, band: int) -> tuple[Tensor, Tensor | None]:
-        """A band's embeddings and its projection, ``None`` where it has none."""
+        """Return a band's embeddings and its projection; ``None`` if it has no projection."""
         embedding, projection = self.embeddings[band]
         return embedding.weight, getattr(projection, "weight", None)
 
     @property
     def projections(self) -> list[nn.Module]:
-        """The layers between a band's embeddings and the model."""
+        """Return the layers between a band's embeddings and the model."""
         return [band[1] for band in self.embeddings]
 
 
-class WithBias(nn.Module):
-    """A module, and a bias (from 0) added to its output."""
+class AddBias(nn.Module):
+    """A module whose output gets a bias, which is initialised to 0."""
 
     def __init__(self, module: nn.Module, size: int) -> None:
         super().__init__()
@@ -39,17 +39,18 @@ class WithBias(nn.Module):
         return self.module(x) + self.bias
 
 
-class BandedSoftmax(AdaptiveSoftmax):
-    """fairseq's adaptive softmax; the first band too has a projection if projections are not tied, no band has one
-    where its embeddings have none, and words and bands can have biases.
+class XLAdaptiveSoftmax(AdaptiveSoftmax):
+    """An adaptive softmax like fairseq's, with other projections and optional biases.
+
+    If projections are not tied, the first band has a projection too. A band whose embeddings have no projection has none.
 
     Args:
-        bias: whether they have.
+        bias: if True, words and bands have biases.
 
     The other arguments are fairseq's.
     """
 
-    def __init__(self, *args, adaptive_inputs: BandedInput | None, tie_proj: bool, bias: bool, **kwargs) -> None:
+    def __init__(self, *args, adaptive_inputs: XLAdaptiveInput | None, tie_proj: bool, bias: bool, **kwargs) -> None:
         super().__init__(*args, adaptive_inputs=adaptive_inputs, tie_proj=tie_proj, **kwargs)
         if adaptive_inputs is not None:
             projections = [adaptive_inputs.weights_for_band(band)[1] for band in range(len(self.cutoff))]
@@ -60,13 +61,13 @@ class BandedSoftmax(AdaptiveSoftmax):
                 if projection is None:
                     tail[0] = nn.Identity()
         if bias:
-            self.head = WithBias(self.head, self.cutoff[0] + len(self.tail))
+            self.head = AddBias(self.head, self.cutoff[0] + len(self.tail))
             sizes = [end - start for start, end in zip(self.cutoff, self.cutoff[1:], strict=False)]
-            self.tail = nn.ModuleList(WithBias(tail, size) for tail, size in zip(self.tail, sizes, strict=True))
+            self.tail = nn.ModuleList(AddBias(tail, size) for tail, size in zip(self.tail, sizes, strict=True))
 
     @property
     def projections(self) -> list[nn.Module]:
-        """The layers between the model and a band's words; what scores words, and bands, is none of them."""
-        head, *tails = (band.module if isinstance(band, WithBias) else band for band in (self.head, *self.tail))
+        """Return the layers between the model and a band's words, without the layers that score words and bands."""
+        head, *tails = (band.module if isinstance(band, AddBias) else band for band in (self.head, *self.tail))
         words = getattr(head, "word_proj", None)
         return [*([words[0]] if isinstance(words, nn.Sequential) else []), *(tail[0] for tail in tails)]

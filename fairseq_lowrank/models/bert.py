@@ -1,9 +1,9 @@
 """BERT (Devlin et al. 2019): fairseq's RoBERTa with the parts of BERT that it lacks.
 
-fairseq has a BERT (``masked_lm``), with token types and next-sentence prediction, but without classification heads,
-with one LayerNorm before its first layer where ``--encoder-normalize-before`` is given, and fed by one task alone. RoBERTa has
-heads, fairseq's usual layers and tasks, but no token types, no pooler and no next-sentence head. Here these three are added to
-RoBERTa, so that ``masked_lm``, ``sentence_prediction`` and what else is made for RoBERTa take the model as it is.
+fairseq has a BERT (``masked_lm``) with token types and next-sentence prediction. It has no classification heads, works with
+one task, and ``--encoder-normalize-before`` only adds a LayerNorm before its first layer. fairseq's RoBERTa has heads and the
+usual layers and tasks, but no token types, no pooler and no next-sentence head. This module adds these three to RoBERTa, so
+the model works with ``masked_lm``, ``sentence_prediction`` and everything else for RoBERTa.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SEGMENTS = ("pair", "one")
 
 @register_model("lowrank_bert")
 class LowrankBertModel(LowrankModel, RobertaModel):
-    """BERT; its attention is ``mha`` of this package unless ``--attention`` says otherwise.
+    """BERT with this package's ``mha``, unless ``--attention`` chooses another attention.
 
-    ``forward`` takes what RoBERTa's takes, and ``segment_labels`` (see :class:`BertEncoder`).
+    ``forward`` takes the arguments of RoBERTa's, and ``segment_labels`` (see :class:`BertEncoder`).
     """
 
     predicts_next_sentences = True
@@ -46,19 +46,22 @@ class LowrankBertModel(LowrankModel, RobertaModel):
         parser.add_argument(
             "--segments",
             choices=SEGMENTS,
-            help="token types where the task gives none: pair, the second sentence begins behind the first </s>; one, all "
-            "of type 0 (default: one for --task masked_lm, whose blocks are running text, else pair)",
+            help="token types if the task gives none. pair: the second sentence begins after the first </s>; one: all are "
+            "of type 0 (default: one for --task masked_lm, pair for other tasks)",
         )
         parser.add_argument(
-            "--layer-norm-eps", type=float, metavar="X", help="what LayerNorm adds to the variance (default: 1e-12)"
+            "--layer-norm-eps",
+            type=float,
+            metavar="X",
+            help="number that LayerNorm adds to the variance (default: 1e-12)",
         )
 
     @classmethod
     def check_args(cls, args) -> None:
-        """Refuse flags before data is read.
+        """Check flags before data is read.
 
         Raises:
-            ValueError: a size or probability that is refused.
+            UserError: a size or probability is not accepted.
         """
         check_bert_sizes(args)
 
@@ -79,15 +82,15 @@ class LowrankBertModel(LowrankModel, RobertaModel):
     def register_classification_head(
         self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **unused
     ) -> None:
-        """Register BERT's classification head, in which the pooler is that of the next-sentence head.
+        """Register BERT's classification head, which shares the pooler with the next-sentence head.
 
         Raises:
-            ValueError: another inner size than the pooler's.
+            UserError: the inner size differs from the pooler's.
         """
         pooler = self.encoder.pooler
         if inner_dim not in (None, pooler.out_features):
             raise UserError(
-                f"classification head {name}: its inner size is {inner_dim}; expected {pooler.out_features}, the pooler's"
+                f"classification head {name}: its inner size is {inner_dim}. Use {pooler.out_features}, the size of the pooler."
             )
         head = BertClassificationHead(pooler, num_classes, self.args.pooler_activation_fn, self.args.pooler_dropout)
         head.out_proj.apply(init_bert_params)
@@ -95,7 +98,7 @@ class LowrankBertModel(LowrankModel, RobertaModel):
         self.classification_heads[name] = head
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """As RoBERTa's; heads that are new to the checkpoint take its pooler."""
+        """Upgrade a state like RoBERTa; heads that the checkpoint does not have get its pooler."""
         prefix = f"{name}." if name else ""
         super().upgrade_state_dict_named(state_dict, name)
         for head in self.classification_heads:
@@ -105,10 +108,10 @@ class LowrankBertModel(LowrankModel, RobertaModel):
 
 
 class BertClassificationHead(nn.Module):
-    """y = W dropout(a(W_p h + b_p)) + b for the last hidden state h of the first token; W_p, b_p and a are the pooler's.
+    """A head y = W dropout(a(W_p h + b_p)) + b on the first token's last hidden state h; W_p, b_p and a are the pooler's.
 
     Args:
-        pooler: which is shared, not copied.
+        pooler: the pooler, which is shared and not copied.
         num_classes: size of y.
         activation_fn: name of a.
         dropout: probability.
@@ -122,12 +125,12 @@ class BertClassificationHead(nn.Module):
         self.out_proj = nn.Linear(pooler.out_features, num_classes)
 
     def forward(self, features: Tensor, **unused) -> Tensor:
-        """Classes ``[B, C]`` of hidden states ``[B, T, d]``."""
+        """Return scores of classes ``[B, C]`` for hidden states ``[B, T, d]``."""
         return self.out_proj(self.dropout(self.activation_fn(self.dense(features[:, 0]))))
 
 
 class BertEncoder(RobertaEncoder):
-    """RoBERTa's encoder, with embeddings of token types, the pooler, and the next-sentence head over it."""
+    """RoBERTa's encoder with embeddings of token types, the pooler, and the next-sentence head."""
 
     def __init__(self, args, dictionary) -> None:
         super().__init__(args, dictionary)
@@ -146,13 +149,13 @@ class BertEncoder(RobertaEncoder):
         segment_labels: Tensor | None = None,
         **unused,
     ) -> tuple[Tensor, dict]:
-        """Hidden states, or what the heads of pre-training make of them.
+        """Return hidden states, or the outputs of the heads of pre-training.
 
         Args:
             src_tokens: ``[B, T]``, padded on the right: ``<s> a </s>`` or ``<s> a </s> b </s>``.
             features_only: return the last hidden states ``[B, T, d]``.
-            return_all_hiddens: also return those of all layers, ``inner_states`` of the second result, each ``[T, B, d]``.
-            masked_tokens: ``[B, T]``, where to predict words (default: everywhere).
+            return_all_hiddens: also return the states of all layers, ``inner_states`` of the second result, each ``[T, B, d]``.
+            masked_tokens: ``[B, T]``, true where words are predicted (default: everywhere).
             segment_labels: token types ``[B, T]`` (default: by ``--segments``).
 
         Returns:
@@ -179,8 +182,9 @@ class BertEncoder(RobertaEncoder):
         token_embeddings: Tensor | None = None,
         **unused,
     ) -> tuple[Tensor, dict]:
-        """The last hidden states ``[B, T, d]``, and ``inner_states``; arguments as in :meth:`forward`, and as in RoBERTa's
-        ``token_embeddings``, ``[B, T, d]`` in the place of those of ``src_tokens``.
+        """Return the last hidden states ``[B, T, d]``, and ``inner_states``.
+
+        The arguments are those of :meth:`forward`. ``token_embeddings`` ``[B, T, d]`` replace the embeddings of ``src_tokens``.
         """
         if src_tokens.size(1) > self.max_positions():
             raise ValueError(
@@ -194,7 +198,7 @@ class BertEncoder(RobertaEncoder):
         return super().extract_features(src_tokens, return_all_hiddens, token_embeddings=embeddings)
 
     def segments(self, src_tokens: Tensor) -> Tensor:
-        """Token types ``[B, T]`` of what a task says nothing about, see ``--segments``; padding is of type 0."""
+        """Return token types ``[B, T]`` for a task that gives none, see ``--segments``; padding has type 0."""
         if self.args.segments == "one" or self.args.num_segment == 1:
             return torch.zeros_like(src_tokens)
         ends = src_tokens.eq(self.eos)
@@ -203,32 +207,32 @@ class BertEncoder(RobertaEncoder):
 
 
 def check_bert_sizes(args) -> None:
-    """Refuse sizes and probabilities that only BERT has.
+    """Check sizes and probabilities that only BERT has.
 
     Raises:
-        ValueError: a flag whose value is refused, named with what would be accepted.
+        UserError: a flag has a value that is not accepted.
     """
     for name in ("max_positions", "num_segment"):
         if (size := getattr(args, name)) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {size}: expected a number >= 1")
+            raise UserError(f"--{name.replace('_', '-')} {size}: expected a number >= 1.")
     if not 0 <= args.pooler_dropout < 1:
-        raise UserError(f"--pooler-dropout {args.pooler_dropout:g}: expected a number from 0 to below 1")
+        raise UserError(f"--pooler-dropout {args.pooler_dropout:g}: expected a number from 0 to below 1.")
     if not 0 < args.layer_norm_eps < math.inf:
-        raise UserError(f"--layer-norm-eps {args.layer_norm_eps:g}: expected a number above 0")
+        raise UserError(f"--layer-norm-eps {args.layer_norm_eps:g}: expected a number above 0.")
     if getattr(args, "spectral_norm_classification_head", False):
-        raise UserError("--spectral-norm-classification-head: fairseq cannot load such a head again; leave it out")
+        raise UserError("--spectral-norm-classification-head: fairseq cannot load such a head again. Remove the flag.")
 
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_base")
 def base(args) -> None:
-    """BERT-base: 12 layers, d 768, ffn 3072, 12 heads, 512 positions, dropout 0.1 throughout (Devlin et al. 2019, section 3, A.2)."""
+    """Set BERT-base: 12 layers, d 768, ffn 3072, 12 heads, 512 positions, dropout 0.1 (Devlin et al. 2019, section 3, A.2)."""
     set_defaults(args, max_positions=512, num_segment=2, segments=None, layer_norm_eps=1e-12, pooler_dropout=0.1)
     base_architecture(args)
 
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_large")
 def large(args) -> None:
-    """BERT-large: 24 layers, d 1024, ffn 4096, 16 heads (Devlin et al. 2019, section 3)."""
+    """Set BERT-large: 24 layers, d 1024, ffn 4096, 16 heads (Devlin et al. 2019, section 3)."""
     set_defaults(
         args, encoder_layers=24, encoder_embed_dim=1024, encoder_ffn_embed_dim=4096, encoder_attention_heads=16
     )  # fmt: skip
@@ -237,7 +241,10 @@ def large(args) -> None:
 
 @register_model_architecture("lowrank_bert", "lowrank_bert_fixed")
 def fixed(args) -> None:
-    """The fixed multi-head paper's BERT (section 4.2): 24 layers, d 512, 8 heads of size 128 whatever their number; ffn 4096, by its 168M."""
+    """Set the fixed multi-head paper's BERT (section 4.2): 24 layers, d 512, 8 heads of size 128.
+
+    The head size stays 128 for any number of heads. The paper gives no ffn; 4096 gives its 168M parameters.
+    """
     set_defaults(
         args,
         encoder_layers=24,

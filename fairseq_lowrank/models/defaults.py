@@ -1,4 +1,4 @@
-"""What an architecture sets."""
+"""Default values of the registered architectures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from fairseq.utils import safe_getattr
 
 
 def set_defaults(args: Namespace, **values: object) -> None:
-    """Give ``args`` the values of an architecture where the user gave none."""
+    """Set the values of an architecture in ``args`` that the user has not set."""
     for name, value in values.items():
         setattr(args, name, safe_getattr(args, name, value))

@@ -1,4 +1,4 @@
-"""The head that answers questions by spans, over any of fairseq's encoders that give features of each token."""
+"""The head that answers questions by spans, on any of fairseq's encoders that returns features of each token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class SpanHead(nn.Module):
-    """Scores of each token to begin and to end an answer, x W + b with W [d, 2] (Devlin et al., 2019, §4.2)."""
+    """A head that scores each token as the first and the last of an answer, x W + b with W [d, 2] (Devlin et al. 2019, §4.2)."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -15,19 +15,19 @@ class SpanHead(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features [B, T, d] to scores [B, T, 2]."""
+        """Return scores [B, T, 2] of features [B, T, d]."""
         return self.out_proj(features)
 
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
-        """A state of pre-training lacks this head: it keeps the values that it has."""
+        """Keep the head's values if a state, as of pre-training, does not have the head."""
         for key, value in self.state_dict().items():
             state_dict.setdefault(f"{name}.{key}", value)
 
 
 def add_span_head(model: nn.Module, embed_dim: int) -> nn.Module:
-    """Let ``model(…, features_only=True)`` give the scores of a :class:`SpanHead`, [B, T, 2], in the place of features.
+    """Make ``model(…, features_only=True)`` return the scores of a :class:`SpanHead`, [B, T, 2], instead of features.
 
-    All else that the model does stays, so that its spectra and checkpoints are those of the model itself.
+    Nothing else changes, so spectra and checkpoints are the model's own.
     """
     model.span_head = SpanHead(embed_dim)
 

@@ -1,4 +1,4 @@
-"""The papers' translation models: fairseq's, with plain attention of this package where no attention flag says otherwise."""
+"""The papers' translation models: fairseq's, with this package's plain attention unless a flag chooses another one."""
 
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import (
@@ -14,7 +14,7 @@ from fairseq_lowrank.plugin.attention import LowrankModel
 
 @register_model("lowrank_transformer")
 class LowrankTransformerModel(LowrankModel, TransformerModel):
-    """fairseq's ``transformer``; its attention is ``mha`` of this package unless ``--attention`` says otherwise."""
+    """fairseq's ``transformer`` with this package's ``mha``, unless ``--attention`` chooses another attention."""
 
     @classmethod
     def hub_models(cls) -> dict:

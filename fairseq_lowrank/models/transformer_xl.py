@@ -1,4 +1,4 @@
-"""Transformer-XL: segments after each other, with memory of the earlier ones (Dai et al. 2019, arXiv 1901.02860)."""
+"""Transformer-XL: consecutive segments with a memory of earlier hidden states (Dai et al. 2019, arXiv 1901.02860)."""
 
 from dataclasses import dataclass, field
 from typing import Optional
@@ -21,36 +21,38 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.models.adaptive import BandedInput, BandedSoftmax
+from fairseq_lowrank.models.adaptive import XLAdaptiveInput, XLAdaptiveSoftmax
 from fairseq_lowrank.models.defaults import set_defaults
 from fairseq_lowrank.plugin.attention import LowrankModel, prepare_language_model
-from fairseq_lowrank.tasks.segment_lm import SegmentLanguageModelingTask, SegmentMemory
+from fairseq_lowrank.tasks.segment_lm import SegmentCache, SegmentLanguageModelingTask
 
 
 @dataclass
 class TransformerXLConfig(TransformerLanguageModelConfig):
-    """fairseq's language model flags, and those of memory."""
+    """The flags of fairseq's language models, and the flags of memory."""
 
     attention_score: Optional[str] = field(  # noqa: UP045 (fairseq reads no unions)
         default="relative",
-        metadata={"help": "relative: how scores are computed from queries, keys and their distance"},
+        metadata={"help": "how scores are computed; only relative: from queries, keys and their distance"},
     )
     memory_length: int = field(
         default=150,
         metadata={
-            "help": "positions before a segment whose hidden states are remembered, without gradient; more than 0 needs "
-            "--task segment_lm"
+            "help": "number of positions before a segment whose hidden states are cached, without gradient; above 0 it "
+            "needs --task segment_lm"
         },
     )
     clamp_length: int = field(
         default=-1,
-        metadata={"help": "distances above this count as it: for evaluation with longer memory (-1: none does)"},
+        metadata={
+            "help": "greatest distance, for evaluation with longer memory: larger ones count as this (-1: no limit)"
+        },
     )
-    softmax_bias: bool = field(default=False, metadata={"help": "words have a bias in the output layer"})
+    softmax_bias: bool = field(default=False, metadata={"help": "add a bias for each word to the output layer"})
 
 
 class TransformerXLLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer over memory and segment."""
+    """fairseq's decoder layer, whose keys include the memory."""
 
     def forward(
         self,
@@ -59,13 +61,13 @@ class TransformerXLLayer(TransformerDecoderLayerBase):
         padding: Tensor | None = None,
         incremental_state: dict | None = None,
     ) -> Tensor:
-        """The layer's output ``[T, B, C]``.
+        """Return the layer's output ``[T, B, C]``.
 
         Args:
             x: ``[T, B, C]``, the segment.
-            memory: ``[M, B, C]``, what ``x`` was at the positions before it.
+            memory: ``[M, B, C]``, the layer's inputs at the positions before the segment.
             padding: ``[B, M + T]``, true at padding.
-            incremental_state: keys and values of earlier steps, in place of memory.
+            incremental_state: keys and values of earlier steps, instead of memory.
         """
         residual, keys = x, x if memory is None else torch.cat((memory, x))
         if self.normalize_before:
@@ -91,16 +93,16 @@ class TransformerXLLayer(TransformerDecoderLayerBase):
 
 
 class TransformerXLDecoder(TransformerDecoder):
-    """Layers over segments and their memory.
+    """A decoder of segments and their memory.
 
     Attributes:
-        memories: by whether the model trains: validation between two updates leaves the memory of training as it is.
+        memories: the memory of training (True) and of evaluation (False), so validation does not change that of training.
     """
 
     def __init__(self, args, dictionary, embed_tokens) -> None:
         super().__init__(args, dictionary, embed_tokens, no_encoder_attn=True)
         self.memory_length = args.memory_length
-        self.memories: dict[bool, SegmentMemory] = {}
+        self.memories: dict[bool, SegmentCache] = {}
         for part in (
             self.embed_tokens,
             self.project_in_dim,
@@ -108,7 +110,7 @@ class TransformerXLDecoder(TransformerDecoder):
             self.output_projection,
             self.layer_norm,
         ):
-            start(part)
+            init_parameters(part)
 
     def build_decoder_layer(self, args, no_encoder_attn: bool = False) -> nn.Module:
         layer = TransformerXLLayer(args, no_encoder_attn)
@@ -118,14 +120,14 @@ class TransformerXLDecoder(TransformerDecoder):
                 f"--attention-score {score.name}: a Transformer-XL encodes positions in its scores. Use relative, its default."
             )
         score.dropout, score.max_distance = args.dropout, self.args.clamp_length
-        start(layer)
+        init_parameters(layer)
         if args.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=args.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if args.checkpoint_activations else args.min_params_to_wrap)
 
     def build_output_projection(self, args, dictionary, embed_tokens) -> None:
         if args.adaptive_softmax_cutoff is not None:
-            self.adaptive_softmax = BandedSoftmax(
+            self.adaptive_softmax = XLAdaptiveSoftmax(
                 len(dictionary),
                 self.output_embed_dim,
                 eval_str_list(args.adaptive_softmax_cutoff, type=int),
@@ -149,14 +151,14 @@ class TransformerXLDecoder(TransformerDecoder):
         segment: tuple[int, int] | None = None,
         **unused: object,
     ) -> tuple[Tensor, dict]:
-        """Logits ``[B, T, V]`` (features ``[B, T, C]`` where the softmax is adaptive), as fairseq's decoders give them.
+        """Return logits ``[B, T, V]`` (features ``[B, T, C]`` if the softmax is adaptive), like fairseq's decoders.
 
         Args:
             prev_output_tokens: ``[B, T]``.
-            incremental_state: where a decoding step keeps keys and values; only the last token is read then.
+            incremental_state: the cache of keys and values of decoding steps; with it, only the last token is read.
             features_only: leave out the output layer.
-            segment: the segment's number in its stream, and of how many: memory is used where the segment before it was the last
-                one seen, and none is kept after the last.
+            segment: the segment's number in its stream, and the number of segments. Memory is used if the previous call had the
+                segment before it. After the last segment, no memory is kept.
         """
         x, extra = self.extract_features(prev_output_tokens, incremental_state, segment)
         return x if features_only else self.output_layer(x), extra
@@ -166,8 +168,8 @@ class TransformerXLDecoder(TransformerDecoder):
     ) -> tuple[Tensor, dict]:
         if incremental_state is not None:
             tokens = tokens[:, -1:]
-        x = self._embedded(tokens)
-        memory = self._memory(segment, x)
+        x = self._embed(tokens)
+        memory = self._previous_memory(segment, x)
         padding = tokens.eq(self.padding_idx)
         padding = F.pad(padding, (memory[0].size(0), 0)) if padding.any() else None
         states = [x]
@@ -175,7 +177,7 @@ class TransformerXLDecoder(TransformerDecoder):
             x = layer(x, before if len(before) else None, padding, incremental_state)
             states.append(x)
         if segment is not None:
-            self._remember(segment, memory, states)
+            self._update_memory(segment, memory, states)
         if self.layer_norm is not None:
             x = self.layer_norm(x)
         x = self.dropout_module(x).transpose(0, 1)
@@ -183,37 +185,35 @@ class TransformerXLDecoder(TransformerDecoder):
             x = self.project_out_dim(x)
         return x, {"attn": [None], "inner_states": states}
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        """``[B, T]`` to ``[T, B, C]``."""
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings ``[T, B, C]`` of tokens ``[B, T]``."""
         x = self.embed_scale * self.embed_tokens(tokens.contiguous())
         for module in (self.quant_noise, self.project_in_dim, self.layernorm_embedding):
             x = x if module is None else module(x)
         return self.dropout_module(x).transpose(0, 1)
 
-    def _memory(self, segment: tuple[int, int] | None, x: Tensor) -> list[Tensor]:
-        """``[M, B, C]`` for each layer; M is 0 at the beginning of a stream, and where another segment was seen last."""
+    def _previous_memory(self, segment: tuple[int, int] | None, x: Tensor) -> list[Tensor]:
+        """Return the memory ``[M, B, C]`` of each layer; M is 0 unless the previous call had the segment before this one."""
         known, batch = self.memories.get(self.training), x.size(1)
         if segment is None or known is None or known.segment != segment[0] or known.hidden[0].size(1) < batch:
             return [x.new_empty(0, *x.shape[1:])] * len(self.layers)
-        # Streams end in the order of the batch from the last on.
+        # Later batches have fewer rows.
         return [hidden[:, :batch].to(x) for hidden in known.hidden]
 
     @torch.no_grad()
-    def _remember(self, segment: tuple[int, int], memory: list[Tensor], states: list[Tensor]) -> None:
+    def _update_memory(self, segment: tuple[int, int], memory: list[Tensor], states: list[Tensor]) -> None:
         number, count = segment
         self.memories.pop(self.training, None)
         if self.memory_length and number + 1 < count:
             joined = (torch.cat(pair)[-self.memory_length :] for pair in zip(memory, states, strict=False))
-            self.memories[self.training] = SegmentMemory(number + 1, list(joined))
+            self.memories[self.training] = SegmentCache(number + 1, list(joined))
 
 
-def start(module: nn.Module | None) -> None:
-    """The starts of the authors' code: normal numbers (``init_std``), smaller ones for projections of adaptive bands
-    (``proj_init_std``).
-    """
+def init_parameters(module: nn.Module | None) -> None:
+    """Initialise parameters like the authors' code: normal with std 0.02, and 0.01 for projections of adaptive bands."""
     if module is None:
         return
-    projections = module.projections if isinstance(module, (BandedInput, BandedSoftmax)) else ()
+    projections = module.projections if isinstance(module, (XLAdaptiveInput, XLAdaptiveSoftmax)) else ()
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=0.01 if any(part is one for one in projections) else 0.02)
@@ -227,13 +227,13 @@ def start(module: nn.Module | None) -> None:
             nn.init.normal_(part.weight, mean=1.0, std=0.02)
 
 
-# Flags of fairseq's language models, and what a Transformer-XL has instead.
-_NOT_HERE = {
+# Flags of fairseq's language models that a Transformer-XL does not have, and why.
+_UNSUPPORTED_FLAGS = {
     "decoder_learned_pos": "its positions are in its scores",
     "decoder_layerdrop": "memory belongs to a layer by its number",
     "base_layers": "they read no memory",
-    "embed_kernel": "the first positions of a segment would want the words of the one before",
-    "layernorm_embedding": "its embeddings are the first layer's memory as they are",
+    "embed_kernel": "the first positions of a segment would need the words of the segment before",
+    "layernorm_embedding": "the first layer's memory consists of embeddings without a norm",
     **dict.fromkeys(("scale_fc", "scale_attn", "scale_heads", "scale_resids"), "its layers have none of these scales"),
 }
 
@@ -242,7 +242,7 @@ _NOT_HERE = {
 class TransformerXL(LowrankModel, TransformerLanguageModel):
     """Transformer-XL with any attention of this package that has relative scores.
 
-    As the authors' code has it but for what fairseq brings: each layer has its own u and v, and draws its own dropout of positions.
+    It follows the authors' code. Each layer has separate u and v and a separate dropout of positions.
     """
 
     takes_segments = True
@@ -262,7 +262,7 @@ class TransformerXL(LowrankModel, TransformerLanguageModel):
             args.max_target_positions = safe_getattr(args, "tokens_per_sample", 1024)
         words = task.source_dictionary
         if args.adaptive_input:
-            embedding = BandedInput(
+            embedding = XLAdaptiveInput(
                 len(words),
                 words.pad(),
                 args.decoder_input_dim,
@@ -278,20 +278,24 @@ class TransformerXL(LowrankModel, TransformerLanguageModel):
 
 
 def _check(args, task) -> None:
-    """Refuse flags that mean nothing here, and memory of segments that do not follow each other.
+    """Refuse flags that have no effect here, and memory for segments that are not consecutive.
 
     Raises:
-        ValueError: see the messages.
+        UserError: see the messages.
     """
-    for name, reason in _NOT_HERE.items():
+    for name, reason in _UNSUPPORTED_FLAGS.items():
         if value := safe_getattr(args, name, None):
-            raise UserError(f"--{name.replace('_', '-')} {value}: not in a Transformer-XL, {reason}")
+            raise UserError(
+                f"--{name.replace('_', '-')} {value}: does not work with a Transformer-XL: {reason}. Remove the flag."
+            )
     if safe_getattr(args, "character_embeddings", False):
-        raise UserError("--character-embeddings: not in lowrank_transformer_xl; expected words or an adaptive input")
+        raise UserError(
+            "--character-embeddings: does not work with lowrank_transformer_xl. Remove it, or use --adaptive-input."
+        )
     if args.memory_length < 0:
-        raise UserError(f"--memory-length {args.memory_length}: expected a number of positions >= 0")
+        raise UserError(f"--memory-length {args.memory_length}: expected a number of positions >= 0.")
     if args.clamp_length < -1:
-        raise UserError(f"--clamp-length {args.clamp_length}: expected a distance >= 0, or -1 for none")
+        raise UserError(f"--clamp-length {args.clamp_length}: expected a distance >= 0, or -1 for no limit.")
     if args.memory_length and isinstance(task, FairseqTask) and not isinstance(task, SegmentLanguageModelingTask):
         raise UserError(
             f"--memory-length {args.memory_length} needs consecutive segments. Add --task segment_lm, or turn memory off with "
@@ -300,18 +304,20 @@ def _check(args, task) -> None:
 
 
 def _base(args) -> None:
-    """What the papers' sizes share: norms after each sublayer, relative scores, no biases in attention, dropout alike everywhere."""
+    """Set what the papers' models share: post-norm, relative scores, no biases in attention, one dropout."""
     normalize_before = safe_getattr(args, "decoder_normalize_before", False)
     set_defaults(args, attention_score="relative", no_attention_bias=True, dropout=0.1)
     set_defaults(args, activation_dropout=args.dropout)
     base_lm_architecture(args)
-    args.decoder_normalize_before = normalize_before  # which fairseq's language models set
+    args.decoder_normalize_before = normalize_before  # base_lm_architecture sets it to True
 
 
 @register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_wiki103")
 def wiki103(args) -> None:
-    """Dai et al.'s base model on WikiText-103, the Mixhead paper's (table 1): 16 layers, d 410, 10 heads of size 41, ffn 2100,
-    memory of 150, adaptive input and softmax of one size, tied, with biases: 151.1M."""
+    """Set the base model of Dai et al. and of the Mixhead paper (table 1) on WikiText-103: 151.1M.
+
+    16 layers, d 410, 10 heads of size 41, ffn 2100, memory of 150, adaptive input and softmax of one size, tied, with biases.
+    """
     set_defaults(
         args,
         adaptive_input=True,
@@ -329,7 +335,10 @@ def wiki103(args) -> None:
 
 @register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_wiki2")
 def wiki2(args) -> None:
-    """The Mixhead paper's model on WikiText-2 (table 2): as on WikiText-103; ffn 1000 and one tied softmax, 40.3M, by its 40M."""
+    """Set the Mixhead paper's model on WikiText-2 (table 2): as on WikiText-103, with ffn 1000 and one tied softmax.
+
+    It has 40.3M parameters; ffn and softmax are chosen to match the paper's 40M.
+    """
     set_defaults(args, share_decoder_input_output_embed=True, decoder_ffn_embed_dim=1000, memory_length=150)
     _sixteen_layers(args)
 
@@ -348,8 +357,11 @@ def _sixteen_layers(args) -> None:
 
 @register_model_architecture("lowrank_transformer_xl", "lowrank_transformer_xl_lm1b")
 def lm1b(args) -> None:
-    """The Mixhead paper's model on LM1B (table 3): 18 layers, d 1024, 8 heads of size 128, ffn 4096, memory of 32, no dropout, bands
-    that shrink by 4, tied embeddings, own projections: 293.7M. (The authors' softmax has biases, 0.8M more.)"""
+    """Set the Mixhead paper's model on LM1B (table 3): 293.7M.
+
+    18 layers, d 1024, 8 heads of size 128, ffn 4096, memory of 32, no dropout, bands that shrink by 4, tied embeddings and untied
+    projections. (The authors' softmax has biases, 0.8M more.)
+    """
     set_defaults(
         args,
         adaptive_input=True,

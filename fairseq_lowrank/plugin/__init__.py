@@ -1,4 +1,4 @@
-"""What ``--user-dir`` brings about in fairseq: the patches of :mod:`.patches`, our models, tasks and criterions.
+"""The plugin that ``--user-dir`` loads: the patches of :mod:`.patches`, and our models, tasks and criterions.
 
 fairseq itself imports only the ``models`` and ``tasks`` folders of a user directory, and not even those when the package was
 imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.

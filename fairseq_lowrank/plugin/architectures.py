@@ -1,4 +1,4 @@
-"""Which of fairseq's architectures can have our attention, and where: found by building them without memory."""
+"""A table of fairseq's architectures and the sites where they can have our attention, found on the meta device."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fairseq.models import (
     ARCH_MODEL_NAME_REGISTRY,
     ARCH_MODEL_REGISTRY,
     MODEL_DATACLASS_REGISTRY,
+    BaseFairseqModel,
 )
 from fairseq.models.multilingual_transformer import MultilingualTransformerModel
 from fairseq.tasks.multilingual_translation import MultilingualTranslationTask
@@ -29,7 +30,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import attention, foreign
 from fairseq_lowrank.plugin.flags import SITES
 
-# What models take from data or from the flags of a task or of the training, where they have no default of their own.
+# Values that models take from the data, or from flags of a task or of the training, and that have no default.
 MODEL_ARG_DEFAULTS = {
     "tokens_per_sample": 512,
     "max_source_positions": 512,
@@ -69,7 +70,7 @@ LARGE = 10**6  # words: enough for every choice of an adaptive softmax
 
 
 class Coverage(NamedTuple):
-    """An architecture, the sites where attention can be chosen, and why it can't where it can't (or why nothing is known)."""
+    """An architecture, the sites where attention can be chosen, and why it cannot be chosen at the others."""
 
     architecture: str
     model: str
@@ -78,19 +79,19 @@ class Coverage(NamedTuple):
 
 
 def table(names: Sequence[str] = ()) -> list[Coverage]:
-    """Architectures by model: those named, or every one of fairseq and its plugins.
+    """Return a row for each named architecture, or for every registered one, sorted by model.
 
     Raises:
-        ValueError: a name is unknown.
+        UserError: a name is unknown.
     """
     if unknown := [name for name in names if name not in ARCH_MODEL_REGISTRY]:
-        raise UserError(f"{', '.join(unknown)}: unknown; expected values of fairseq-train's --arch")
+        raise UserError(f"{', '.join(unknown)}: unknown architecture. Use values of fairseq-train's --arch.")
     names = sorted(names or ARCH_MODEL_REGISTRY, key=lambda name: (ARCH_MODEL_NAME_REGISTRY[name], name))
     return [coverage(name) for name in names]
 
 
 def coverage(architecture: str) -> Coverage:
-    """Find where an architecture makes attention that can be chosen, by a build with one layer on the meta device."""
+    """Find the sites where attention can be chosen, by building the architecture with one layer on the meta device."""
     model_name, cls = ARCH_MODEL_NAME_REGISTRY[architecture], ARCH_MODEL_REGISTRY[architecture]
     try:
         args = default_arguments(architecture)
@@ -107,11 +108,11 @@ def coverage(architecture: str) -> Coverage:
     return Coverage(architecture, model_name, sites, "; ".join(reasons) or ("" if sites else "no attention"))
 
 
-def validate(cls: type, args: object) -> None:
-    """Build a small model on the meta device, for what is refused of the attention flags.
+def validate(cls: type[BaseFairseqModel], args: object) -> None:
+    """Build a small model on the meta device, to check the attention flags.
 
     Raises:
-        UserError: a flag is refused. What only data can tell is not found here.
+        UserError: a flag is refused. Errors that depend on the data are not found here.
     """
     try:
         build_small(cls, args)
@@ -121,13 +122,13 @@ def validate(cls: type, args: object) -> None:
         logging.getLogger(__name__).debug("%s was not built without data: %s", cls.__name__, error)
 
 
-def build_small(cls: type, args: object, *, check: bool = True) -> nn.Module:
-    """Build a model of a class with one layer a stack on the meta device, in silence.
+def build_small(cls: type[BaseFairseqModel], args: object, *, check: bool = True) -> nn.Module:
+    """Build a model with one layer in each stack on the meta device, without output or log lines.
 
     Args:
         cls: the class of the model.
         args: arguments, completed with the values that a model takes from elsewhere.
-        check: refuse attention that is chosen where the model makes its own.
+        check: refuse attention that is chosen at a site where the model builds its own.
     """
     args = _with_one_layer(_complete(cls, args))
     task = stand_in_task(cls, args, SizedDictionary(LARGE))
@@ -137,23 +138,25 @@ def build_small(cls: type, args: object, *, check: bool = True) -> nn.Module:
         return build_on_meta(cls, args, task, check=check)
 
 
-def build_on_meta(cls: type, args: object, task: object, *, check: bool = True) -> nn.Module:
-    """Build a model of a class with parameters that have shapes but no memory."""
+def build_on_meta(cls: type[BaseFairseqModel], args: object, task: object, *, check: bool = True) -> nn.Module:
+    """Build a model whose parameters have shapes but no memory."""
 
     def build_model() -> nn.Module:
-        return attention.build(cls, copy.deepcopy(args), task, lambda args: cls.build_model(args, task), check=check)
+        return attention.build_with_chosen_attention(
+            cls, copy.deepcopy(args), task, lambda args: cls.build_model(args, task), check=check
+        )
 
     try:
         with torch.device("meta"):
             return build_model()
     except NotImplementedError:
-        # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse; fake ones, slower, do it.
+        # RoBERTa's initialiser copies parameters to the CPU, which meta tensors refuse. Fake tensors allow it, more slowly.
         with FakeTensorMode():
             return build_model()
 
 
 def default_arguments(architecture: str) -> argparse.Namespace:
-    """The arguments of an architecture without any flag."""
+    """Return the arguments of an architecture without any flag."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     cls = ARCH_MODEL_REGISTRY[architecture]
     cls.add_args(parser.add_argument_group("model", argument_default=argparse.SUPPRESS))
@@ -166,7 +169,7 @@ def default_arguments(architecture: str) -> argparse.Namespace:
 
 
 def _complete(cls: type, args: object) -> argparse.Namespace:
-    """A copy of arguments, with what they take from elsewhere."""
+    """Return a copy of the arguments, completed with defaults of the model and of :data:`MODEL_ARG_DEFAULTS`."""
     args = argparse.Namespace(**copy.deepcopy(vars(args)))
     if (config := getattr(cls, "__dataclass", None)) is not None:
         _set_missing(args, vars(config()))
@@ -189,13 +192,13 @@ def _with_one_layer(args: argparse.Namespace) -> argparse.Namespace:
             setattr(args, f"{side}_layers", 1)
             if hasattr(args, f"{side}_layers_to_keep"):
                 setattr(args, f"{side}_layers_to_keep", None)
-    if isinstance(languages := getattr(args, "languages", None), (list, tuple)):  # each has an adapter in every layer
+    if isinstance(languages := getattr(args, "languages", None), (list, tuple)):  # every layer has an adapter for each
         args.languages = languages[:1]
     return args
 
 
 def stand_in_task(cls: type, args: argparse.Namespace, dictionary: Dictionary) -> object:
-    """Return what a model asks of its task while it is built."""
+    """Return an object with the attributes that a model reads from its task while it is built."""
     names = ("source_dictionary", "target_dictionary", "dictionary", "output_dictionary", "src_dict", "tgt_dict")
     facts = dict.fromkeys(names, dictionary)
     facts |= {"args": args, "cfg": args, "multitask_tasks": {}, "target_is_code": True}

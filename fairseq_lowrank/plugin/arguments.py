@@ -1,4 +1,4 @@
-"""What fairseq's parser makes of a command line: amended, completed in ``--help``, and checked."""
+"""Wrappers of fairseq's parser that change parsed arguments, complete ``--help`` and check a command line."""
 
 import argparse
 import functools
@@ -13,7 +13,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import checks
 from fairseq_lowrank.plugin.literals import literal
 
-Amendment = Callable[[argparse.Namespace, Callable[[str], bool]], None]
+ArgumentFixup = Callable[[argparse.Namespace, Callable[[str], bool]], None]
 """A function of parsed arguments, which it may change, and of a function that says if a flag is on the command line."""
 
 
@@ -27,14 +27,14 @@ def is_on(words: list | None, flag: str) -> bool:
     return any(str(word).partition("=")[0] == flag for word in (sys.argv[1:] if words is None else words))
 
 
-def amending(amend: Amendment) -> Callable[[Callable], Callable]:
-    """Return a wrapper of ``options.parse_args_and_arch``, the one place where commands parse, that amends arguments."""
+def with_fixup(fixup: ArgumentFixup) -> Callable[[Callable], Callable]:
+    """Return a wrapper of ``options.parse_args_and_arch``, the one place where commands parse, that changes arguments."""
 
     def wrap(parse: Callable) -> Callable:
         @functools.wraps(parse)
         def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
             parsed = parse(parser, input_args, *args, **kwargs)
-            amend(parsed[0] if isinstance(parsed, tuple) else parsed, lambda flag: is_on(input_args, flag))
+            fixup(parsed[0] if isinstance(parsed, tuple) else parsed, lambda flag: is_on(input_args, flag))
             return parsed
 
         return parse_args_and_arch
@@ -45,7 +45,7 @@ def amending(amend: Amendment) -> Callable[[Callable], Callable]:
 # fairseq parses twice, the second time with the flags of the chosen model, task, criterion and optimizer, and would
 # print --help the first time, without them.
 def complete_help(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: ``--help`` shows the flags of what ``--arch``, ``--task`` … choose, and ours."""
+    """Wrap ``parse_args_and_arch``: ``--help`` shows the flags of the chosen ``--arch``, ``--task`` …, and ours."""
 
     @functools.wraps(parse)
     def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
@@ -57,13 +57,18 @@ def complete_help(parse: Callable) -> Callable:
 
 
 def _help_second(parser: argparse.ArgumentParser, modify_parser: Callable | None) -> Callable:
-    """Return what fairseq calls before each parsing; the first one passes over ``--help``."""
+    """Return a function that fairseq calls before each parsing; in the first parsing, ``--help`` does nothing."""
     print_help, leave, first = parser.print_help, parser.exit, True
 
     def modify(parser: argparse.ArgumentParser) -> None:
         nonlocal first
-        parser.print_help = (lambda: None) if first else print_help
-        parser.exit = (lambda status=0, message=None: status and leave(status, message)) if first else leave
+        methods: dict[str, Callable] = {"print_help": print_help, "exit": leave}
+        if first:
+            methods = {
+                "print_help": lambda: None,
+                "exit": lambda status=0, *message: status and leave(status, *message),
+            }
+        vars(parser).update(methods)
         if first and any(action.dest == "arch" and action.default is None for action in parser._actions):
             parser.set_defaults(arch="lowrank_transformer")
         first = False
@@ -74,7 +79,7 @@ def _help_second(parser: argparse.ArgumentParser, modify_parser: Callable | None
 
 
 def name_missing_flags(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: a command line without ``--arch`` or ``--task`` ends in one line."""
+    """Wrap ``parse_args_and_arch``: refuse a command line without ``--arch`` or ``--task``."""
 
     @functools.wraps(parse)
     def parse_args_and_arch(parser, *args, **kwargs):
@@ -93,7 +98,7 @@ def name_missing_flags(parse: Callable) -> Callable:
 
 
 def check_command_line(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: check what a command is given. A program that passes arguments is not checked."""
+    """Wrap ``parse_args_and_arch``: check the flags of a command. A program that passes arguments is not checked."""
 
     @functools.wraps(parse)
     def parse_args_and_arch(parser, input_args=None, *args, suppress_defaults=False, **kwargs):
@@ -108,25 +113,25 @@ def check_command_line(parse: Callable) -> Callable:
 
 # fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too.
 def bf16_without_tpu(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Amend parsed arguments: ``--bf16`` means a TPU only with ``--tpu``."""
+    """Turn ``--tpu`` off in parsed arguments unless it is given: fairseq sets it with ``--bf16``."""
     if getattr(args, "bf16", False):
         args.tpu = given("--tpu")
 
 
-# fairseq parses the layers to keep as a list, which its models split like the text that it was.
+# fairseq parses the layers to keep into a list, but its models split a string.
 def layers_to_keep_as_text(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Amend parsed arguments: ``--…-layers-to-keep`` stays the text that it was."""
+    """Turn the list of ``--…-layers-to-keep`` in parsed arguments back into a string."""
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         if isinstance(layers := getattr(args, name, None), list):
             setattr(args, name, ",".join(map(str, layers)))
 
 
-# fairseq evaluates this text.
+# fairseq passes this text to eval.
 def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
     """Refuse ``--model-overrides`` that is not a dictionary.
 
     Raises:
-        UserError: it is something else.
+        UserError: the value is not a dictionary.
     """
     text = getattr(args, "model_overrides", "{}")
     try:
@@ -134,22 +139,22 @@ def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) ->
             return
     except UserError:
         pass
-    raise UserError(f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}")
+    raise UserError(f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}.")
 
 
 def is_training(args: argparse.Namespace) -> bool:
-    """Return True for the arguments of fairseq-train, which alone has ``--max-update``."""
+    """Return True for the arguments of fairseq-train, the only command with ``--max-update``."""
     return hasattr(args, "max_update")
 
 
-# A model, task or criterion can refuse its flags only once it is built, when folders are made and data is read.
+# Without this, a model, task or criterion refuses its flags only when it is built, after data is read.
 def check_our_flags(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Refuse flags of ours that do not work with the model, task or criterion of a training.
+    """Check that our flags work with the model, task and criterion of a training.
 
     Raises:
         UserError: see ``check_args`` of models and criterions, and ``check_model`` of tasks.
     """
-    from fairseq_lowrank.plugin import attention  # which registers models
+    from fairseq_lowrank.plugin import attention  # it registers models
 
     if not is_training(args):
         return

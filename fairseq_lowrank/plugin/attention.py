@@ -3,8 +3,8 @@
 Nearly every text model of fairseq, and half of its speech models, make their attention in three methods of
 ``modules/transformer_layer.py``, and BERT in a fourth. The patched methods look up the options of the model that is being
 built, and without an attention flag they call fairseq's own. The options are resolved once, in ``models.build_model``.
-Attention is chosen when it is made, because what wraps a layer (FSDP, activation checkpointing) may take its parameters
-apart at once.
+Attention is chosen when a layer is built, because a wrapper of the layer (FSDP, activation checkpointing) may move its
+parameters at once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.plugin import foreign
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
+from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.plugin.sizes import check_language_model, embedding_flags
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,10 @@ def chosen_options(args: object, model: type | None) -> AttentionOptions | None:
 
 
 def build_if_chosen(ours: Callable) -> Callable[[Callable], Callable]:
-    """Return a wrapper of a method that makes attention: ``ours`` makes it if the build has attention options.
+    """Return a wrapper of a method that builds attention: ``ours`` builds it if the model has attention options.
 
     Args:
-        ours: a function of :meth:`AttentionOptions.build`, the layer and the arguments of the method.
+        ours: a function that takes :meth:`AttentionOptions.build_attention`, the layer and the arguments of the method.
     """
 
     def wrap(stock: Callable) -> Callable:
@@ -89,7 +90,7 @@ def build_if_chosen(ours: Callable) -> Callable[[Callable], Callable]:
                 )
             if current is None or current.options is None:
                 return stock(layer, *args, **kwargs)
-            return ours(current.options.build, layer, *args, **kwargs)
+            return ours(current.options.build_attention, layer, *args, **kwargs)
 
         return build
 
@@ -160,40 +161,40 @@ def bert_attention(
 # --- the model that is being built
 
 
-def build(
+def build_with_chosen_attention(
     cls: type, args: object, task: object, stock: Callable[[object], nn.Module], *, check: bool = True
 ) -> nn.Module:
     """Build a model with the attention that its configuration chooses.
 
-    A model that builds another with a configuration of the other's own, such as a pre-trained encoder, calls this in turn.
+    A model that builds another one with a separate configuration, such as a pre-trained encoder, calls this again.
 
     Args:
         cls: the class of the model.
         args: its configuration, with the defaults of the architecture.
         task: its task.
         stock: builds fairseq's model from a configuration.
-        check: refuse attention that is chosen where the model makes its own.
+        check: refuse attention that is chosen at a site where the model builds its own.
 
     Raises:
-        UserError: a flag is refused, or attention is chosen where the model makes its own.
+        UserError: a flag is refused, or attention is chosen at a site where the model builds its own.
     """
     outer = _current.get()
     if outer is not None and outer.model is cls:
         return stock(args)
     refuse_misspelt_flags(args)
     options = chosen_options(args, cls)
-    for message in other_differences(cls, args, options):
-        _say_once(message)
+    for message in baseline_warnings(cls, args, options):
+        _warn_once(message)
     if (flags := embedding_flags(args)) and not issubclass(cls, TransformerLanguageModel):
         flag, value = next(iter(flags.items()))
         raise UserError(f"{flag} {value}: works only for transformer_lm, not {_name(cls, args)}. Remove it.")
     if options is not None and getattr(cls, "__dataclass", None) is None:
-        args = as_namespace(args)  # these models set what is missing, which a DictConfig refuses
+        args = as_namespace(args)  # these models set missing fields, which a DictConfig refuses
     with _building(ModelBuild(cls, options)):
         model = stock(args)
     if options is not None:
         if check and (outer is None or outer.options is None):
-            check_coverage(model, options, _name(cls, args))
+            validate_sites(model, options, _name(cls, args))
         _adapt_decoders(model, task)
     return model
 
@@ -210,18 +211,18 @@ def resolve_attention(build_model: Callable) -> Callable:
         if name in models.ARCH_CONFIG_REGISTRY and name not in models.MODEL_DATACLASS_REGISTRY:
             with open_dict(cfg) if OmegaConf.is_config(cfg) else contextlib.nullcontext():
                 models.ARCH_CONFIG_REGISTRY[name](cfg)  # as fairseq does: an architecture may choose attention
-        return build(cls, cfg, task, lambda args: build_model(args, task, from_checkpoint))
+        return build_with_chosen_attention(cls, cfg, task, lambda args: build_model(args, task, from_checkpoint))
 
     return build_with_options
 
 
-class LowrankModel:
-    """A parent of the models of this package: their attention is ``mha`` of this package unless a flag says otherwise."""
+class LowrankModel(models.BaseFairseqModel):
+    """A base class of this package's models: their attention is this package's ``mha`` unless a flag chooses another."""
 
     @classmethod
     def build_model(cls, args, task):
-        """Build the model with the attention that its configuration chooses, also past ``models.build_model``."""
-        return build(cls, args, task, lambda args: cls.build_with_attention(args, task))
+        """Build the model with the attention that its configuration chooses, also without ``models.build_model``."""
+        return build_with_chosen_attention(cls, args, task, lambda args: cls.build_with_attention(args, task))
 
     @classmethod
     def build_with_attention(cls, args, task):
@@ -229,8 +230,8 @@ class LowrankModel:
         return super().build_model(args, task)
 
 
-# fairseq drops the fields that it does not know from a DictConfig, --scale-heads among them, so that a language model with
-# an attention flag needs a namespace. Other models take what they get.
+# fairseq drops unknown fields from a DictConfig, --scale-heads among them, so a language model with an attention flag
+# needs a namespace.
 def prepare_language_model(build_model: Callable) -> Callable:
     """Wrap ``TransformerLanguageModel.build_model``: build the embedding that --embed-rank and --embed-kernel choose."""
 
@@ -250,27 +251,29 @@ def prepare_language_model(build_model: Callable) -> Callable:
     return build_language_model
 
 
-def other_differences(model: type, args: object, options: AttentionOptions | None) -> Iterator[str]:
-    """Warn if a flag of fairseq does another thing with an attention flag than without one, so that a stock model is no
-    baseline for it."""
+def baseline_warnings(model: type, args: object, options: AttentionOptions | None) -> Iterator[str]:
+    """Yield a warning for each flag of fairseq that acts differently with an attention flag.
+
+    A stock model with such a flag is not a baseline for a model with an attention flag.
+    """
     names = [f"scale_{part}" for part in ("attn", "fc", "heads", "resids") if getattr(args, f"scale_{part}", False)]
     if names and issubclass(model, TransformerLanguageModel):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-        yield f"{flags}: left out by fairseq in language models without an attention flag; --attention mha is the baseline"
+        yield f"{flags}: fairseq ignores this in language models without an attention flag. Use --attention mha as the baseline."
     if options is not None and (noise := getattr(args, "quant_noise_pq", 0)):
         yield (
-            f"--quant-noise-pq {noise:g}: fairseq's own self-attention computes past the noise of its projections, this package's "
-            "does not; --attention mha is the baseline"
+            f"--quant-noise-pq {noise:g}: fairseq's own self-attention ignores the noise of its projections, this package's "
+            "does not. Use --attention mha as the baseline."
         )
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_once(message: str) -> None:
-    # a likeness that is built to check flags is built in silence
-    if message not in _said and logger.isEnabledFor(logging.WARNING):
-        _said.add(message)
+def _warn_once(message: str) -> None:
+    # logging is off while a small model is built to check flags
+    if message not in _warned and logger.isEnabledFor(logging.WARNING):
+        _warned.add(message)
         logger.warning(message)
 
 
@@ -286,16 +289,16 @@ def check_args(cls: type, args: object) -> None:
     """Refuse attention flags before data is read, by a build on the meta device.
 
     Raises:
-        UserError: a flag is refused, sizes do not fit together, or attention is chosen where the model makes its own.
+        UserError: a flag is refused, sizes do not fit together, or the model builds its own attention at a chosen site.
     """
-    from fairseq_lowrank.plugin import architectures  # which builds models by what is above
+    from fairseq_lowrank.plugin import architectures  # it imports this module
 
     if chosen_options(args, cls) is not None or embedding_flags(args):
         architectures.validate(cls, args)
 
 
-def check_coverage(model: nn.Module, options: AttentionOptions, name: str) -> None:
-    """Refuse a chosen site whose attention the model makes on its own, or does not have.
+def validate_sites(model: nn.Module, options: AttentionOptions, name: str) -> None:
+    """Refuse a chosen site where the model builds its own attention, or has none.
 
     Raises:
         UserError: see the messages.
@@ -318,32 +321,33 @@ SEE_ARCHITECTURES = "Choose from the list of fairseq-lowrank architectures."
 
 def our_sites(model: nn.Module) -> set[str]:
     """Return the sites where a model has attention of this package."""
-    return {module.site for module in model.modules() if isinstance(module, MultiheadAttention)}
+    return {module.site for module in model.modules() if isinstance(module, FairseqAttention)}
 
 
 # --- decoders with our attention
 
 
-# These are given to the decoders of one model and not to their classes, which stock models share and TorchScript reads.
+# The attributes belong to the decoders of one model, because stock models share the classes and TorchScript reads them.
 def _adapt_decoders(model: nn.Module, task: object) -> None:
-    """Let decoders say "causal" instead of making a T×T mask, and compute attention weights only where they are read."""
+    """Make decoders pass a causal marker instead of a T×T mask, and compute attention weights only if they are read."""
     settings = getattr(task, "cfg", None) or getattr(task, "args", None)
-    for decoder in model.modules():
-        if not _holds_our_decoder_layers(decoder):
-            continue
-        # --cross-self-attention puts encoder states before the keys, so that its mask is not a square
+    for decoder in _decoders_with_our_layers(model):
+        # --cross-self-attention puts encoder states before the keys, so its mask is not square
         if hasattr(decoder, "buffered_future_mask") and not getattr(decoder, "cross_self_attention", False):
             decoder.buffered_future_mask = _causal_marker
         if _reads_one_layer(decoder):
             decoder.need_alignment = bool(getattr(settings, "load_alignments", False))
-            # an embedding by convolution has set one of its own
+            # an embedding by convolution has already replaced this method
             stock = vars(decoder).get("extract_features") or functools.partial(type(decoder).extract_features, decoder)
             decoder.extract_features = functools.partial(_extract_features, decoder, stock)
             _read_weights_where_asked(decoder)
 
 
-def _holds_our_decoder_layers(decoder: nn.Module) -> bool:
-    return any(isinstance(child, nn.ModuleList) and _our_layers(child) for child in decoder.children())
+def _decoders_with_our_layers(model: nn.Module) -> list[models.FairseqDecoder]:
+    def holds_layers(module: nn.Module) -> bool:
+        return any(isinstance(child, nn.ModuleList) and _our_layers(child) for child in module.children())
+
+    return [module for module in model.modules() if holds_layers(module)]
 
 
 def _our_layers(parent: nn.Module) -> list[TransformerDecoderLayerBase]:
@@ -356,7 +360,7 @@ def _causal_marker(tensor: Tensor) -> AttentionMask:
 
 
 def _reads_one_layer(decoder: nn.Module) -> bool:
-    """Whether a decoder is told which layer's weights to read; others take those of the last layer that has some."""
+    """Return True if a decoder has an argument for the layer whose weights are read; others read the last layer's."""
     extract_features = getattr(type(decoder), "extract_features", None)
     return extract_features is not None and "alignment_layer" in inspect.signature(extract_features).parameters
 
@@ -372,7 +376,7 @@ def _extract_features(
     alignment_heads: int | None = None,
     **others,
 ):
-    """Call `stock`, the decoder's own, without computing weights that nobody reads."""
+    """Call `stock`, the decoder's own method, without computing weights that nothing reads."""
     if alignment_layer is None and not decoder.need_alignment:
         alignment_layer = -1  # matches no layer
     return stock(
@@ -393,12 +397,12 @@ def _read_weights_where_asked(decoder: nn.Module) -> None:
 
 
 def compute_weights_where_read(prepare: Callable) -> Callable:
-    """Wrap ``prepare_for_inference_``: compute attention weights for --print-alignment, --replace-unk and programs."""
+    """Wrap ``prepare_for_inference_``: compute weights for --print-alignment, --replace-unk and callers of the API."""
 
     @functools.wraps(prepare)
     def prepare_for_inference_(model, cfg):
         prepare(model, cfg)
-        called = cfg.common_eval.path is None  # by a program; commands are told a path
+        called = cfg.common_eval.path is None  # by a program; commands have a path
         replaces = cfg.generation.replace_unk is not None
         for decoder in model.modules():
             if hasattr(decoder, "need_alignment"):

@@ -1,4 +1,4 @@
-"""The one way to load files of ``torch.save``: tensors and allowed classes alone, after a check for damage."""
+"""Safe loading of files of ``torch.save``: only tensors and allowed classes, after a check for damage."""
 
 import pickle
 import zipfile
@@ -38,7 +38,7 @@ def load(file: BinaryIO, allowed: Sequence[Any] = ()) -> Any:
 
 
 def check_archive(file: BinaryIO) -> None:
-    """Raise BadZipFile for an entry that does not match its checksum, or is no plain stored file as torch writes them."""
+    """Raise BadZipFile for an entry that does not match its checksum or is not a plain stored file."""
     with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             plain = not (entry.compress_type or entry.flag_bits & 1 or entry.external_attr)

@@ -1,4 +1,4 @@
-"""Mistakes that users of fairseq's commands make every day: each ends in one line before anything is written."""
+"""Checks for everyday mistakes on the command line. Each ends in a one-line error before anything is written."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ from fairseq_lowrank.plugin.loading import load_checkpoint
 
 
 def check_precision(args: argparse.Namespace) -> None:
-    """Refuse half precision for a training on the CPU: fairseq fails, or trains in float32 without a word."""
+    """Refuse half precision for a training on the CPU: fairseq fails, or trains in float32 without a message."""
     if hasattr(args, "max_update") and (args.cpu or not torch.cuda.is_available()):
         half = args.fp16 and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
         if flag := "--amp" if args.amp else "--fp16" if half else None:
@@ -71,7 +71,7 @@ def model_class(name: str | None) -> type | None:
 
 
 def check_model_of_task(args: argparse.Namespace) -> None:
-    """Refuse a model of another kind than the task of a training needs."""
+    """Refuse a model that does not work with the task of a training."""
     model, task = model_class(getattr(args, "arch", None)), TASK_REGISTRY.get(getattr(args, "task", None), object)
     if model is None or not hasattr(args, "max_update"):
         return
@@ -82,7 +82,7 @@ def check_model_of_task(args: argparse.Namespace) -> None:
 
 
 def check_language_model_path(args: argparse.Namespace) -> None:
-    """Refuse another model than a language model for ``--lm-path``."""
+    """Refuse a checkpoint in ``--lm-path`` that is not a language model."""
     if path := getattr(args, "lm_path", None):
         state = load_checkpoint(path)
         options = (state.get("cfg") or {}).get("model") or state.get("args")
@@ -91,7 +91,7 @@ def check_language_model_path(args: argparse.Namespace) -> None:
 
 
 def refuse_other_than_language_model(name: str | None, given: str) -> None:
-    """Refuse a model that is known and is not a language model."""
+    """Refuse a registered model that is not a language model."""
     if (model := model_class(name)) is not None and not hasattr(model, "supported_targets"):
         raise UserError(f"{given}: {name} is not a language model. Use one, such as transformer_lm.")
 

@@ -1,4 +1,4 @@
-"""How fairseq's commands end: one line and code 2 for a :class:`UserError`, a full traceback and one last line for the rest.
+"""Endings of fairseq's commands: one line and code 2 for a :class:`UserError`; a traceback and one line for the rest.
 
 Only the console entry points (``cli_main`` of ``fairseq_cli``) end like this. Programs that call fairseq get its exceptions.
 ``LOWRANK_TRACEBACK=1`` shows the traceback of a :class:`UserError` too.
@@ -49,10 +49,10 @@ def as_command() -> Iterator[None]:
         end(error)
 
 
-# cli_main is running when --user-dir imports this package, so it is too late to replace it. Python calls this hook with what
-# leaves it, and exits with the code of a SystemExit that the hook raises.
+# cli_main is running when --user-dir imports this package, so it is too late to replace it. Python calls this hook with an
+# uncaught exception, and exits with the code of a SystemExit that the hook raises.
 def end_commands(hook: Callable) -> Callable:
-    """Wrap ``sys.excepthook``: what leaves a ``cli_main`` of ``fairseq_cli`` ends as :func:`end` says."""
+    """Wrap ``sys.excepthook``: call :func:`end` with an exception that a ``cli_main`` of ``fairseq_cli`` raises."""
 
     @functools.wraps(hook)
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -101,13 +101,13 @@ def end_workers(call_main: Callable) -> Callable:
     return call_worker
 
 
-# hydra keeps what fairseq-hydra-train raises until it reads the result, and then prints a shortened traceback.
+# hydra keeps the exception of fairseq-hydra-train until it reads the result, and then prints a shortened traceback.
 def end_hydra_jobs(result: property) -> property:
-    """Wrap ``JobReturn.return_value``: what a job of fairseq-hydra-train raised ends as :func:`end` says."""
+    """Wrap ``JobReturn.return_value``: call :func:`end` with an exception of a job of fairseq-hydra-train."""
 
     def return_value(job: JobReturn) -> object:
         if job.status == JobStatus.FAILED and isinstance(job._return_value, Exception):
             end(job._return_value)
-        return result.fget(job)
+        return result.__get__(job)
 
     return property(return_value, result.fset)

@@ -1,4 +1,4 @@
-"""A training that continues: it ends if it was finished, and is refused in the middle of an epoch with other batches."""
+"""Checks of a training that continues: it ends if it was finished, and must have the same batches within an epoch."""
 
 import functools
 import logging
@@ -19,7 +19,7 @@ MAKING_BATCHES = {
     "--tokens-per-sample": ("task", "tokens_per_sample"),
     "--sample-break-mode": ("task", "sample_break_mode"),
 }
-"""The flags that decide what sentences are a batch and in what order batches come, with their place in a configuration."""
+"""The flags that decide the sentences of each batch and the order of batches, with their place in a configuration."""
 
 SETTINGS = "settings_of_batches"
 _continuing: ContextVar[bool] = ContextVar("a trainer loads a checkpoint", default=False)
@@ -36,9 +36,9 @@ def settings_of_batches(cfg: Mapping) -> dict[str, object]:
     return found
 
 
-# A trainer forgets the configuration of a checkpoint, and one worker loads it for all.
+# A trainer drops the configuration of a checkpoint, and one worker loads it for all.
 def keep_settings(load: Callable) -> Callable:
-    """Wrap ``load_checkpoint_to_cpu``: what a trainer loads says with what flags its batches were made."""
+    """Wrap ``load_checkpoint_to_cpu``: add the flags that made the batches to the state that a trainer loads."""
 
     @functools.wraps(load)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
@@ -50,9 +50,9 @@ def keep_settings(load: Callable) -> Callable:
     return load_checkpoint_to_cpu
 
 
-# A place in the middle of an epoch is a number of batches. With other batches, sentences are left out or trained twice.
+# A position within an epoch is a number of batches. With other batches, sentences are left out or trained twice.
 def refuse_other_batches(load: Callable) -> Callable:
-    """Wrap ``Trainer.load_checkpoint``: in the middle of an epoch, batches are made with the same flags.
+    """Wrap ``Trainer.load_checkpoint``: in the middle of an epoch, refuse other flags that make batches.
 
     Raises:
         UserError: a flag differs.
@@ -81,9 +81,9 @@ def refuse_other_batches(load: Callable) -> Callable:
     return load_checkpoint
 
 
-# fairseq looks at --max-update only after an update. It reads --max-epoch after this function, and no epoch is below 0.
+# fairseq checks --max-update only after an update. It reads --max-epoch after this function, and no epoch is below 0.
 def end_if_finished(load: Callable) -> Callable:
-    """Wrap ``Trainer.load_checkpoint``: a training that has all of ``--max-update`` ends at once."""
+    """Wrap ``Trainer.load_checkpoint``: end at once if the checkpoint has reached ``--max-update``."""
 
     @functools.wraps(load)
     def load_checkpoint(self, *args, **kwargs):

@@ -1,13 +1,14 @@
-"""The regularisers of attention as flags of every criterion: ``--mixing-orthogonality`` and its kin.
+"""The regularisers of attention as flags of every criterion, such as ``--mixing-orthogonality``.
 
-What is minimised is loss + λ · sample size · R, with R summed over attention layers and averaged over the sequences of a
-batch (and over a layer's passes, where a model runs it several times, as the Levenshtein transformer its decoder). fairseq divides by the sample size, so λ weighs R against the loss, in nats, of one token (with ``--sentence-avg``, of
-one sentence). R itself is logged in training and validation under the flag's name; ``loss``, ``nll_loss`` and ``ppl``, and so the
-choice of the best checkpoint, stay the criterion's own.
+The objective is loss + λ · sample size · R. R is summed over attention layers and averaged over the sequences of a batch.
+If a model runs a layer several times, like the decoder of the Levenshtein transformer, R is averaged over the passes too.
+fairseq divides by the sample size, so λ weighs R against the loss of one token in nats (of one sentence with
+``--sentence-avg``). R is logged in training and validation under the flag's name. ``loss``, ``nll_loss``, ``ppl`` and the
+choice of the best checkpoint do not contain R.
 
-A layer computes its R in its forward pass, and R's gradient sets out with the gradient of the layer's heads. So this
-works with ``--checkpoint-activations``, where the forward pass of a layer is run again in the backward pass and nothing else
-is kept of the first.
+A layer computes its R in its forward pass, and the gradient of R is added when the gradient of the layer's heads is computed.
+So this works with ``--checkpoint-activations``, which runs the forward pass of a layer again in the backward pass and keeps
+nothing else of the first one.
 """
 
 import dataclasses
@@ -46,22 +47,22 @@ class RegulariserConfig(FairseqDataclass):
     mixing_orthogonality: float = field(
         default=0.0,
         metadata={
-            "help": "weight of ||M^T M - I||^2 of the head mixing (Mixhead paper, eq. 16), summed over layers: keeps the mixed "
+            "help": "weight of ||M^T M - I||^2 of the head mixing (Mixhead paper, eq. 16), summed over layers; it keeps the mixed "
             "heads diverse and the mixing of unit norm (default: 0, off)"
         },
     )
     row_space_penalty: float = field(
         default=0.0,
         metadata={
-            "help": "weight of ||P_i P_j^T||^2 (R_d, Mixhead paper, eq. 20) over all pairs of heads and layers: pushes the row spaces of "
-            "the heads' attention matrices apart. With n tokens a sequence and heads of size d it costs 2n/3d times what attention's "
-            "own matrix products cost (default: 0, off)"
+            "help": "weight of ||P_i P_j^T||^2 (R_d, Mixhead paper, eq. 20) over all pairs of heads and layers; it pushes the row spaces of "
+            "the heads' attention matrices apart. With n tokens a sequence and heads of size d it costs 2n/3d times the matrix "
+            "products of attention (default: 0, off)"
         },
     )
     column_space_penalty: float = field(
         default=0.0,
         metadata={
-            "help": "weight of ||P_i^T P_j||^2 (R_c, Mixhead paper, eq. 20), the same for their column spaces, at the same cost "
+            "help": "weight of ||P_i^T P_j||^2 (R_c, Mixhead paper, eq. 20), the same for the column spaces, at the same cost "
             "(default: 0, off)"
         },
     )
@@ -76,30 +77,30 @@ def _flag(name: str) -> str:
 
 
 def _weights(config: object) -> dict[str, float]:
-    """The weights λ that are not 0, by name, of a configuration or of parsed arguments."""
+    """Return the weights λ that are not 0, by name, of a configuration or of parsed arguments."""
     weights = {name: float(getattr(config, name, 0.0)) for name in REGULARISERS}
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:
-            raise UserError(f"{_flag(name)} {weight:g}: expected a number >= 0")
+            raise UserError(f"{_flag(name)} {weight:g}: expected a number >= 0.")
     return {name: weight for name, weight in weights.items() if weight}
 
 
-def _refuse_without_layers(weights: dict[str, float], model: str) -> NoReturn:
+def _refuse_without_layers(weights: Mapping[str, float], model: str) -> NoReturn:
     flags = ", ".join(map(_flag, weights))
     raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another variant.")
 
 
-def _refuse_without_mixing(weights: dict[str, float]) -> NoReturn:
+def _refuse_without_mixing(weights: Mapping[str, float]) -> NoReturn:
     raise UserError(
-        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model mixes heads by no trained matrix. "
+        f"--mixing-orthogonality {weights['mixing_orthogonality']:g}: the model has no trained matrix that mixes heads. "
         "Add --attention mixhead-a or mixhead-b, or --head-mixing static or positionwise."
     )
 
 
-def _refuse_weights_that_are_no_probabilities(spec: AttentionSpec) -> None:
-    """Refuse weights whose −log would be a loss: the rows of mixed heads and of differences sum to anything.
+def _require_probabilities(spec: AttentionSpec) -> None:
+    """Refuse an alignment loss, −log of attention weights, if the rows of the weights do not sum to 1.
 
-    A larger M would lower that loss. Rows sum to 1 if M is an average.
+    Rows of mixed heads and of differences do not, so a larger M would lower that loss. Rows of an average do.
     """
     for flag, value, allowed in (
         ("mixing", spec.mixing, ("none", "average")),
@@ -118,20 +119,20 @@ def _learns(mixing: nn.Module | None) -> bool:
 
 
 class Penalties:
-    """The penalties of one forward pass and of its backward pass; the layers' ``regulariser`` meanwhile.
+    """The penalties of one forward pass and its backward pass; the layers' ``regulariser`` during that time.
 
     Args:
         weights: λ by name, of the penalties to compute.
         layers: the attention layers to penalise.
     """
 
-    def __init__(self, weights: dict[str, float], layers: list[MultiheadAttention]) -> None:
+    def __init__(self, weights: Mapping[str, float], layers: list[MultiheadAttention]) -> None:
         self.weights, self.layers = weights, layers
         self.passes: Counter[MultiheadAttention] = Counter()
         self._sums: dict[tuple[str, MultiheadAttention], Tensor] = {}
         self.recording = False
         self.gradient: Tensor | None = None
-        """During the backward pass, the gradient of what is minimised with respect to Σ λ R."""
+        """During the backward pass, the gradient of the objective with respect to Σ λ R."""
         self._query_padding: Tensor | None = None
 
     def __enter__(self) -> "Penalties":
@@ -146,22 +147,22 @@ class Penalties:
             self.release()
 
     def release(self) -> None:
-        """Leave the layers, after the backward pass or when there will be none."""
+        """Detach this object from the layers, after the backward pass or if there is none."""
         self.gradient = None
         for layer in self.layers:
             layer.regulariser = None
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """R of each penalty, summed over the layers that ran and averaged over sequences and a layer's passes."""
+        """Return R of each penalty, summed over the layers that ran and averaged over sequences and a layer's passes."""
         nothing = torch.zeros((), device=self.layers[0].out_proj.weight.device)
         return {
             name: sum((total / self.passes[layer] for (of, layer), total in self._sums.items() if of == name), nothing)
             for name in self.weights
         }
 
-    def added_to(self, loss: Tensor, sample_size: Tensor | float) -> Tensor:
-        """loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
+    def add_to_loss(self, loss: Tensor, sample_size: Tensor | float) -> Tensor:
+        """Return loss + sample size · Σ λ R, whose backward pass reaches the layers too."""
         return _PenalisedLoss.apply(loss, self, sample_size)
 
     def __call__(self, attended: RegularizerInput) -> Tensor:
@@ -174,7 +175,7 @@ class Penalties:
         if not self.recording and self.gradient is None:
             return heads
         values = {}
-        if "mixing_orthogonality" in self.weights and _learns(layer.mixing):
+        if "mixing_orthogonality" in self.weights and _learns(layer.mixing) and call.prob_mixing is not None:
             values["mixing_orthogonality"] = mixing_orthogonality(call.prob_mixing, query_padding).mean()
         if names := [name for name in _SPACES if name in self.weights]:
             overlap = head_overlap(call, [_SPACES[name] for name in names], query_padding)
@@ -185,11 +186,12 @@ class Penalties:
                 self._sums[name, layer] = self._sums.get((name, layer), 0) + value.detach()
         if not values:
             return heads
-        return _Attach.apply(heads, sum(self.weights[name] * value for name, value in values.items()), self, layer)
+        penalty = sum(self.weights[name] * value for name, value in values.items())
+        return _AttachPenaltyGradient.apply(heads, penalty, self, layer)
 
 
-class _Attach(torch.autograd.Function):
-    """Heads as they are; their backward pass takes a layer's Σ λ R along."""
+class _AttachPenaltyGradient(torch.autograd.Function):
+    """The identity on heads; its backward pass adds the gradient of the layer's Σ λ R."""
 
     @staticmethod
     def forward(ctx, heads, penalty, penalties, layer):
@@ -202,7 +204,7 @@ class _Attach(torch.autograd.Function):
 
 
 class _PenalisedLoss(torch.autograd.Function):
-    """The first of the backward pass: whatever scaled the loss (loss scaling, a batch that does not count) scales R too."""
+    """The first step of the backward pass: a factor of the loss (loss scaling, a batch of weight 0) scales R too."""
 
     @staticmethod
     def forward(ctx, loss, penalties, sample_size):
@@ -217,8 +219,8 @@ class _PenalisedLoss(torch.autograd.Function):
         return grad, None, None
 
 
-class RegularisedCriterion:
-    """Mixed into a criterion: adds the penalties whose weight is not 0 to its loss, and their values to its log."""
+class RegularisedCriterion(criterions.FairseqCriterion):
+    """A mixin of criterions: it adds the penalties whose weight is not 0 to the loss, and their values to the log."""
 
     penalty_weights: Mapping[str, float] = MappingProxyType({})  # a criterion may have `weights` of its own
 
@@ -230,11 +232,11 @@ class RegularisedCriterion:
 
     @classmethod
     def check_args(cls, args) -> None:
-        """Refuse flags before anything is built, as far as they alone can tell.
+        """Check the flags before the model is built.
 
         Raises:
-            UserError: a negative weight, attention of fairseq's own, mixing that does not learn, or that a loss of alignments
-                takes for probabilities.
+            UserError: a weight is negative, the model uses fairseq's own attention, its mixing has no trained matrix, or an
+                alignment loss needs probabilities.
         """
         if hasattr(super(), "check_args"):
             super().check_args(args)
@@ -247,7 +249,7 @@ class RegularisedCriterion:
             return
         options = chosen_options(args, model)
         if aligns and options is not None:
-            _refuse_weights_that_are_no_probabilities(options.spec_at("cross"))
+            _require_probabilities(options.spec_at("cross"))
         if not weights:
             return
         if options is None:
@@ -258,10 +260,10 @@ class RegularisedCriterion:
                 _refuse_without_mixing(weights)
 
     def check_model(self, model: nn.Module) -> list[MultiheadAttention]:
-        """The layers of a model that are penalised.
+        """Return the layers of a model that are penalised.
 
         Raises:
-            UserError: there are none, or none has what a penalty is about.
+            UserError: the model has no attention of this package, or a penalty does not apply to any layer.
         """
         layers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
         if self.penalty_weights and not layers:
@@ -280,21 +282,21 @@ class RegularisedCriterion:
         if isinstance(self, LabelSmoothedCrossEntropyCriterionWithAlignment) and sample.get("alignments") is not None:
             for layer in model.modules():
                 if isinstance(layer, MultiheadAttention) and layer.encoder_decoder_attention:
-                    _refuse_weights_that_are_no_probabilities(layer.spec)
+                    _require_probabilities(layer.spec)
         if not self.penalty_weights:
             return super().forward(model, sample, *args, **kwargs)
         with Penalties(self.penalty_weights, self.check_model(model)) as penalties:
             loss, sample_size, logging_output = super().forward(model, sample, *args, **kwargs)
-        # Without reduction the loss is a number for each token, and the penalties belong to none of them.
+        # Without reduction the loss has a value for each token, and the penalties belong to none of them.
         if loss.numel() == 1:
-            loss = penalties.added_to(loss, sample_size)
+            loss = penalties.add_to_loss(loss, sample_size)
         for name, value in penalties.values.items():
             logging_output[name] = value * sample_size
         return loss, sample_size, logging_output
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        # Some criterions log whatever they find.
+        # Some criterions log every entry.
         super().reduce_metrics([{k: v for k, v in log.items() if k not in REGULARISERS} for log in logging_outputs])
         sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in REGULARISERS:
@@ -303,10 +305,10 @@ class RegularisedCriterion:
                 metrics.log_scalar(name, total / sample_size, sample_size, round=6)
 
 
-# fairseq has no flags that all its criterions share. A criterion is chosen by name, so its place under that name is taken by a
-# subclass. Those without a dataclass are left alone: they are obsolete, and one of them (composite_loss) calls others.
+# fairseq's criterions share no flags. A criterion is chosen by name, so a subclass takes its place under that name.
+# Criterions without a dataclass stay: they are obsolete, and one of them (composite_loss) calls others.
 def register_with_regularisers(register: Callable) -> Callable:
-    """Wrap ``criterions.register_criterion``: every criterion has the flags of the regularisers, and obeys them."""
+    """Wrap ``criterions.register_criterion``: every criterion has the flags of the regularisers."""
 
     @functools.wraps(register)
     def register_criterion(name, dataclass=None):
@@ -321,7 +323,7 @@ def register_with_regularisers(register: Callable) -> Callable:
 
 
 def extend_registered_criterions() -> None:
-    """Give the regularisers to the criterions that are registered already."""
+    """Add the regularisers to the criterions that are registered already."""
     for name in list(criterions.CRITERION_REGISTRY):
         extend_criterion(name, inspect.unwrap(criterions.register_criterion))
 
@@ -339,9 +341,9 @@ def extend_criterion(name: str, register: Callable) -> None:
     register(name, dataclass=joined)(extended)
 
 
-# A configuration of hydra's, or a program's, was checked by no command line.
+# Configurations of hydra and of programs do not pass the check of the command line.
 def check_criterion(init: Callable) -> Callable:
-    """Wrap ``Trainer.__init__``: refuse a model that lacks what a regulariser is about."""
+    """Wrap ``Trainer.__init__``: refuse a model to which a regulariser does not apply."""
 
     @functools.wraps(init)
     def __init__(self, cfg, task, model, criterion, *args, **kwargs):

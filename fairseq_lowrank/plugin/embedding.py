@@ -1,19 +1,20 @@
-"""Input embeddings by convolution: each position reads the last tokens, not one (vocabulary bottleneck paper, eqs. 2 and 4)."""
+"""Input embeddings by convolution: each position reads the last K tokens (vocabulary bottleneck paper, eqs. 2 and 4)."""
 
 from __future__ import annotations
 
 import functools
 
 import torch
+from fairseq.models.transformer import TransformerDecoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class ConvolvedEmbedding(nn.Linear):
-    """y_i = Σ_j W_j x_{i−K+j} over the K tokens up to position i; those before the first are 0.
+    """A convolution y_i = Σ_j W_j x_{i−K+j} over the K tokens up to position i; tokens before the first are 0.
 
-    The paper's W̃ is `weight`, [d, K·r]: the rank is min(d, K·r) at most, for embeddings x of size r, where one token gives
-    min(d, r). It cuts its input into pieces of K (a stride of K); a language model predicts every token, so the stride is 1.
+    The paper's W̃ is `weight`, [d, K·r]. With embeddings x of size r the rank is at most min(d, K·r); one token gives min(d, r).
+    The paper cuts its input into pieces of K (a stride of K). A language model predicts every token, so the stride is 1.
 
     Args:
         embedding_dim: r, the size of a token's embedding.
@@ -23,15 +24,15 @@ class ConvolvedEmbedding(nn.Linear):
 
     def __init__(self, embedding_dim: int, width: int, kernel: int) -> None:
         super().__init__(kernel * embedding_dim, width, bias=False)
-        nn.init.xavier_uniform_(self.weight)  # as fairseq's projection of one token
+        nn.init.xavier_uniform_(self.weight)  # like fairseq's projection of one token
         self.kernel = kernel
         self.context: Tensor | None = None
-        """Embeddings of the tokens before those of the next call, [B, up to K − 1, r]; None: there are none."""
+        """Embeddings of the tokens before those of the next call, [B, up to K − 1, r]; None if there are none."""
         self.padding: Tensor | None = None
-        """[B, up to K − 1 + T], true where the next call's context and tokens are padding; None: nowhere."""
+        """[B, up to K − 1 + T], true where the next call's context and tokens are padding; None if nothing is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, r] → [B, T, d]."""
+        """Return the convolved embeddings, [B, T, r] → [B, T, d]."""
         length = x.size(1)
         if self.context is not None:
             x = torch.cat([self.context, x], 1)
@@ -41,19 +42,19 @@ class ConvolvedEmbedding(nn.Linear):
         return super().forward(torch.cat([x[:, j : j + length] for j in range(self.kernel)], -1))
 
 
-def convolve_embedding(decoder: nn.Module, kernel: int) -> None:
-    """Let a decoder of fairseq's embed each position by a convolution over the last `kernel` tokens."""
+def convolve_embedding(decoder: TransformerDecoder, kernel: int) -> None:
+    """Make a decoder of fairseq embed each position by a convolution over the last `kernel` tokens."""
     decoder.project_in_dim = ConvolvedEmbedding(decoder.embed_tokens.embedding_dim, decoder.embed_dim, kernel)
     decoder.extract_features = functools.partial(_extract_features, decoder)
 
 
-# A step of generation embeds the last token alone. It is told all tokens, so nothing has to be kept between steps.
+# A step of generation embeds only the last token. It receives all tokens, so nothing is cached between steps.
 def _extract_features(
-    decoder: nn.Module, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, *others, **named
+    decoder: TransformerDecoder, prev_output_tokens: Tensor, encoder_out=None, incremental_state=None, *others, **named
 ):
-    """As the decoder's own, where a step of generation sees the tokens before its own, and padding counts as none before the first.
+    """Call the decoder's own method with the earlier tokens of a generation step as context.
 
-    (Its embedding is 0 at the start, and is trained where an output layer shares it.)
+    Padding counts as 0. (fairseq initialises its embedding to 0 and trains it if an output layer shares it.)
     """
     embedding, read = decoder.project_in_dim, prev_output_tokens
     if incremental_state is not None:

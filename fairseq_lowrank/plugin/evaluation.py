@@ -1,4 +1,4 @@
-"""What fairseq's commands evaluate: every sentence and block, with a log line where that changes a number."""
+"""Evaluation by fairseq's commands on every sentence and block, with a log line if that changes a number."""
 
 import argparse
 import functools
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 def _convert_to_bfloat16(model) -> None:
-    logger.info("--bf16: the model computes in bfloat16; fairseq by itself would compute in float32")
+    logger.info("--bf16: the model computes in bfloat16; stock fairseq would compute in float32")
     model.bfloat16()
 
 
-# fairseq's commands accept --bf16 when they generate or score, and then compute in float32. They alone have a path: a model
-# from from_pretrained has the configuration of its training.
+# fairseq's commands accept --bf16 when they generate or score, and then compute in float32. Only their configuration has a
+# path: a model from from_pretrained has the configuration of its training.
 def prepare_in_bfloat16(prepare: Callable) -> Callable:
     """Wrap ``prepare_for_inference_``: ``--bf16`` means bfloat16 in fairseq-generate, -interactive and -eval-lm."""
 
@@ -36,7 +36,7 @@ def prepare_in_bfloat16(prepare: Callable) -> Callable:
 
 
 def load_in_bfloat16(load: Callable) -> Callable:
-    """Wrap ``load_model_ensemble_and_task``: ``--bf16`` means bfloat16 in fairseq-validate, which overrides arguments."""
+    """Wrap ``load_model_ensemble_and_task``: ``--bf16``, an override of fairseq-validate, means bfloat16."""
 
     @functools.wraps(load)
     def load_model_ensemble_and_task(filenames, arg_overrides=None, *args, **kwargs):
@@ -53,18 +53,18 @@ def load_in_bfloat16(load: Callable) -> Callable:
 # --- every sentence
 
 _stock_multiple = 1
-"""``--required-batch-size-multiple`` of the evaluation that runs, if it was set aside."""
+"""``--required-batch-size-multiple`` of the current evaluation, before it was set to 1."""
 
 
-# --required-batch-size-multiple, 8 by default, drops the last batch unless its size is a multiple: of a test set of 12
-# sentences fairseq-generate translates 8.
+# --required-batch-size-multiple, 8 by default, cuts the last batch to a multiple: fairseq-generate translates 8 of 12
+# sentences.
 def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Amend parsed arguments: an evaluating command has batches of any size."""
+    """Set ``--required-batch-size-multiple`` to 1 in the arguments of commands that evaluate."""
     global _stock_multiple
     if is_training(args):
         _stock_multiple = 1
-    elif hasattr(args, "required_batch_size_multiple"):  # fairseq-validate parses twice, and has it once
-        # fairseq-interactive, which alone buffers lines, and -eval-lm, which alone has windows, use all sentences
+    elif hasattr(args, "required_batch_size_multiple"):  # fairseq-validate parses twice, once without this flag
+        # fairseq-interactive (it has a buffer size) and fairseq-eval-lm (it has a context window) use all sentences
         whole = hasattr(args, "buffer_size") or hasattr(args, "context_window")
         _stock_multiple = 1 if whole else args.required_batch_size_multiple
         args.required_batch_size_multiple = 1
@@ -80,7 +80,7 @@ def announce_sentences(batch: Callable) -> Callable:
             stock = batch(indices, *args, **kwargs | {"required_batch_size_multiple": _stock_multiple})
             if left_out := sum(map(len, batches)) - sum(map(len, stock)):
                 logger.info(
-                    f"All {sum(map(len, batches))} sentences are evaluated; fairseq by itself would leave out {left_out} "
+                    f"All {sum(map(len, batches))} sentences are evaluated; stock fairseq would leave out {left_out} "
                     f"(--required-batch-size-multiple {_stock_multiple})"
                 )
         return batches
@@ -106,24 +106,24 @@ def validate_every_sentence(get_valid_iterator: Callable) -> Callable:
 
 # --- every block
 
-# fairseq-eval-lm asks for blocks of 1,024 tokens if no length is given. It leaves out the blocks that are too long for
-# the model, with a warning, and reports the perplexity of the rest: 1.00 when nothing is left.
+# fairseq-eval-lm makes blocks of 1,024 tokens if no length is given. It leaves out the blocks that are too long for the
+# model, with a warning, and reports the perplexity of the rest: 1.00 if nothing is left.
 BLOCK = 1024
 USE_MODEL_BLOCK_SIZE = sys.maxsize
 """``tokens_per_sample`` that means :data:`BLOCK`, or the length of the model's training if that is shorter."""
 
 
 def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Amend parsed arguments: without ``--tokens-per-sample``, fairseq-eval-lm asks for blocks that the model accepts."""
+    """Let fairseq-eval-lm choose blocks that the model accepts if ``--tokens-per-sample`` is not given."""
     if getattr(args, "context_window", None) is not None and hasattr(args, "tokens_per_sample"):
         if args.context_window < 0:
-            raise UserError(f"--context-window {args.context_window}: expected a number of tokens >= 0")
+            raise UserError(f"--context-window {args.context_window}: expected a number of tokens >= 0.")
         if not given("--tokens-per-sample"):
             args.tokens_per_sample = USE_MODEL_BLOCK_SIZE
 
 
 def load_with_blocks_of_model(load: Callable) -> Callable:
-    """Wrap ``load_model_ensemble_and_task``: resolve :data:`USE_MODEL_BLOCK_SIZE` when the model is known."""
+    """Wrap ``load_model_ensemble_and_task``: replace :data:`USE_MODEL_BLOCK_SIZE` after the model is loaded."""
 
     @functools.wraps(load)
     def load_model_ensemble_and_task(*args, **kwargs):
@@ -140,7 +140,7 @@ def load_with_blocks_of_model(load: Callable) -> Callable:
 
 
 def refuse_empty_blocks(load: Callable) -> Callable:
-    """Wrap ``LanguageModelingTask.load_dataset``: a context window leaves room for a block."""
+    """Wrap ``LanguageModelingTask.load_dataset``: refuse a context window that is as long as a block."""
 
     @functools.wraps(load)
     def load_dataset(self, split, *args, **kwargs):
@@ -156,7 +156,7 @@ def refuse_empty_blocks(load: Callable) -> Callable:
 def evaluate_every_block(dataloader: Callable) -> Callable:
     """Wrap ``LanguageModelingTask.eval_lm_dataloader``: refuse blocks that the model does not accept.
 
-    Each block has the context of the one before it, for any number of workers.
+    Each block has the block before it as its context, for any number of workers.
     """
 
     @functools.wraps(dataloader)
@@ -178,14 +178,14 @@ def evaluate_every_block(dataloader: Callable) -> Callable:
     return eval_lm_dataloader
 
 
-# A process keeps the tokens of the last block that it read: one of several would give a block the context of another.
+# A process uses the last block that it read as the context of the next one. With several processes that is a wrong block.
 def one_after_another(
     context_window: int, num_shards: int = 1, num_workers: int = 1, **others: object
 ) -> dict[str, int]:
-    """Return the number of processes that read blocks with a context: one.
+    """Return options for a single process that reads the blocks in order.
 
     Raises:
-        UserError: there are shards, which lack the blocks before theirs.
+        UserError: there are several shards; a shard lacks the block before its first one.
     """
     if num_shards > 1:
         raise UserError(
@@ -195,13 +195,13 @@ def one_after_another(
     if num_workers > 1:
         logger.info(
             f"One process reads the data, not {num_workers} (--num-workers): with --context-window {context_window} each block "
-            "needs the one before it; fairseq by itself would give blocks the context of others"
+            "needs the one before it; stock fairseq would give blocks the context of others"
         )
     return {"num_workers": min(num_workers, 1)}
 
 
 def check_evaluated_model(build_model: Callable) -> Callable:
-    """Wrap ``LanguageModelingTask.build_model``: fairseq-eval-lm refuses a checkpoint of another kind of model."""
+    """Wrap ``LanguageModelingTask.build_model``: refuse a checkpoint that is not a language model."""
 
     @functools.wraps(build_model)
     def build_language_model(self, args, from_checkpoint=False):

@@ -1,4 +1,4 @@
-"""The attention flags, declared once for every model of fairseq, and what they resolve to."""
+"""The attention flags, declared once for every model of fairseq, and the options that they resolve to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, make_dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from fairseq import models
@@ -20,7 +20,7 @@ from fairseq.modules.quant_noise import quant_noise
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
 from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.spec import Axis
 from fairseq_lowrank.messages import UserError
@@ -29,10 +29,10 @@ from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
 LARGEST_HEAD = 65536
-"""The largest ``--head-dim`` and ``--value-dim``: a slip of the keyboard ends in a line, not in an allocation."""
+"""The largest ``--head-dim`` and ``--value-dim``: a typo ends in a message, not in a huge allocation."""
 
 
-# The table of values itself, so that what a plugin adds to it later is a choice too.
+# The table itself, not a copy: a plugin may add values to it later.
 def _choices(values: Collection[str]) -> dict:
     return {"choices": values, "metavar": "NAME"}
 
@@ -43,20 +43,20 @@ def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
     return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: the preset's choice)"
 
 
-# One entry a flag: its name in the configuration, its type, what argparse needs, and its help.
+# An entry for each flag: its name in the configuration, its type, options of argparse, and its help.
 FLAGS: dict[str, tuple[type, dict, str]] = {
     "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
     **{axis.flag: _axis_flag(axis) for axis in AXES.values()},
     "unused_key_projection": (
         bool,
         {},
-        "synthesizer-dense: add a projection of keys that nothing reads; it gives the Mixhead paper's 248M parameters",
+        "synthesizer-dense: add a projection of keys that nothing reads, as in the Mixhead paper's model of 248M parameters",
     ),
-    "no_attention_bias": (bool, {}, "attention projections add no bias"),
+    "no_attention_bias": (bool, {}, "build attention projections without a bias"),
     "attention_backend": (
         str,
         _choices(BACKENDS),
-        f"how attention is computed: {', '.join(BACKENDS)} (default: auto, the fastest that can)",
+        f"how attention is computed: {', '.join(BACKENDS)} (default: auto, the fastest that supports the call)",
     ),
     "attention_sites": (
         str,
@@ -79,21 +79,21 @@ EMBED_KERNEL: tuple[type, dict, str] = (
     int,
     {"metavar": "K"},
     "language models: embed each position by a convolution over the last K tokens, for a rank of K times that of one token's "
-    "embedding (vocabulary bottleneck paper, equations 2 and 4); with --embed-rank, or alone (default: one token)",
+    "embedding (vocabulary bottleneck paper, equations 2 and 4); works with and without --embed-rank (default: one token)",
 )
 MODEL_FLAGS = {**FLAGS, "embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL}
 
 
 def add_attention_args(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags in a separate group: one that is not given leaves nothing in the arguments."""
+    """Declare the flags in a separate group. A flag that is not given adds nothing to the arguments."""
     group = parser.add_argument_group("Attention", argument_default=argparse.SUPPRESS)
     for name, (kind, details, text) in MODEL_FLAGS.items():
-        how = {"action": "store_true"} if kind is bool else {"type": kind, **details}
+        how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind, **details}
         group.add_argument(f"--{name.replace('_', '-')}", help=text, **how, default=argparse.SUPPRESS)
 
 
-def dataclass_fields() -> list[tuple[str, type, object]]:
-    """The flags as fields ``(name, type, field)`` for a model that is configured by a dataclass."""
+def dataclass_fields() -> list[tuple[str, Any, Any]]:
+    """Return the flags as fields ``(name, type, field)`` for a model that is configured by a dataclass."""
     return [
         (name, bool, field(default=False, metadata={"help": text}))
         if kind is bool
@@ -102,9 +102,8 @@ def dataclass_fields() -> list[tuple[str, type, object]]:
     ]
 
 
-# Flags of a model are those of its class, and a class may override what it inherits: the parser of fairseq-train, which
-# alone has --arch, is the one place that all architectures share. (Other models' dataclasses bring the flags a second time,
-# which fairseq passes over.)
+# A model's class declares its flags, and a class may override what it inherits. So the flags are added to the parser of
+# fairseq-train, the one place that all architectures share. (fairseq ignores the second declaration by a dataclass.)
 def offer_flags(add_model_args: Callable) -> Callable:
     """Wrap ``options.add_model_args``: ``fairseq-train`` takes the attention flags with every architecture."""
 
@@ -139,7 +138,7 @@ def extend_registered_models() -> None:
 
 
 def with_flags(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
-    """A model's dataclass with the attention flags as further fields; it takes the place of ``config`` in its module."""
+    """Return a model's dataclass with the attention flags as further fields; it replaces ``config`` in its module."""
     present = {known.name for known in dataclasses.fields(config)}
     further = [flag for flag in dataclass_fields() if flag[0] not in present]
     if not further:
@@ -151,39 +150,41 @@ def with_flags(config: type[FairseqDataclass]) -> type[FairseqDataclass]:
         namespace={"__module__": config.__module__, "__doc__": config.__doc__},
     )
     module = sys.modules[config.__module__]
-    if getattr(module, config.__name__, None) is config:  # where pickle looks a configuration's class up
+    if getattr(module, config.__name__, None) is config:  # pickle looks up a configuration's class there
         setattr(module, config.__name__, extended)
     return extended
 
 
-def as_namespace(args: argparse.Namespace | DictConfig) -> argparse.Namespace:
-    """A plain namespace: fairseq drops the fields that it does not know from a ``DictConfig``."""
+def as_namespace(args: Any) -> argparse.Namespace:
+    """Return a configuration as a plain namespace: fairseq drops unknown fields from a ``DictConfig``."""
     if isinstance(args, DictConfig):
-        return argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
+        fields: Any = OmegaConf.to_container(args, resolve=True)  # a dictionary, of a DictConfig
+        return argparse.Namespace(**fields)
     return args
 
 
 def refuse_misspelt_flags(args: object) -> None:
-    """Refuse a name in a ``DictConfig`` that is all but a flag's: hydra takes any name behind ``+model.`` and models pass over
-    what they do not know.
+    """Refuse a name in a ``DictConfig`` that is almost the name of a flag.
+
+    hydra accepts any name after ``+model.``, and models ignore names that they do not know.
 
     Raises:
-        ValueError: such a name.
+        UserError: such a name.
     """
-    for name in args if isinstance(args, DictConfig) else ():
-        # no model of fairseq has a name of its own that is as near to one
+    for name in map(str, args) if isinstance(args, DictConfig) else ():
+        # no option of fairseq's models is so close to a flag
         if name not in MODEL_FLAGS and (near := difflib.get_close_matches(name, MODEL_FLAGS, 1, cutoff=0.88)):
-            raise UserError(f"model.{name}: unknown; did you mean model.{near[0]}?")
+            raise UserError(f"model.{name}: unknown. Did you mean model.{near[0]}?")
 
 
-def given_flags(args: object) -> dict[str, object]:
-    """The attention flags that a configuration holds a value of."""
+def given_flags(args: object) -> dict[str, Any]:
+    """Return the attention flags that have a value in a configuration."""
     values = {name: getattr(args, name, None) for name in FLAGS}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 def learns_mixing(mixing: str) -> bool:
-    """Whether this kind of head mixing has parameters."""
+    """Return True if this kind of head mixing has parameters."""
     with torch.device("meta"):
         module = MIXINGS[mixing](1, 1)
     return module is not None and any(True for _ in module.parameters())
@@ -195,10 +196,10 @@ class AttentionOptions:
 
     Args:
         spec: the composition at the chosen sites.
-        sites: where it applies, of ``encoder``, ``decoder``, ``cross``; elsewhere attention is plain ``mha``.
+        sites: the sites of the composition: ``encoder``, ``decoder``, ``cross``. Attention is plain ``mha`` elsewhere.
         bias: whether projections add a bias (at every site).
         backend: how attention is computed (at every site).
-        unused_key_projection: whether the dense synthesizer has a projection of keys.
+        unused_key_projection: True if the dense synthesizer has a projection of keys, which nothing reads.
         mixing_lr_scale: factor of the learning rate of the mixing parameters.
     """
 
@@ -210,31 +211,31 @@ class AttentionOptions:
     unused_key_projection: bool = False
 
     @classmethod
-    def from_args(cls, args: object) -> AttentionOptions:
-        """Read the flags from any configuration object; an absent flag has its default.
+    def from_args(cls, args: Any) -> AttentionOptions:
+        """Read the flags from any configuration object. A missing flag has its default.
 
         Raises:
-            ValueError: a flag whose value is refused, named with what would be accepted.
+            UserError: a flag has a value that is not accepted; the message lists accepted values.
         """
         flags = given_flags(args)
-        _refuse_what_stock_attention_alone_has(args)
+        _refuse_flags_of_stock_attention(args)
         sites = frozenset(SITES)
         if "attention_sites" in flags:
             sites = frozenset(site.strip() for site in flags["attention_sites"].split(",") if site.strip())
             if not sites or sites - set(SITES):
                 raise UserError(
-                    f"--attention-sites {flags['attention_sites']!r}: expected a comma list of {', '.join(SITES)}"
+                    f"--attention-sites {flags['attention_sites']!r}: expected a comma-separated list of {', '.join(SITES)}."
                 )
         backend = flags.get("attention_backend", "auto")
         if backend not in BACKENDS:
-            raise UserError(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+            raise UserError(f"--attention-backend {backend!r}: expected one of {', '.join(BACKENDS)}.")
         scale = float(flags.get("mixing_lr_scale", 1.0))
         if not 0 <= scale < math.inf:
-            raise UserError(f"--mixing-lr-scale {scale:g}: expected a number >= 0")
+            raise UserError(f"--mixing-lr-scale {scale:g}: expected a number >= 0.")
         for flag in ("head_dim", "value_dim"):
             if flags.get(flag, 0) > LARGEST_HEAD:
-                raise UserError(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}")
-        # fairseq's wav2vec2 has a --latent-dim too, with 0 for none
+                raise UserError(f"--{flag.replace('_', '-')} {flags[flag]}: expected 1 to {LARGEST_HEAD}.")
+        # fairseq's wav2vec2 has a --latent-dim too, and its 0 means none
         given = {flag for flag in flags if (flag, flags[flag]) != ("latent_dim", 0)}
         axes = {name: flags[axis.flag] for name, axis in AXES.items() if axis.flag in given}
         try:
@@ -258,33 +259,32 @@ class AttentionOptions:
         return cls(spec, sites, "no_attention_bias" not in flags, backend, scale, "unused_key_projection" in flags)
 
     def check_sites(self, *present: str) -> None:
-        """Refuse a choice of sites where the model has no attention.
+        """Check that the model has attention at the chosen sites.
 
         Raises:
-            ValueError: ``--attention-sites`` names a site that is not ``present``.
+            UserError: ``--attention-sites`` names a site that is not ``present``.
         """
         if self.sites != set(SITES) and (missing := sorted(self.sites - set(present))):
             raise UserError(
-                f"--attention-sites {','.join(missing)}: this model has no such attention; expected "
-                f"{', '.join(present)}"
+                f"--attention-sites {','.join(missing)}: this model has no such attention. Choose from {', '.join(present)}."
             )
 
     def spec_at(self, site: str) -> AttentionSpec:
-        """The composition at a site."""
+        """Return the composition at a site."""
         return self.spec if site in self.sites else AttentionSpec()
 
     def check(
         self, site: str, embed_dim: int, num_heads: int, kdim: int | None = None, scale_heads: bool = False
     ) -> None:
-        """Refuse what :meth:`build` would refuse.
+        """Check the arguments of :meth:`build_attention` by a build on the meta device.
 
         Raises:
-            ValueError: sizes, or a backend, that do not fit the composition at this site.
+            UserError: sizes or the backend do not work with the composition at this site.
         """
         with torch.device("meta"):
-            self.build(site, embed_dim, num_heads, dropout=0.0, kdim=kdim, vdim=kdim, scale_heads=scale_heads)
+            self.build_attention(site, embed_dim, num_heads, dropout=0.0, kdim=kdim, vdim=kdim, scale_heads=scale_heads)
 
-    def build(
+    def build_attention(
         self,
         site: str,
         embed_dim: int,
@@ -294,13 +294,13 @@ class AttentionOptions:
         q_noise: float = 0.0,
         qn_block_size: int = 8,
         scale_heads: bool = False,
-        **sizes: object,
-    ) -> MultiheadAttention:
-        """The attention layer of a site, with fairseq's dropout and quantisation noise.
+        **sizes: Any,
+    ) -> FairseqAttention:
+        """Build the attention layer of a site, with fairseq's dropout and quantisation noise.
 
         Raises:
-            ValueError: sizes, or a backend, that do not fit the composition at this site, or fairseq's ``--scale-heads``,
-                which scales slices of the output, with heads that do not make up the embedding size.
+            UserError: sizes or the backend do not work with the composition at this site. Or the heads do not add up to the
+                embedding size, which fairseq's ``--scale-heads`` needs because it scales slices of the output.
         """
         spec = self.spec_at(site)
         if spec.score != "dot-product" and site == "decoder" and not sizes.get("self_attention", True):
@@ -326,16 +326,17 @@ class AttentionOptions:
             raise UserError(f"{site} attention: {error}") from error
         if scale_heads and num_heads * layer.head_dim != embed_dim:
             raise UserError(
-                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}"
+                f"--scale-heads needs heads * head size = embedding size: {num_heads} * {layer.head_dim} != {embed_dim}. "
+                "Remove it, or change one of them."
             )
         layer.site = site
         for mixing in filter(None, (layer.score_mixing, layer.mixing)):
             for parameter in mixing.parameters():
-                parameter.optim_overrides["optimizer"]["lr_scale"] = self.mixing_lr_scale
+                vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
 
 
-def _refuse_what_stock_attention_alone_has(args: object) -> None:
+def _refuse_flags_of_stock_attention(args: object) -> None:
     for name in ("encoder_xformers_att_config", "decoder_xformers_att_config"):
         if getattr(args, name, None):
             raise UserError(

@@ -1,4 +1,4 @@
-"""Attention in fairseq's models that is not of this package, and where it is."""
+"""Search for attention in fairseq's models that does not belong to this package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fairseq.modules.location_attention import LocationAttention
 from torch import nn
 
 from fairseq_lowrank.attention import MultiheadAttention as OurAttention
+from fairseq_lowrank.plugin.layer import FairseqAttention
 
 FOREIGN = (
     MultiheadAttention,
@@ -43,8 +44,8 @@ def attention_by_site(model: nn.Module) -> dict[str, type[nn.Module]]:
 
 
 def site_of(attention: nn.Module, in_decoder: bool) -> str:
-    """Return the site of an attention layer: the one that it was built for, or for fairseq's the stack that holds it."""
-    if isinstance(attention, OurAttention):
+    """Return the site of an attention layer: for ours, the site it was built for; for fairseq's, by its stack."""
+    if isinstance(attention, FairseqAttention):
         return attention.site
     if getattr(attention, "encoder_decoder_attention", False):
         return "cross"

@@ -1,6 +1,8 @@
-"""The attention layer as fairseq calls it."""
+"""The attention layer with the interface that fairseq calls."""
 
 from __future__ import annotations
+
+from typing import cast
 
 from torch import Tensor
 
@@ -9,8 +11,8 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.states import split_in_proj
 from fairseq_lowrank.ops import AttentionMask
 
-# What fairseq's layers, its ONNX export and cross-self-attention call what a layer saved.
-# --cross-self-attention looks for prev_key to see whether a state has keys, so each projection caches something of that name.
+# The names that fairseq's layers, its ONNX export and cross-self-attention use for cached tensors.
+# --cross-self-attention looks for prev_key to find out if a state has keys, so each projection caches a tensor of that name.
 _NAMES = {
     "key": "prev_key",
     "value": "prev_value",
@@ -22,7 +24,10 @@ _PADDING = "prev_key_padding_mask"
 
 
 class FairseqAttention(MultiheadAttention):
-    """:class:`~fairseq_lowrank.attention.MultiheadAttention` with the contract of fairseq's module of that name."""
+    """A :class:`~fairseq_lowrank.attention.MultiheadAttention` with the interface of fairseq's module of that name."""
+
+    site: str
+    """Where the model has the layer: ``encoder``, ``decoder`` or ``cross``."""
 
     def forward(
         self,
@@ -36,18 +41,24 @@ class FairseqAttention(MultiheadAttention):
         attn_mask: Tensor | AttentionMask | str | None = None,
         **options: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """As the layer does, with fairseq's order of arguments.
+        """Compute attention as the parent class does, with fairseq's order of arguments.
 
         Args:
-            static_kv: keys and values do not change between steps: take the saved ones if there are any.
+            static_kv: keys and values do not change between steps: use the cached ones if there are any.
 
-        An encoder's keys that a search repeated for each hypothesis are taken once a sentence where the beam size is known.
-        (Without a state there is no search: a model that has had one, as for BLEU in validation, trains on.)
+        A search repeats the encoder's keys for each hypothesis. If the beam size is known, they are used once for each sentence.
+        (Without a state there is no search: a model keeps its beam size when it trains again after BLEU in validation.)
         """
         if static_kv and self.cache.get(incremental_state) is not None:
             key = value = None
-        elif incremental_state is not None and self.beam_size > 1 and self._repeats_encoder(query, key):
-            key, value = (tensor[:, :: self.beam_size] for tensor in (key, value))
+        elif (
+            incremental_state is not None
+            and self.beam_size > 1
+            and self.encoder_decoder_attention
+            and (key is not None and value is not None)
+            and key.size(1) == query.size(1)
+        ):
+            key, value = key[:, :: self.beam_size], value[:, :: self.beam_size]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[:: self.beam_size]
         return super().forward(
             query,
@@ -60,11 +71,8 @@ class FairseqAttention(MultiheadAttention):
             **options,
         )
 
-    def _repeats_encoder(self, query: Tensor, key: Tensor | None) -> bool:
-        return self.encoder_decoder_attention and key is not None and key.size(1) == query.size(1)
-
     def set_beam_size(self, beam_size: int) -> None:
-        """Say that each sentence has ``beam_size`` hypotheses in a row, so that encoder keys are kept once a sentence."""
+        """Set the number of successive hypotheses of each sentence, so that encoder keys are cached once a sentence."""
         self.beam_size = beam_size
 
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor | None]:
@@ -76,11 +84,12 @@ class FairseqAttention(MultiheadAttention):
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
-        tensors = {name: buffer[_NAMES.get(name, name)] for name in self.score.state_sizes}
+        # only the padding may be None
+        tensors = {name: cast(Tensor, buffer[_NAMES.get(name, name)]) for name in self.score.state_sizes}
         self.cache.set(incremental_state, LayerCache(tensors, buffer.get(_PADDING)))
         return incremental_state
 
-    # Before torch looks for the projections, and a model for what a checkpoint lacks.
+    # fairseq calls this before torch looks for the projections.
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Split the joint projections of old fairseq checkpoints."""
         split_in_proj(state_dict, f"{name}." if name else "")

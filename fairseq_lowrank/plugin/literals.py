@@ -1,4 +1,4 @@
-"""Texts that fairseq evaluates as Python: checked first, because a checkpoint's configuration could run any code.
+"""Checks of texts that fairseq evaluates as Python, because a checkpoint's configuration could run any code.
 
 fairseq gives some strings of a configuration, such as ``conv_feature_layers``, to ``eval``. A text that passes
 :func:`literal` is made of literals and arithmetic, so evaluating it is safe.
@@ -8,10 +8,11 @@ import ast
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 from fairseq_lowrank.messages import UserError
 
-OPERATORS = {
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -19,6 +20,7 @@ OPERATORS = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
+SEQUENCES: dict[type[ast.AST], type] = {ast.Tuple: tuple, ast.List: list, ast.Set: set}
 MAX_LENGTH = 10_000
 """The largest number of characters of a text, and of elements of its value."""
 MAX_LINE_LENGTH = 10_000_000
@@ -35,13 +37,12 @@ def literal(text: str, *, max_length: int = MAX_LENGTH) -> object:
     if len(text) > max_length:
         raise UserError(f"{shown}: the text has {len(text):,} characters. Use at most {max_length:,}.")
 
-    def value(node: ast.AST) -> object:
+    def value(node: ast.AST | None) -> Any:
         match node:
             case ast.Constant():
                 return node.value
             case ast.Tuple() | ast.List() | ast.Set():
-                kind = {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)]
-                return kind(value(element) for element in node.elts)
+                return SEQUENCES[type(node)](value(element) for element in node.elts)
             case ast.Dict() if None not in node.keys:
                 return {value(key): value(item) for key, item in zip(node.keys, node.values, strict=True)}
             case ast.UnaryOp() if type(node.op) in OPERATORS:
@@ -55,8 +56,9 @@ def literal(text: str, *, max_length: int = MAX_LENGTH) -> object:
 
     def check_product(*factors: object) -> None:
         for repeated, times in (factors, factors[::-1]):
-            repeats = isinstance(times, int) and not isinstance(repeated, (int, float, complex))
-            if repeats and count_elements(repeated) * times > MAX_LENGTH:
+            if not isinstance(times, int) or isinstance(repeated, (int, float, complex)):
+                continue
+            if count_elements(repeated) * times > MAX_LENGTH:
                 raise UserError(f"{shown}: the value has more than {MAX_LENGTH:,} elements. Write a shorter list.")
 
     try:
@@ -79,7 +81,7 @@ def count_elements(value: object) -> int:
 
 
 def check_argument(function: Callable) -> Callable:
-    """Let a function that evaluates its first argument accept literals only."""
+    """Wrap a function that evaluates its first argument: accept only literals."""
 
     @functools.wraps(function)
     def checked(text, *args, **kwargs):
@@ -91,7 +93,7 @@ def check_argument(function: Callable) -> Callable:
 
 
 def check_fields(*names: str) -> Callable[[Callable], Callable]:
-    """Return a wrapper for functions that evaluate these fields of their arguments, or these keyword arguments."""
+    """Return a wrapper of functions that evaluate these fields of their arguments, or these keyword arguments."""
 
     def wrap(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -108,7 +110,7 @@ def check_fields(*names: str) -> Callable[[Callable], Callable]:
 
 
 def check_manifest(parse: Callable) -> Callable:
-    """Let a file of audio codes hold literals only."""
+    """Accept only literals in a file of audio codes."""
 
     @functools.wraps(parse)
     def parse_manifest(manifest, dictionary):

@@ -19,6 +19,7 @@ from fairseq.data import Dictionary
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters
+from numpy._core import multiarray
 
 from fairseq_lowrank.attention import states
 from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
@@ -40,11 +41,11 @@ CHECKPOINT_CLASSES = [
     numpy.ndarray,
     numpy.dtype,
     *(numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType, numpy.dtypes.BoolDType),
-    numpy._core.multiarray._reconstruct,
-    (numpy._core.multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
+    multiarray._reconstruct,
+    (multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
     # scores that a checkpoint was chosen by, if a task computes them with numpy
-    numpy._core.multiarray.scalar,
-    (numpy._core.multiarray.scalar, "numpy.core.multiarray.scalar"),
+    multiarray.scalar,
+    (multiarray.scalar, "numpy.core.multiarray.scalar"),
     Dictionary,  # in the states of fairseq's tasks for speech
     # meters, in old public checkpoints
     meters.AverageMeter,
@@ -90,13 +91,12 @@ def load_file(file: typing.BinaryIO, **options: object) -> dict:
 def load_safely(torch_module: types.ModuleType) -> types.ModuleType:
     """Return torch with :func:`load_file` as its ``load``, for fairseq's functions that load checkpoints."""
     safe = types.ModuleType(torch_module.__name__)
-    safe.__getattr__ = functools.partial(getattr, torch_module)
-    safe.load = load_file
+    vars(safe).update(__getattr__=functools.partial(getattr, torch_module), load=load_file)
     return safe
 
 
 def broadcast_safely(broadcast: Callable) -> Callable:
-    """Let workers that resume exchange objects of :data:`CHECKPOINT_CLASSES`."""
+    """Wrap ``_broadcast_object_slow``: workers that resume may exchange objects of :data:`CHECKPOINT_CLASSES`."""
 
     @functools.wraps(broadcast)
     def _broadcast_object_slow(*args, **kwargs):
@@ -107,7 +107,7 @@ def broadcast_safely(broadcast: Callable) -> Callable:
 
 
 def read_numbers_as_lists(upgrade: Callable) -> Callable:
-    """Let the arguments of an old checkpoint give a list of numbers as a text or as one number, such as ``lr="0.001"``."""
+    """Wrap ``_upgrade_state_dict``: accept a text or one number for a list in old arguments, such as ``lr="0.001"``."""
 
     @functools.wraps(upgrade)
     def _upgrade_state_dict(state):
@@ -121,7 +121,7 @@ def read_numbers_as_lists(upgrade: Callable) -> Callable:
 
 
 def rebuild_with_metadata(rebuild: Callable) -> Callable:
-    """Let the state of a model reach every worker with its metadata, by which layers refuse it."""
+    """Wrap a step of the broadcast to workers: a state dict keeps the metadata that layers check."""
 
     @functools.wraps(rebuild)
     def rebuild_whole(obj, tensors):
@@ -135,7 +135,7 @@ def rebuild_with_metadata(rebuild: Callable) -> Callable:
 
 
 def unpack_within_the_folder(tarfile_module: types.ModuleType) -> types.SimpleNamespace:
-    """Let ``from_pretrained`` unpack an archive below its folder only."""
+    """Return a stand-in for ``tarfile``, with which ``from_pretrained`` unpacks an archive only below its folder."""
     return types.SimpleNamespace(open=Archive.open)
 
 
@@ -151,12 +151,12 @@ class StateDictWithMetadata(collections.OrderedDict):
 
 
 def prune_with_metadata(prune: Callable) -> Callable:
-    """Let the metadata of a state be renumbered together with the layers that are kept."""
+    """Wrap ``prune_state_dict``: renumber the metadata of a state together with the layers that are kept."""
 
     @functools.wraps(prune)
     def prune_state_dict(state_dict, model_cfg):
         metadata = getattr(state_dict, "_metadata", {})
-        of_modules = {f"{module}.": kept for module, kept in metadata.items()}  # no tensor's name ends so
+        of_modules = {f"{module}.": kept for module, kept in metadata.items()}  # no tensor's name ends with a dot
         pruned = prune(whole := {**state_dict, **of_modules}, model_cfg)
         if pruned is whole:
             return state_dict
@@ -169,7 +169,7 @@ def prune_with_metadata(prune: Callable) -> Callable:
 
 
 def load_average_with_metadata(load_average: Callable) -> Callable:
-    """Let an average of the weights (``--store-ema``) keep the metadata of the model's state."""
+    """Wrap ``load_ema_from_checkpoint``: an average of the weights (``--store-ema``) keeps the metadata of the state."""
 
     @functools.wraps(load_average)
     def load_ema_from_checkpoint(path):
@@ -182,7 +182,7 @@ def load_average_with_metadata(load_average: Callable) -> Callable:
 
 
 def load_component_with_metadata(load_component: Callable) -> Callable:
-    """Let the state of one component of a model keep its metadata."""
+    """Wrap ``load_pretrained_component_from_model``: the state of one component keeps its metadata."""
 
     @functools.wraps(load_component)
     def load_pretrained_component_from_model(component, checkpoint, strict=True):
@@ -202,7 +202,7 @@ def load_component_with_metadata(load_component: Callable) -> Callable:
 
 
 def load_languages_with_metadata(load_languages: Callable) -> Callable:
-    """Let a multilingual model keep the metadata of a state when it loads some of the languages."""
+    """Wrap ``load_state_dict`` of a multilingual model: a state keeps its metadata if only some languages are loaded."""
 
     @functools.wraps(load_languages)
     def load_state_dict(self, state_dict, strict=True, model_cfg=None):
@@ -213,7 +213,7 @@ def load_languages_with_metadata(load_languages: Callable) -> Callable:
 
 
 def refuse_states_of_other_attention(load: Callable) -> Callable:
-    """Let fairseq's own attention refuse a state that was saved by attention with other settings."""
+    """Wrap loading of fairseq's own attention: refuse a state that was saved by attention with other settings."""
 
     @functools.wraps(load)
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
@@ -225,7 +225,7 @@ def refuse_states_of_other_attention(load: Callable) -> Callable:
 
 
 def explain_unfit_checkpoints(load: Callable) -> Callable:
-    """Let a model raise :class:`StateDictMismatch` for a state that does not fit."""
+    """Wrap ``load_state_dict`` of models: raise :class:`StateDictMismatch` for a state that does not fit."""
 
     @functools.wraps(load)
     def load_state_dict(self, *args, **kwargs):
@@ -237,11 +237,12 @@ def explain_unfit_checkpoints(load: Callable) -> Callable:
 
 @contextlib.contextmanager
 def explain_mismatch(module: torch.nn.Module) -> Iterator[None]:
-    """Raise torch's error about a state that does not fit a module as :class:`StateDictMismatch`.
+    """Turn torch's error about a state that does not fit a module into a :class:`StateDictMismatch`.
 
-    torch puts the differences into a text. Hooks of the module collect the saved shapes and the names instead.
+    torch reports the differences only as text. Hooks of the module collect the saved shapes and the names instead.
     """
-    saved, differing = {}, []
+    saved: dict[str, tuple[int, ...]] = {}
+    differing: list[tuple[str, object, object]] = []
 
     def collect_shapes(module, state_dict, *args):
         saved.update(shapes_of(state_dict))
@@ -260,7 +261,7 @@ def explain_mismatch(module: torch.nn.Module) -> Iterator[None]:
         yield
     except StateDictMismatch:
         raise
-    except RuntimeError as error:  # of torch, if it has been through all modules
+    except RuntimeError as error:  # torch raises it after it has loaded all modules
         if differing:
             raise StateDictMismatch(*differing[0], others=len(differing) - 1) from error
         raise
@@ -275,14 +276,14 @@ def shapes_of(state_dict: Mapping) -> dict[str, tuple[int, ...]]:
 
 
 def drop_heads_for_questions(upgrade: Callable) -> Callable:
-    """Let a model that was fine-tuned on questions be fine-tuned on another task."""
+    """Wrap ``upgrade_state_dict_named``: a model fine-tuned on questions can be fine-tuned on another task."""
 
     @functools.wraps(upgrade)
     def upgrade_state_dict_named(self, state_dict, name):
         upgrade(self, state_dict, name)
         head = f"{name}.span_head." if name else "span_head."
         if not hasattr(self, "span_head") and (lost := [key for key in state_dict if key.startswith(head)]):
-            logging.getLogger(__name__).warning("leaving out the checkpoint's head for questions: this task has none")
+            logging.getLogger(__name__).warning("the checkpoint's head for questions is not loaded: this task has none")
             for key in lost:
                 del state_dict[key]
 

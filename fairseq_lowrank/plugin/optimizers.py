@@ -1,8 +1,8 @@
 """Parameters with their own weight decay or learning rate, under any of fairseq's optimizers.
 
-A parameter says so in its attribute ``optim_overrides = {"optimizer": {"weight_decay": 0.0, "lr_scale": 2.0},
-"under_any_optimizer": True}``, the attribute that fairseq's composite optimizer reads and that its half-precision optimizers
-carry over to their copies. Without the mark they are of a model of fairseq's, whose numbers stay as they are.
+The settings are in the parameter's attribute ``optim_overrides = {"optimizer": {"weight_decay": 0.0, "lr_scale": 2.0},
+"under_any_optimizer": True}``. fairseq's composite optimizer reads this attribute, and its half-precision optimizers copy it.
+Settings without the mark ``under_any_optimizer`` belong to stock models, and are ignored here.
 """
 
 import functools
@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterable
 import omegaconf
 import torch
 from fairseq.optim import composite
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lowrank.attention.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.messages import UserError
 
 
-def overrides(parameter: nn.Parameter | None) -> dict[str, float]:
-    """Return the settings that a parameter of this package has under any optimizer; empty without a parameter."""
+def overrides(parameter: Tensor | None) -> dict[str, float]:
+    """Return the settings of a parameter that apply to all optimizers; empty if there are none or no parameter."""
     own = getattr(parameter, "optim_overrides", {})
     return own.get("optimizer", {}) if APPLIES_TO_ALL_OPTIMIZERS in own else {}
 
 
-def has_overrides(parameters: Iterable[nn.Parameter]) -> bool:
+def has_overrides(parameters: Iterable[Tensor]) -> bool:
     """Return True if any parameter has separate settings."""
     return any(overrides(parameter) for parameter in parameters)
 
@@ -45,13 +45,13 @@ def split_groups(optimizer: torch.optim.Optimizer) -> None:
 def scale_learning_rate(group: dict, lr: float) -> None:
     """Set the learning rate of a group to ``lr`` times the ``lr_scale`` of its parameters.
 
-    The parameters are asked, not the group: a resumed group has the settings of its checkpoint.
+    The scale is read from the parameters: a resumed group has the settings of its checkpoint.
     """
     group["lr"] = lr * overrides(next(iter(group["params"]), None)).get("lr_scale", 1.0)
 
 
 # fairseq gives every parameter the same weight decay and learning rate. Its composite optimizer reads the settings of one
-# parameter for a whole group, and half-precision copies are flattened into one tensor in which none can differ.
+# parameter for the entire group, and half-precision copies are flattened into one tensor with one setting.
 def build_with_overrides(build: Callable) -> Callable:
     """Wrap ``optim.build_optimizer``: every optimizer follows the ``optim_overrides`` of this package's parameters."""
 
@@ -59,7 +59,7 @@ def build_with_overrides(build: Callable) -> Callable:
     def build_optimizer(cfg, params, *args, **kwargs):
         params = list(params)
         optimizer = build(cfg, params, *args, **kwargs)
-        if has_overrides([param for param in params if isinstance(param, torch.Tensor)]):
+        if has_overrides(param for param in params if isinstance(param, Tensor)):
             if isinstance(optimizer, composite.FairseqCompositeOptimizer):
                 raise UserError(
                     "--optimizer composite: does not work with head mixing or head embeddings, which have their own "
@@ -102,7 +102,7 @@ def load_with_overrides(load: Callable) -> Callable:
     @functools.wraps(load)
     def load_state_dict(self, state_dict, optimizer_overrides=None):
         load(self, state_dict, optimizer_overrides)
-        for group in self.param_groups if optimizer_overrides else ():  # they were given to every group
+        for group in self.param_groups if optimizer_overrides else ():  # fairseq has applied them to every group
             group.update(overrides(next(iter(group["params"]), None)))
             if "lr" in optimizer_overrides:
                 scale_learning_rate(group, optimizer_overrides["lr"])

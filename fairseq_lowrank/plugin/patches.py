@@ -34,7 +34,7 @@ TESTED = {"fairseq-fixed": "0.12.3.1", "torch": "2.13.0"}
 
 SAFE_LOADING = "fairseq loads checkpoints with torch.load(weights_only=True) and a list of allowed classes"
 LITERALS = "fairseq reads these texts with ast.literal_eval"
-METADATA = "fairseq keeps the metadata of a state dict on every way from a file to the model"
+METADATA = "fairseq keeps the metadata of a state dict from the file to the model"
 OUR_FLAGS = "fairseq lets a plugin add flags to every model and criterion"
 ONE_LINE = "fairseq's commands end in one line for mistakes of users"
 UNKNOWN_WORDS = "--replace-unk reads the alignment that --print-alignment makes"
@@ -129,14 +129,14 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "required",
         "overrides",
-        {PARSER: arguments.amending(arguments.literal_overrides)},
+        {PARSER: arguments.with_fixup(arguments.literal_overrides)},
         "fairseq evaluates --model-overrides.",
         LITERALS,
     ),
     *_group(
         "required",
         "bf16-without-tpu",
-        {PARSER: arguments.amending(arguments.bf16_without_tpu)},
+        {PARSER: arguments.with_fixup(arguments.bf16_without_tpu)},
         "fairseq takes --bf16 to mean a TPU, and asks for torch_xla.",
         "--bf16 leaves --tpu as it is",
     ),
@@ -174,7 +174,7 @@ PATCHES: tuple[Patch, ...] = (
             "fairseq.options.add_model_args": flags.offer_flags,
             "fairseq.models.register_model": flags.register_with_flags,
         },
-        "Flags of a model are declared by its class, and ours are for every model.",
+        "Each class of a model declares its flags, and every model needs ours.",
         OUR_FLAGS,
     ),
     *_group(
@@ -187,7 +187,7 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "attention",
         "attention-flags",
-        {PARSER: arguments.amending(arguments.check_our_flags)},
+        {PARSER: arguments.with_fixup(arguments.check_our_flags)},
         "Attention flags that do not work are refused before folders are made and data is read.",
         OUR_FLAGS,
     ),
@@ -255,14 +255,14 @@ PATCHES: tuple[Patch, ...] = (
                 loading.load_languages_with_metadata
             ),
         },
-        "The metadata of a state dict says what attention it was saved by, and fairseq drops it on this way.",
+        "The metadata of a state dict contains the settings of its attention, and these functions drop it.",
         METADATA,
     ),
     *_group(
         "attention",
         "other-attention",
         {"fairseq.modules.MultiheadAttention._load_from_state_dict": loading.refuse_states_of_other_attention},
-        "Weights of another kind of attention can have the shapes of fairseq's own and mean something else.",
+        "Weights of another attention variant can have the same shapes as fairseq's and mean something else.",
         "fairseq checks what a layer's state was saved by",
     ),
     *_group(
@@ -273,7 +273,7 @@ PATCHES: tuple[Patch, ...] = (
             "fairseq.trainer.Trainer.load_checkpoint": resuming.explain_what_cannot_resume,
             "fairseq.optim.FairseqOptimizer.load_state_dict": resuming.check_parameter_groups,
         },
-        "The flags that a checkpoint was trained with are named in one line.",
+        "If a checkpoint does not fit, the message names the flags that it was trained with.",
         "fairseq names the options that differ",
     ),
     *_group(
@@ -319,7 +319,7 @@ PATCHES: tuple[Patch, ...] = (
         "fix",
         "finished-training",
         {"fairseq.trainer.Trainer.load_checkpoint": continuing.end_if_finished},
-        "A training that is finished trains one more update when it is called again, and saves it.",
+        "If a finished training is started again, fairseq trains one more update and saves it.",
         "fairseq looks at --max-update before an update",
     ),
     *_group(
@@ -342,7 +342,7 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "fix",
         "layers-to-keep",
-        {PARSER: arguments.amending(arguments.layers_to_keep_as_text)},
+        {PARSER: arguments.with_fixup(arguments.layers_to_keep_as_text)},
         "fairseq parses --encoder-layers-to-keep as a list, and its models split it as a text.",
         "fairseq's parser and models agree",
     ),
@@ -355,7 +355,7 @@ PATCHES: tuple[Patch, ...] = (
             "fairseq.utils.load_align_dict": repairs.load_no_align_dict,
             "fairseq.utils.replace_unk": repairs.replace_by_target,
         },
-        "--replace-unk fails without --print-alignment, and with it.",
+        "--replace-unk fails, with and without --print-alignment.",
         UNKNOWN_WORDS,
     ),
     *_group(
@@ -368,7 +368,7 @@ PATCHES: tuple[Patch, ...] = (
             ),
             repairs.search_with_its_own_beam,
         ),
-        "A search with one hypothesis after a search with five takes each fifth sentence for five.",
+        "After a search with five hypotheses, a search with one uses the keys of each fifth sentence for five sentences.",
         "fairseq sets the beam size at each search",
     ),
     *_group(
@@ -376,7 +376,7 @@ PATCHES: tuple[Patch, ...] = (
         "whole-evaluation",
         {
             "fairseq.data.data_utils.batch_by_size": evaluation.announce_sentences,
-            PARSER: arguments.amending(evaluation.batches_of_any_size),
+            PARSER: arguments.with_fixup(evaluation.batches_of_any_size),
         },
         "fairseq-generate and fairseq-validate leave out the last sentences: of 12, they use 8.",
         "--required-batch-size-multiple keeps the last batch",
@@ -385,7 +385,7 @@ PATCHES: tuple[Patch, ...] = (
         "fix",
         "whole-blocks",
         {
-            PARSER: arguments.amending(evaluation.blocks_of_model),
+            PARSER: arguments.with_fixup(evaluation.blocks_of_model),
             ENSEMBLE: evaluation.load_with_blocks_of_model,
             f"{LANGUAGE_MODELING}.load_dataset": evaluation.refuse_empty_blocks,
             f"{LANGUAGE_MODELING}.eval_lm_dataloader": evaluation.evaluate_every_block,

@@ -1,5 +1,6 @@
-"""What fairseq needs to run on current Python, torch and numpy: seen with fairseq-fixed 0.12.3.1 (fairseq's main branch) on
-Python 3.11, torch 2.13, numpy 2.4.
+"""Repairs that let fairseq run on current Python, torch and numpy.
+
+They are tested with fairseq-fixed 0.12.3.1 (fairseq's main branch) on Python 3.11, torch 2.13 and numpy 2.4.
 """
 
 import atexit
@@ -16,6 +17,7 @@ from collections.abc import Callable
 import numpy
 import torch
 from fairseq import utils
+from fairseq.data.iterators import BackgroundConsumer
 
 
 def with_old_names(module: types.ModuleType) -> types.ModuleType:
@@ -29,12 +31,12 @@ def with_old_names(module: types.ModuleType) -> types.ModuleType:
     return proxy
 
 
-# For --replace-unk fairseq asks the hypothesis which source word each target word is aligned with. Only --print-alignment
-# makes such an alignment, and as pairs, which nobody asked for. And without a file of translations the flag is
-# parsed as "@@ ", the default of --remove-bpe and the name of no file. An alignment takes a tenth of the time of a
-# translation, so it is made for those models only that were prepared for the flag.
+# For --replace-unk, fairseq reads from the hypothesis which source word each target word is aligned with. Only
+# --print-alignment makes an alignment, and in another form (pairs). Without a file of translations, the flag is parsed as
+# "@@ ", the default of --remove-bpe, which is not a file. An alignment takes a tenth of the time of a translation, so only
+# models that were prepared for the flag get one.
 def note_unknown_words(prepare: Callable) -> Callable:
-    """Wrap ``prepare_for_inference_``: note which models replace unknown words."""
+    """Wrap ``prepare_for_inference_``: mark the models that replace unknown words."""
 
     @functools.wraps(prepare)
     def prepare_for_inference_(self, cfg):
@@ -66,7 +68,7 @@ def align_unknown_words(generate: Callable) -> Callable:
 
 
 def load_no_align_dict(load: Callable) -> Callable:
-    """Wrap ``utils.load_align_dict``: without a file, ``--replace-unk`` is parsed as ``"@@ "``."""
+    """Wrap ``utils.load_align_dict``: load nothing for ``"@@ "``, the value of ``--replace-unk`` without a file."""
 
     @functools.wraps(load)
     def load_align_dict(path):
@@ -76,7 +78,7 @@ def load_no_align_dict(load: Callable) -> Callable:
 
 
 def replace_by_target(replace: Callable) -> Callable:
-    """Wrap ``utils.replace_unk``: it gets the source word of each target word, not pairs."""
+    """Wrap ``utils.replace_unk``: pass the source word of each target word, not pairs."""
 
     @functools.wraps(replace)
     def replace_unk(hypo_str, src_str, alignment, align_dict, unk):
@@ -85,10 +87,10 @@ def replace_by_target(replace: Callable) -> Callable:
     return replace_unk
 
 
-# fairseq tells a model how many hypotheses a sentence has when a search is made, and only where there are several: a search with one
-# after another with five (BART's sample after translate) takes each fifth sentence of an encoder for five.
+# fairseq sets a model's beam size when a search is built, and only if it is above 1. So a search with one hypothesis after
+# one with five (BART's sample after translate) would use the encoder's keys of each fifth sentence for five sentences.
 def search_with_its_own_beam(generate: Callable) -> Callable:
-    """Wrap ``generate`` of a search: it tells the model its number of hypotheses before it begins."""
+    """Wrap ``generate`` of a search: set the model's beam size first."""
 
     @functools.wraps(generate)
     def generate_told(self, models, sample, **kwargs):
@@ -104,7 +106,7 @@ def search_with_its_own_beam(generate: Callable) -> Callable:
 # Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the
 # same folder when --distributed-world-size is 1, its default with fewer than two GPUs.
 def join_torchrun(call_main: Callable) -> Callable:
-    """Wrap ``call_main``: let the processes that torchrun starts be the workers of one training, on GPUs or on the CPU."""
+    """Wrap ``call_main``: make the processes that torchrun starts workers of one training, on GPUs or on the CPU."""
 
     @functools.wraps(call_main)
     def joined(cfg, main, **kwargs):
@@ -119,17 +121,17 @@ def join_torchrun(call_main: Callable) -> Callable:
                 cfg.common.cpu = True
                 distributed.device_id = 0
                 distributed.distributed_backend = "gloo"
-                distributed.ddp_backend = "legacy_ddp"  # pytorch_ddp is given device ids, which the CPU has not
+                distributed.ddp_backend = "legacy_ddp"  # fairseq passes device ids to pytorch_ddp, and the CPU has none
         return call_main(cfg, main, **kwargs)
 
     return joined
 
 
-# fairseq reads batches ahead in a daemon thread. Where a process ends before its data does, as under --max-update, Python kills
-# that thread at its next step, and within torch's code that ends the process as a failure, after all of its work was done.
+# fairseq reads batches ahead in a daemon thread. If a process ends before its data does (--max-update), Python kills that
+# thread at its next step. Inside torch's code, this ends the process with an error although its work is done.
 def end_reading_with_the_process(create: Callable, seconds: float = 10) -> Callable:
-    """Let a process wait for the batch that is being read, for ``seconds`` at most, before it ends."""
-    readers = weakref.WeakSet()
+    """Wrap ``_create_consumer``: before a process ends, it waits up to ``seconds`` for the batch that is being read."""
+    readers: weakref.WeakSet[BackgroundConsumer] = weakref.WeakSet()
 
     @functools.wraps(create)
     def _create_consumer(self):
@@ -142,14 +144,14 @@ def end_reading_with_the_process(create: Callable, seconds: float = 10) -> Calla
             reader._max_len = 0  # this batch is the last one
             while reader.is_alive() and time.monotonic() < deadline:
                 with contextlib.suppress(queue.Empty):
-                    reader._queue.get(timeout=0.01)  # it may wait for room
+                    reader._queue.get(timeout=0.01)  # the reader may wait for space in its queue
 
     atexit.register(end)
     return _create_consumer
 
 
 def quieten_warnings() -> None:
-    """Silence torch's warning about pinned memory without a GPU, and hydra's about fairseq's own configuration."""
+    """Silence torch's warning about pinned memory without a GPU, and hydra's about fairseq's configuration."""
     warnings.filterwarnings("ignore", category=UserWarning, message="'pin_memory' argument is set as true")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
     warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")

@@ -12,11 +12,11 @@ from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
 from fairseq_lowrank.plugin.loading import load_checkpoint
 
 
-# A task makes the batches of its training data once, and shuffles their list in each epoch. They depend on the epoch in which
-# the process began. So a process that resumes in a later epoch trains on other batches, and a checkpoint's position within an
-# epoch refers to another list. A data loader made in epoch 1 also keeps that epoch's shuffling (--curriculum) and data.
+# A task makes its training batches once, and shuffles their list in each epoch. The batches depend on the epoch in which
+# the process started. So a process that resumes in a later epoch trains on other batches, and a checkpoint's position within
+# an epoch refers to another list. A data loader made in epoch 1 also keeps that epoch's shuffling (--curriculum) and data.
 def resume_with_the_first_batches(get: Callable) -> Callable:
-    """Let a training that resumes after epoch 1 have the batches that are made in epoch 1."""
+    """Wrap ``get_train_iterator``: a training that resumes after epoch 1 gets the batches of epoch 1."""
 
     @functools.wraps(get)
     def get_train_iterator(
@@ -46,7 +46,7 @@ def resume_with_the_first_batches(get: Callable) -> Callable:
 
 
 def _start_loader(batches, cfg) -> None:
-    """Make the data loader that ``batches`` keeps for all epochs, and start its workers, as in epoch 1."""
+    """Make the data loader that ``batches`` reuses in all epochs, and start its workers, as in epoch 1."""
     if getattr(batches, "reuse_dataloader", False):
         fixed = cfg.distributed_training.fix_batches_to_gpus
         batches._get_iterator_for_epoch(1, shuffle=cfg.dataset.curriculum < 1, fix_batches_to_gpus=fixed)
@@ -55,13 +55,13 @@ def _start_loader(batches, cfg) -> None:
 
 
 def replace_checkpoints_whole(copy: Callable) -> Callable:
-    """Let a copy of a checkpoint be written to a temporary file, which then replaces the old one in one step."""
+    """Wrap ``copy``: write a copy of a checkpoint to a temporary file, and then rename it."""
 
     @functools.wraps(copy)
     def copy_whole(src_path, dst_path, overwrite=False):
         if not overwrite or not PathManager.supports_rename(dst_path):
             return copy(src_path, dst_path, overwrite)
-        unfinished = f"{dst_path}.tmp"  # as fairseq names what it saves
+        unfinished = f"{dst_path}.tmp"  # fairseq uses this suffix too
         try:
             done = copy(src_path, unfinished, overwrite=True)
             PathManager.rename(unfinished, dst_path)
@@ -73,7 +73,7 @@ def replace_checkpoints_whole(copy: Callable) -> Callable:
 
 
 def name_whole_checkpoints(load: Callable) -> Callable:
-    """If ``checkpoint_last.pt`` is damaged, name the newest intact checkpoint in its folder and the flag that takes it."""
+    """Wrap ``load_checkpoint``: if ``checkpoint_last.pt`` is damaged, name the newest intact checkpoint and the flag."""
 
     @functools.wraps(load)
     def load_from_folder(cfg, trainer, **kwargs):
@@ -106,7 +106,7 @@ def _newest_intact(last: Path, suffix: str) -> Path | None:
 
 
 def explain_what_cannot_resume(load: Callable) -> Callable:
-    """Name the checkpoint that does not fit the model or its optimizer, and the flags that make it fit."""
+    """Wrap ``Trainer.load_checkpoint``: name a checkpoint that does not fit, and the flags that make it fit."""
 
     @functools.wraps(load)
     def load_training(self, filename, *args, **kwargs):
@@ -127,7 +127,7 @@ def explain_what_cannot_resume(load: Callable) -> Callable:
 
 
 def check_parameter_groups(load: Callable) -> Callable:
-    """Refuse the state of an optimizer of other parameters, such as a stock model's for a model with head mixing."""
+    """Wrap ``load_state_dict`` of optimizers: refuse a state for other parameters, such as a stock model's."""
 
     @functools.wraps(load)
     def load_state_dict(self, state_dict, optimizer_overrides=None):

@@ -1,4 +1,4 @@
-"""Answering questions by a span of a paragraph: SQuAD 1.1, and 2.0 with questions that have no answer."""
+"""A task that answers questions by a span of a paragraph: SQuAD 1.1, and 2.0 with questions that have no answer."""
 
 import contextlib
 import json
@@ -19,30 +19,36 @@ from torch import Tensor
 
 from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.models.question_answering import add_span_head
-from fairseq_lowrank.tasks.spans import Pieces, windows
+from fairseq_lowrank.tasks.spans import SubwordOffsets, windows
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class QuestionAnsweringConfig(FairseqDataclass):
-    """Flags of the task."""
+    """The flags of the task."""
 
     data: str = field(default=MISSING, metadata={"help": "path to data directory"})
-    max_positions: int = field(default=512, metadata={"help": "positions of the model, those of its pre-training"})
-    window: int = field(default=384, metadata={"help": "most tokens of a question with a window of its paragraph"})
+    max_positions: int = field(
+        default=512, metadata={"help": "number of positions of the model, as in its pre-training"}
+    )
+    window: int = field(
+        default=384, metadata={"help": "greatest number of tokens of a question with a window of its paragraph"}
+    )
     doc_stride: int = field(default=128, metadata={"help": "distance in tokens between the starts of two windows"})
-    max_question_length: int = field(default=64, metadata={"help": "tokens at which a question is cut off"})
-    max_answer_length: int = field(default=30, metadata={"help": "most tokens of a predicted answer"})
+    max_question_length: int = field(
+        default=64, metadata={"help": "number of tokens after which a question is cut off"}
+    )
+    max_answer_length: int = field(default=30, metadata={"help": "greatest number of tokens of a predicted answer"})
     double_separator: bool = field(
-        default=False, metadata={"help": "two </s> between question and paragraph, as in RoBERTa's pre-training"}
+        default=False, metadata={"help": "put two </s> between question and paragraph, as in RoBERTa's pre-training"}
     )
     seed: int = II("common.seed")
 
 
 @dataclass(frozen=True)
 class Window:
-    """One window of a paragraph with one question; `begin` and `end` count pieces of the paragraph."""
+    """One window of a paragraph with one question; `begin` and `end` count subwords of the paragraph."""
 
     question: int
     paragraph: int
@@ -51,16 +57,16 @@ class Window:
 
 
 class QuestionDataset(FairseqDataset):
-    """Windows of questions and their paragraphs, `<s> question </s> window </s>`.
+    """A dataset of windows of questions and their paragraphs, `<s> question </s> window </s>`.
 
     Args:
-        lines: the paragraphs, as SPLIT.jsonl of a prepared corpus has them.
-        questions, paragraphs: their tokens, each ended by `</s>`.
-        config: sizes of windows.
-        dictionary: of all tokens.
-        shuffle: order of the windows, drawn from `config.seed`, else by length.
+        lines: the paragraphs, as in SPLIT.jsonl of a prepared corpus.
+        questions, paragraphs: the tokens, each item ended by `</s>`.
+        config: the sizes of windows.
+        dictionary: the dictionary of all tokens.
+        shuffle: if True, order the windows at random by `config.seed`; else by length.
 
-    The target is the first and the last token of the answer in the window, or 0, 0 (`<s>`) where it is not there.
+    The target is the first and the last token of the answer, or 0, 0 (`<s>`) if the window does not contain it.
     """
 
     def __init__(self, lines: list[dict], questions, paragraphs, config, dictionary: Dictionary, *, shuffle: bool):
@@ -69,10 +75,11 @@ class QuestionDataset(FairseqDataset):
         self.separators = 2 if config.double_separator else 1
         self.asked = [(place, one) for place, line in enumerate(lines) for one in line["questions"]]
         if len(self.asked) != len(questions) or len(lines) != len(paragraphs):
-            raise ValueError(
-                f"{len(questions)} questions and {len(paragraphs)} paragraphs are binarised, of {len(self.asked)} and {len(lines)}"
+            raise UserError(
+                f"{len(questions)} of {len(self.asked)} questions and {len(paragraphs)} of {len(lines)} paragraphs are binarised. "
+                "Prepare the corpus again."
             )
-        pieces = [Pieces(line["words"], line["pieces"]) for line in lines]
+        pieces = [SubwordOffsets(line["words"], line["pieces"]) for line in lines]
         self.answers = [self._answer(pieces[place], one["answers"]) for place, one in self.asked]
         self.windows = [
             Window(number, place, begin, end)
@@ -82,8 +89,8 @@ class QuestionDataset(FairseqDataset):
         self._sizes = np.array([self.first(window) + window.end - window.begin + 1 for window in self.windows])
 
     @staticmethod
-    def _answer(pieces: Pieces, answers: list) -> tuple[int, int] | None:
-        """First and last piece of the first answer."""
+    def _answer(pieces: SubwordOffsets, answers: list) -> tuple[int, int] | None:
+        """Return the first and last subword of the first answer; None if there is no answer."""
         if not answers:
             return None
         start, text = answers[0]
@@ -97,12 +104,12 @@ class QuestionDataset(FairseqDataset):
         return self.config.window - length - 2 - self.separators
 
     def first(self, window: Window) -> int:
-        """The place of a window's first piece among its tokens."""
+        """Return the position of a window's first subword among its tokens."""
         length = min(int(self.questions.sizes[window.question]) - 1, self.config.max_question_length)
         return 1 + length + self.separators
 
     def target(self, window: Window) -> tuple[int, int]:
-        """First and last token of the answer."""
+        """Return the first and last token of the answer; 0, 0 if the window does not contain it."""
         answer = self.answers[window.question]
         if answer is None or answer[0] < window.begin or answer[1] >= window.end:
             return 0, 0
@@ -159,7 +166,7 @@ class QuestionDataset(FairseqDataset):
 
 @register_task("question_answering", dataclass=QuestionAnsweringConfig)
 class QuestionAnsweringTask(FairseqTask):
-    """Questions on paragraphs, prepared by `scripts/prepare.sh squad`: answers are spans, or none."""
+    """A task of questions on paragraphs, prepared by `scripts/prepare.sh squad`: an answer is a span, or there is none."""
 
     def __init__(self, cfg: QuestionAnsweringConfig, dictionary: Dictionary):
         super().__init__(cfg)
@@ -172,17 +179,15 @@ class QuestionAnsweringTask(FairseqTask):
         folder = Path(cfg.data)
         for name in ("task.json", "question/dict.txt"):
             if not (folder / name).is_file():
-                raise UserError(
-                    f"{folder} holds no {name}: expected the folder `bin` that scripts/prepare.sh squad makes"
-                )
+                raise UserError(f"{folder} has no {name}. Give the folder `bin` that scripts/prepare.sh squad makes.")
         for name in ("doc_stride", "max_answer_length", "max_question_length"):
             if getattr(cfg, name) < 1:
-                raise UserError(f"{flag_name(name)} {getattr(cfg, name)}: expected a number of tokens >= 1")
+                raise UserError(f"{flag_name(name)} {getattr(cfg, name)}: expected a number of tokens >= 1.")
         least = cfg.max_question_length + 4 + cfg.double_separator
         if not least <= cfg.window <= cfg.max_positions:
             raise UserError(
-                f"--window {cfg.window}: expected {least} (a question of --max-question-length, a token of the paragraph and what "
-                f"separates them) to {cfg.max_positions} (--max-positions)"
+                f"--window {cfg.window}: expected {least} (--max-question-length, a token of the paragraph and separators) to "
+                f"{cfg.max_positions} (--max-positions)."
             )
         dictionary = Dictionary.load(str(folder / "question" / "dict.txt"))
         dictionary.add_symbol("<mask>")
@@ -205,14 +210,14 @@ class QuestionAnsweringTask(FairseqTask):
 
     @classmethod
     def check_model(cls, model: type, args) -> None:
-        """Refuse a model that gives no features of single tokens.
+        """Refuse a model that does not return features of each token.
 
         Raises:
-            UserError: the model takes no heads.
+            UserError: the model accepts no heads.
         """
         if not hasattr(model, "register_classification_head"):
             raise UserError(
-                f"--task question_answering: {args.arch} gives no features of single tokens. Use an encoder, such as "
+                f"--task question_answering: {args.arch} does not return features of each token. Use an encoder, such as "
                 "roberta_base or lowrank_bert_base."
             )
 
@@ -223,8 +228,8 @@ class QuestionAnsweringTask(FairseqTask):
         width = getattr(cfg, "encoder_embed_dim", None)
         if not hasattr(model, "classification_heads") or width is None:
             raise UserError(
-                f"--task question_answering: {type(model).__name__} gives no features of single tokens; expected an encoder such as "
-                "roberta_base or lowrank_bert_base"
+                f"--task question_answering: {type(model).__name__} does not return features of each token. Use an encoder, such "
+                "as roberta_base or lowrank_bert_base."
             )
         return add_span_head(model, width)
 
@@ -241,7 +246,7 @@ class QuestionAnsweringTask(FairseqTask):
 
 
 def span_scores(model, sample: dict, padding: int) -> Tensor:
-    """Scores [B, T, 2] of tokens to begin and to end the answer, −inf for padding, in float32."""
+    """Return the scores [B, T, 2] of each token as the first and as the last of the answer, in float32; −inf at padding."""
     scores, *_ = model(**sample["net_input"], features_only=True)
     padded = sample["net_input"]["src_tokens"].eq(padding)
     return scores.float().masked_fill(padded[..., None], float("-inf"))
@@ -249,12 +254,12 @@ def span_scores(model, sample: dict, padding: int) -> Tensor:
 
 @dataclass
 class SpanCriterionConfig(FairseqDataclass):
-    """Add no flags: the criterion has none."""
+    """A configuration without flags."""
 
 
 @register_criterion("question_answering", dataclass=SpanCriterionConfig)
 class SpanCriterion(FairseqCriterion):
-    """The mean of −log p(first token of the answer) and −log p(last token), p a softmax over all tokens of the window."""
+    """The mean of −log p(first token of the answer) and −log p(last token); p is a softmax over the window's tokens."""
 
     def __init__(self, cfg, task):
         super().__init__(task)

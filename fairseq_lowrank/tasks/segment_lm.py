@@ -1,4 +1,4 @@
-"""Language modelling on segments that follow each other, for models that remember the segment before."""
+"""Language modelling on consecutive segments, for models that cache the hidden states of the previous segment."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class SegmentLanguageModelingConfig(LanguageModelingConfig):
-    """fairseq's flags of language modelling."""
+    """The flags of fairseq's language modelling."""
 
 
-class Streams:
-    """The blocks of a text, cut into as many streams as a batch has rows; batch i holds block i of each stream.
+class StreamBatcher:
+    """The batches of a text that is divided into as many streams as a batch has rows; batch i has block i of each stream.
 
     ::
 
         blocks 0 … 9, 4 rows:   0 3 6 9 │ 1 4 7 │ 2 5 8
 
-    Nothing is left out: the last streams may be shorter, and what has ended leaves the batch from its end on.
+    Every block is used. The last streams may be shorter: then the later batches have fewer rows.
 
     Args:
-        blocks: how many there are.
-        rows: of a worker's batch.
-        workers: among whom the streams are divided; their batches come in turns, as fairseq deals them out.
+        blocks: the number of blocks.
+        rows: the number of rows of a worker's batch.
+        workers: the number of workers that share the streams. Their batches alternate, as fairseq distributes them.
     """
 
     def __init__(self, blocks: int, rows: int, workers: int = 1) -> None:
@@ -42,7 +42,7 @@ class Streams:
         self.segments = -(-blocks // (rows * workers))
 
     def batches(self) -> list[list[int]]:
-        """Of each worker in turn, segment by segment."""
+        """Return the blocks of each batch: segment by segment, and for each worker in turn."""
         starts = range(0, self.rows * self.workers * self.segments, self.segments)
         batches = []
         for segment in range(self.segments):
@@ -52,18 +52,20 @@ class Streams:
         return batches
 
 
-class SegmentMemory(NamedTuple):
-    """What a model remembers when it reaches a segment: that segment's number, and the inputs of each layer at the positions
-    before it, ``[M, B, C]`` each. Such a model holds its own in ``memories``, by whether it trains."""
+class SegmentCache(NamedTuple):
+    """The number of the next segment, and the inputs of each layer at the positions before it, ``[M, B, C]`` each.
+
+    A model keeps one for training and one for evaluation in ``memories``.
+    """
 
     segment: int
     hidden: list[Tensor]
 
 
 class SegmentDataset(BaseWrapperDataset):
-    """Blocks of text whose batches say which segment of their streams they are (``net_input.segment``: number, count)."""
+    """Blocks of text whose batches contain their place in the streams (``net_input.segment``: number, count)."""
 
-    def __init__(self, dataset: FairseqDataset, streams: Streams) -> None:
+    def __init__(self, dataset: FairseqDataset, streams: StreamBatcher) -> None:
         super().__init__(dataset)
         self.streams = streams
 
@@ -75,26 +77,26 @@ class SegmentDataset(BaseWrapperDataset):
         return batch
 
 
-# fairseq's own truncated_bptt_lm has three faults for this: no segment's first token is ever predicted, the memory of
-# validation's segments lead into training's, and nothing of it is saved; and importing it registers a model that cannot be built.
+# fairseq's own truncated_bptt_lm never predicts a segment's first token, uses the memory of validation in training, and does
+# not save the memory. Importing it also registers a model that cannot be built.
 @register_task("segment_lm", dataclass=SegmentLanguageModelingConfig)
 class SegmentLanguageModelingTask(LanguageModelingTask):
-    """fairseq's ``language_modeling``, its blocks of ``--tokens-per-sample`` in the order of the text.
+    """A version of fairseq's ``language_modeling`` with the blocks of ``--tokens-per-sample`` in the order of the text.
 
-    A batch holds ``--batch-size`` streams (or as many as ``--max-tokens`` allows); at evaluation one stream unless
-    ``--batch-size`` is given, so that every block but the first has the one before it. A checkpoint in the middle of an epoch
-    holds the model's memory, so that a training of one worker resumes as if it had never stopped.
+    A batch has ``--batch-size`` streams (or as many as ``--max-tokens`` allows). At evaluation it has one stream unless
+    ``--batch-size`` is given, so every block except the first has the block before it as its memory. A checkpoint in the
+    middle of an epoch contains the memory, so a training of one worker resumes exactly.
     """
 
     def __init__(self, args, *rest, **options) -> None:
         super().__init__(args, *rest, **options)
         if args.sample_break_mode not in (None, "none"):
-            raise UserError(f"--sample-break-mode {args.sample_break_mode}: segments follow each other; expected none")
+            raise UserError(f"--sample-break-mode {args.sample_break_mode}: segments must be consecutive. Use none.")
         self._models: list[nn.Module] = []
 
     @classmethod
     def check_model(cls, model: type, args) -> None:
-        """Refuse a model that does not take segments.
+        """Refuse a model that does not accept segments.
 
         Raises:
             UserError: the model has no memory of earlier segments.
@@ -121,15 +123,16 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
         skip_remainder_batch: bool = False,
         **unused: object,
     ) -> iterators.EpochBatchIterator:
-        """Batches of :class:`Streams`, never shuffled."""
+        """Return an iterator over the batches of :class:`StreamBatcher`, without shuffling."""
         limits = [max_sentences] if max_sentences else []
         if max_tokens:
             limits.append(max_tokens // max(1, min(self.args.tokens_per_sample, max(dataset.sizes, default=1))))
         if not limits or min(limits) < 1:
             raise UserError(
-                f"--max-tokens {max_tokens}: expected --tokens-per-sample {self.args.tokens_per_sample} at least, or --batch-size"
+                f"--max-tokens {max_tokens}: expected at least --tokens-per-sample {self.args.tokens_per_sample}. Raise it, or add "
+                "--batch-size."
             )
-        dataset = SegmentDataset(dataset, Streams(len(dataset), min(limits), num_shards))
+        dataset = SegmentDataset(dataset, StreamBatcher(len(dataset), min(limits), num_shards))
         return iterators.EpochBatchIterator(
             dataset=dataset,
             collate_fn=dataset.collater,
@@ -152,24 +155,24 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             )
         if batch_size is None:
             batch_size = 1
-            logger.info("one stream of segments, so that each has the one before it; --batch-size N makes N streams")
+            logger.info("one stream of segments: each has the memory of the one before; --batch-size N makes N streams")
         return super().eval_lm_dataloader(dataset, *args, batch_size=batch_size, context_window=0, **options)
 
     def get_checkpoint_dict(self) -> dict:
-        """What goes into a checkpoint besides: the memory of training."""
+        """Return the memory of training, for the checkpoint."""
         memory = self._memories()[0].get(True) if self._memories() else None
         state = {} if memory is None else {"segment": memory.segment, "hidden": [part.cpu() for part in memory.hidden]}
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state: dict) -> None:
-        """Continue with the memory of a checkpoint, which is that of the first worker."""
+        """Restore the memory of training from a checkpoint, which has the first worker's."""
         if distributed.get_data_parallel_world_size() > 1:
             logger.warning(
-                "the memory of several workers is not saved: each continues without one until its next segment"
+                "a checkpoint has the memory of the first worker only: all workers resume with an empty memory"
             )
             return
         for memories in self._memories():
-            memories[True] = SegmentMemory(state["segment"], list(state["hidden"]))
+            memories[True] = SegmentCache(state["segment"], list(state["hidden"]))
 
     def _memories(self) -> list[dict]:
         parts = (part for model in self._models for part in model.modules())

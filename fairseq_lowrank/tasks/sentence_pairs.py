@@ -1,4 +1,4 @@
-"""Pairs of segments of running text, the second the first's next or another document's (Devlin et al. 2019, A.2)."""
+"""Pairs of segments: the second follows the first or is from another document (Devlin et al. 2019, A.2)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fairseq.data import BaseWrapperDataset, FairseqDataset
 from torch import Tensor
 
 
-class RunningText:
-    """Lines one after another, without the symbol that ends each; empty ones part documents.
+class DocumentText:
+    """The words of all lines in one sequence, without the symbol that ends each line; empty lines separate documents.
 
     Args:
-        lines: a dataset of lines, each with an end.
-        sizes: how long they are, with their ends.
+        lines: a dataset of lines, each with its end symbol.
+        sizes: the lengths of the lines, their end symbols included.
     """
 
     def __init__(self, lines: torch.utils.data.Dataset, sizes: Sequence[int]) -> None:
@@ -24,7 +24,7 @@ class RunningText:
         self.stops = np.cumsum(np.asarray(sizes) - 1)
 
     def documents(self) -> list[np.ndarray]:
-        """For each document, where its lines stop, behind where the first begins."""
+        """Return for each document the position where its first line starts, and then where each line stops."""
         starts = np.concatenate(([0], self.stops[:-1]))
         found, current = [], []
         for start, stop in zip(starts, self.stops, strict=True):
@@ -36,7 +36,7 @@ class RunningText:
         return [*found, np.array(current)] if current else found
 
     def words(self, start: int, stop: int) -> Tensor:
-        """The words from one place to another."""
+        """Return the words from position `start` to before `stop`."""
         first = int(np.searchsorted(self.stops, start, side="right"))
         last = int(np.searchsorted(self.stops, stop, side="left"))
         lines = torch.cat([self.lines[index][:-1] for index in range(first, last + 1)])
@@ -46,24 +46,26 @@ class RunningText:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two segments, as places in a running text, and whether the second is one drawn at random."""
+    """Two segments, as positions in a text, and True if the second was drawn at random."""
 
     first: tuple[int, int]
     second: tuple[int, int]
     random: bool
 
 
-def draw_pairs(documents: list[np.ndarray], longest: int, short: float, random: np.random.Generator) -> Iterator[Pair]:
-    """Cut documents into pairs as BERT's own program does.
+def sample_pairs(
+    documents: list[np.ndarray], longest: int, short: float, random: np.random.Generator
+) -> Iterator[Pair]:
+    """Yield the pairs of the documents, drawn like in BERT's own program.
 
-    Lines are taken until there are ``longest`` words (or, with probability ``short``, a number of words drawn from 2 to that);
-    the first of them, a number drawn at random, are the first segment. In half of the cases the others are the second; else
-    it is of another document, and the others are taken again. What is too long loses words of the longer segment, at
-    its front or its end.
+    Lines are taken until they have ``longest`` words (with probability ``short``: a random number of words from 2 to that).
+    A random number of these lines are the first segment. In half of the cases the other lines are the second segment. Else
+    the second segment is from another document, and the other lines are used for the next pair. If a pair is too long, words
+    are removed from the longer segment, at its start or its end.
 
     Args:
-        documents: see :meth:`RunningText.documents`; at least two.
-        longest: words of both segments together, at least 2.
+        documents: see :meth:`DocumentText.documents`; at least two.
+        longest: the greatest number of words of both segments together, at least 2.
     """
     for number, places in enumerate(documents):
         line = 0
@@ -84,13 +86,13 @@ def draw_pairs(documents: list[np.ndarray], longest: int, short: float, random: 
                 stop = min(max(begin + 1, int(np.searchsorted(other, wanted))), len(other) - 1)
                 second, line = (other[begin], other[stop]), middle
                 is_random = True
-            yield Pair(*_shortened(first, second, longest, random), is_random)
+            yield Pair(*_shorten(first, second, longest, random), is_random)
 
 
-def _shortened(
+def _shorten(
     first: tuple[int, int], second: tuple[int, int], longest: int, random: np.random.Generator
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The segments without as many words, each of the longer segment, at a side that is drawn, as are too many."""
+    """Shorten two segments to ``longest`` words: remove each word from the longer segment, at a random side."""
     lengths = [int(first[1] - first[0]), int(second[1] - second[0])]
     kept = list(lengths)
     for _ in range(sum(lengths) - longest):
@@ -103,9 +105,9 @@ def _shortened(
 
 
 class SentencePairs(FairseqDataset):
-    """The words of both segments of each pair, one after the other."""
+    """A dataset of the words of both segments of each pair, one after the other."""
 
-    def __init__(self, text: RunningText, pairs: Sequence[Pair]) -> None:
+    def __init__(self, text: DocumentText, pairs: Sequence[Pair]) -> None:
         self.text, self.pairs = text, pairs
         self.lengths = np.array([[b - a for a, b in (pair.first, pair.second)] for pair in pairs])
         self.sizes = self.lengths.sum(axis=1)
@@ -118,13 +120,13 @@ class SentencePairs(FairseqDataset):
         return len(self.pairs)
 
 
-class Framed(BaseWrapperDataset):
-    """Items of two segments with a symbol before the first and one behind each.
+class FrameWithSpecialTokens(BaseWrapperDataset):
+    """A wrapper of items of two segments that adds a symbol before the first segment and one after each.
 
     Args:
-        dataset: of tensors, the segments one after the other.
-        lengths: ``[N, 2]``, of the segments.
-        before, behind: the symbols.
+        dataset: tensors, the two segments one after the other.
+        lengths: ``[N, 2]``, the lengths of the segments.
+        before, behind: the symbols before and after.
     """
 
     def __init__(self, dataset, lengths: np.ndarray, before: int, behind: int) -> None:
@@ -148,9 +150,9 @@ class Framed(BaseWrapperDataset):
 
 
 class SegmentLabels(BaseWrapperDataset):
-    """For items framed so, 0 up to the end of the first segment, 1 from there."""
+    """A wrapper that returns token types: 0 up to the end symbol of the first segment, then 1."""
 
-    def __init__(self, dataset: Framed) -> None:
+    def __init__(self, dataset: FrameWithSpecialTokens) -> None:
         super().__init__(dataset)
 
     def __getitem__(self, index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Spans of paragraphs: where an answer lies among pieces, windows with a stride, and the best span of a window's scores."""
+"""Spans of paragraphs: the subwords of an answer, windows with a stride, and the best span of a window's scores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 
-class Pieces:
-    """Where the pieces of a text stand in it.
+class SubwordOffsets:
+    """The positions of a text's subwords in the text.
 
     Args:
         words: begin and end of each word, in characters.
-        counts: how many pieces each word is cut into.
+        counts: the number of subwords of each word.
     """
 
     def __init__(self, words: Sequence[Sequence[int]], counts: Sequence[int]):
@@ -25,7 +25,7 @@ class Pieces:
         return len(self.word_of)
 
     def covering(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first and the last piece of the words that the characters from `start` to before `end` lie in, if any."""
+        """Return the first and last subword of the words with a character from `start` to before `end`; None if none."""
         inside = [
             word
             for word, (begin, stop) in enumerate(self.words)
@@ -37,12 +37,12 @@ class Pieces:
         return (self.ends[first - 1] if first else 0), self.ends[last] - 1
 
     def characters(self, first: int, last: int) -> tuple[int, int]:
-        """Begin and end, in characters, of the words that two pieces belong to."""
+        """Return the first character of the word of subword `first`, and the end of the word of subword `last`."""
         return self.words[self.word_of[first]][0], self.words[self.word_of[last]][1]
 
 
 def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Begin and end of windows of at most `room` pieces, `stride` apart, that cover `length` pieces, as in BERT's code."""
+    """Return begin and end of windows of at most `room` subwords, `stride` apart, that cover `length`, as in BERT's code."""
     found, begin = [], 0
     while True:
         end = min(begin + room, length)
@@ -52,11 +52,11 @@ def windows(length: int, room: int, stride: int) -> list[tuple[int, int]]:
         begin += min(room, stride)
 
 
-def with_most_context(spans: Sequence[tuple[int, int]]) -> list[list[bool]]:
-    """For each piece of each window, whether no other window has more pieces on both of its sides.
+def has_most_context(spans: Sequence[tuple[int, int]]) -> list[list[bool]]:
+    """Return for each subword of each window True if no other window gives the subword more context.
 
-    A piece's context is the smaller of the numbers of pieces before and behind it, and a hundredth of the window's length
-    decides between equals, as in BERT's code.
+    The context is the smaller of the numbers of subwords before and after it, plus a hundredth of the window's length, as in
+    BERT's code.
     """
 
     def context(span: tuple[int, int], piece: int) -> float:
@@ -72,12 +72,12 @@ def with_most_context(spans: Sequence[tuple[int, int]]) -> list[list[bool]]:
 
 
 def best_span(start: Tensor, end: Tensor, begins: Tensor, longest: int) -> tuple[float, int, int] | None:
-    """The span of the highest start + end score: its score, first and last piece; None where no piece may begin one.
+    """Return score, first and last subword of the span with the highest start + end score; None if no span is allowed.
 
     Args:
-        start, end: scores of each piece, [T].
-        begins: which pieces a span may begin at, [T].
-        longest: most pieces of a span.
+        start, end: scores of each subword, [T].
+        begins: True for subwords at which a span may begin, [T].
+        longest: the greatest number of subwords of a span.
     """
     if not begins.any():
         return None

@@ -1,4 +1,4 @@
-"""fairseq architectures from their flags, built without allocating them, and where attention sits in a model."""
+"""Models of fairseq architectures without memory for parameters, and the sites of a model's attention layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from fairseq.tasks import TASK_REGISTRY
 from omegaconf.errors import InterpolationKeyError
 from torch import nn
 
-from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin import architectures, foreign
 from fairseq_lowrank.plugin.attention import chosen_options
 from fairseq_lowrank.plugin.flags import as_namespace
@@ -42,84 +43,69 @@ class AttentionLayer(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
-    """Every attention layer, ours or fairseq's, in the model's order."""
+    """Return every attention layer, ours or fairseq's, in the model's order."""
     return [
-        AttentionLayer(name, *_place(model, name, module), module)
+        AttentionLayer(name, *_site_and_layer(model, name, module), module)
         for name, module in model.named_modules()
         if isinstance(module, ATTENTION)
     ]
 
 
-def spec_of(module: nn.Module) -> AttentionSpec:
-    """What an attention layer computes; fairseq's own is plain."""
-    return getattr(module, "spec", None) or AttentionSpec()
-
-
-def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, int | str]:
-    """What an attention layer is on every axis, or would be with another `spec`: a choice, or the size that comes of it."""
-    spec = spec or spec_of(module)
-    projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
-    sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
-    sizes |= {name: getattr(projection, name, getattr(projection, "rank", None)) for name in projection.sizes}
-    return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}
-
-
-def _place(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:
-    """(site, layer) of an attention layer, by what it and the modules around it are."""
+def _site_and_layer(model: nn.Module, name: str, attention: nn.Module) -> tuple[str, int]:
+    """Return site and number of an attention layer, from the types of the modules that contain it."""
     parts = name.split(".")
     owners = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     layer = next((int(parts[depth]) for depth, owner in enumerate(owners) if isinstance(owner, nn.ModuleList)), 0)
     return foreign.site_of(attention, any(isinstance(owner, FairseqDecoder) for owner in owners)), layer
 
 
-def parse(architecture: str, flags: Sequence[str] = (), *, task: str | None = None) -> Namespace:
-    """An architecture's arguments with its defaults filled in.
+def parse_architecture(architecture: str, flags: Sequence[str] = (), *, task: str | None = None) -> Namespace:
+    """Return an architecture's arguments, completed with its defaults.
 
     Args:
         architecture: a value of fairseq's `--arch`.
-        flags: any flags of fairseq-train; those of the model matter.
-        task: fairseq's task, by default one that fits the kind of model.
+        flags: flags of fairseq-train. Only flags of the model have an effect.
+        task: fairseq's task, by default one that works with the model.
 
     Raises:
-        ValueError: an unknown architecture, or a flag or value that fairseq refuses.
+        UserError: the architecture is unknown, or fairseq refuses a flag or value.
     """
     if architecture not in ARCH_MODEL_REGISTRY:
         close = difflib.get_close_matches(architecture, ARCH_MODEL_REGISTRY, 5)
         ours = sorted(name for name in ARCH_MODEL_REGISTRY if name.startswith("lowrank"))
-        raise ValueError(
-            f"--arch {architecture}: unknown; {'did you mean' if close else 'there are'} {', '.join(close or ours)}?"
-        )
+        remedy = f"Did you mean {', '.join(close)}?" if close else f"Use one of {', '.join(ours)}."
+        raise FlagError("--arch", architecture, "unknown", remedy)
     if task is not None and task not in TASK_REGISTRY:
-        raise ValueError(f"--task {task}: unknown; expected one of {', '.join(sorted(TASK_REGISTRY))}")
+        raise FlagError("--task", task, "unknown", f"Use one of {', '.join(sorted(TASK_REGISTRY))}.")
     parser = options.get_training_parser(task or _default_task(architecture))
 
     def refuse(message: str) -> None:
-        raise ValueError(f"{architecture}: {message}")
+        raise UserError(f"{architecture}: {message}")
 
     parser.error = refuse
     args = options.parse_args_and_arch(parser, input_args=["no-data", "--arch", architecture, *flags])
     if ARCH_MODEL_NAME_REGISTRY[architecture] in MODEL_DATACLASS_REGISTRY:
-        # as fairseq-train does: flags that were not given get the dataclass's defaults
+        # like fairseq-train: flags that are not given get the dataclass's defaults
         try:
             args = as_namespace(convert_namespace_to_omegaconf(args).model)
-        except InterpolationKeyError as error:  # a size that is the task's
+        except InterpolationKeyError as error:  # a size comes from the task
             raise _cannot_be_built(architecture, error) from error
     args.arch = architecture
     return args
 
 
 def chooses_attention(args: Namespace) -> bool:
-    """Whether the attention of :func:`parse`'s arguments is ours: an attention flag is given, or the architecture is ours."""
+    """Return True if an attention flag is given, or the architecture belongs to this package."""
     return chosen_options(args, ARCH_MODEL_REGISTRY[args.arch]) is not None
 
 
 def model_name(args: Namespace) -> str:
-    """The registered model (not the architecture) that arguments belong to."""
+    """Return the name of the registered model (not of the architecture) of some arguments."""
     return ARCH_MODEL_NAME_REGISTRY.get(args.arch, args.arch)
 
 
 def our_arguments(args: Namespace) -> Namespace | None:
-    """The same arguments with attention of this package, plain where none is chosen; None where the architecture has none."""
+    """Return the arguments with this package's attention, plain if none is chosen; None if that cannot be chosen."""
     args = copy(args)
     if not chooses_attention(args):
         coverage = architectures.coverage(args.arch)
@@ -136,11 +122,11 @@ def _default_task(architecture: str) -> str:
     return "masked_lm" if issubclass(model, FairseqEncoderModel) else "translation"
 
 
-def build(args: Namespace, vocab_size: int) -> nn.Module:
-    """The model of :func:`parse`'s arguments with parameters that have shapes but no memory.
+def build_model(args: Namespace, vocab_size: int) -> nn.Module:
+    """Return the model of :func:`parse_architecture`'s arguments, whose parameters have shapes but no memory.
 
     Raises:
-        ValueError: the model refuses its arguments, or needs more than them and a dictionary.
+        UserError: the model refuses its arguments, or needs more than arguments and a dictionary.
     """
     cls = ARCH_MODEL_REGISTRY[args.arch]
     task = architectures.stand_in_task(cls, args, architectures.SizedDictionary(vocab_size))
@@ -148,21 +134,20 @@ def build(args: Namespace, vocab_size: int) -> nn.Module:
         return architectures.build_on_meta(cls, args, task)
     except AssertionError as error:
         reason = str(error) or "an assertion failed"
-        raise ValueError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
+        raise UserError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
     except (AttributeError, ImportError, NameError, OSError) as error:
         raise _cannot_be_built(args.arch, error) from error
 
 
-def _cannot_be_built(architecture: str, error: Exception) -> ValueError:
-    """What to say of an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
-    return ValueError(
-        f"--arch {architecture}: fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())})"
-        "; expected a text architecture that needs no more, such as transformer or transformer_lm"
-    )
+def _cannot_be_built(architecture: str, error: Exception) -> FlagError:
+    """Return the error for an architecture that needs more than a dictionary: sizes of its data, a package, a file."""
+    reason = f"fairseq cannot build it from flags and a dictionary alone ({' '.join(str(error).split())})"
+    remedy = "Use a text architecture that needs no more, such as transformer or transformer_lm."
+    return FlagError("--arch", architecture, reason, remedy)
 
 
 def stacks(args: Namespace) -> Iterator[tuple[str, int, int, int]]:
-    """(encoder or decoder, layers, width, heads) of each stack an architecture has."""
+    """Yield name (encoder or decoder), layers, width and heads of each stack of an architecture."""
     for stack in STACKS:
         sizes = [getattr(args, f"{stack}_{size}", None) for size in ("layers", "embed_dim", "attention_heads")]
         if all(isinstance(size, int) for size in sizes):

@@ -27,7 +27,7 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
         UserError: there is no such file, or it is not a checkpoint of fairseq.
     """
     if not path.is_file():
-        raise UserError(f"{path} is not a checkpoint file")
+        raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     if not (state.get("cfg") or state.get("args")):
         raise InvalidCheckpoint(path, "it has no configuration of fairseq")
@@ -80,7 +80,7 @@ def attention_flags(state: dict) -> dict[str, object] | None:
 def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_length: int | None) -> list[dict]:
     """Return `count` samples, drawn without replacement, with all lengths (source and target) in range.
 
-    Each sample is one sequence, so that no padding has to be cut out of the attention matrices.
+    Each sample is one sequence, so the attention matrices contain no padding.
 
     Raises:
         UserError: the subset is missing or has no such sequence.
@@ -88,7 +88,7 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise UserError(f"no subset {subset!r} in the data: {error}") from error
+        raise UserError(f"--subset {subset}: the data has no such subset ({error}). Choose another one.") from error
     dataset = task.dataset(subset)
     samples = []
     for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
@@ -99,13 +99,15 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
         if len(samples) == count:
             break
     if not samples:
-        raise UserError(f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens")
+        raise UserError(
+            f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens. Change the limits of lengths."
+        )
     return samples
 
 
 @contextlib.contextmanager
 def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tensor], None]) -> Iterator[None]:
-    """While open, call `receive(layer, weights)` with each layer's mixed weights before dropout, `[H, B, T, S]`."""
+    """Call `receive(layer, weights)` with each layer's mixed weights before dropout, `[H, B, T, S]`, while open."""
     handles, restored = [], []
     for layer in attention_layers(model):
 
@@ -141,7 +143,7 @@ def static_mixing(module: nn.Module) -> Tensor | None:
 
 @contextlib.contextmanager
 def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """While open, average the position-wise M_t of each layer over all queries; the means are there after closing."""
+    """Average the position-wise M_t of each layer over all queries while open; the means are filled in on closing."""
     totals: dict[str, list] = {}
     handles = []
     for layer in attention_layers(model):

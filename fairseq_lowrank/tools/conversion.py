@@ -1,6 +1,6 @@
-"""Checkpoints with different attention: mixing of heads, larger heads, numbers of key and value heads, or projections.
+"""Conversion of checkpoints to other attention: mixing, head sizes, numbers of key and value heads, or projections.
 
-Outputs stay the same, except with fewer key and value heads, which are means of the old ones, and with factors of low rank.
+Outputs stay the same with two exceptions: fewer key and value heads, which are means of the old ones, and factors of low rank.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
-from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, axes_of, build, our_arguments
+from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build_model, our_arguments
+from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.tools.rewriting import FACTORED, factorize, full_rank, layer_with, relative_error
 
-# Projections whose heads all read one value: a mixture of heads is then a mixture of their columns in out_proj.
+# Projections whose heads share one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")
 LEARNED = ("none", "static", "positionwise", "diagonal")
 SIZES = ("head_dim", "value_dim", "key_value_heads")
@@ -38,25 +39,27 @@ OF_ONE_PRESET = (*FACTORS, "query_rank", "gate_start")
 def convert(
     state: dict, *, attention: str | None = None, mixing: str | None = None, **sizes: int | None
 ) -> tuple[dict, list[str]]:
-    """Return a checkpoint with other attention, without the state of its optimizer, and notes on what is the same.
+    """Return a checkpoint with other attention, without the optimizer's state, and notes on what stays the same.
 
     Args:
         state: see :func:`~fairseq_lowrank.tools.checkpoints.load_state`; it is not changed.
-        attention: the new `--attention`. It may differ from the old one in its mixing and in :data:`SIZES`, be `mha` of a
-            restricted or equal method, or be a factorisation of plain attention. A size that only the old preset needed is
-            dropped with it.
+        attention: the new `--attention`. It may differ from the old one in its mixing and in :data:`SIZES`. It may also be
+            `mha` if the old one is a restricted or equal method, or a factorisation of plain attention. A size that only the
+            old preset needed is dropped.
         mixing: the new `--head-mixing`.
-        sizes: new values of :data:`SIZES` and :data:`FACTORS`; None leaves one as it is.
+        sizes: new values of :data:`SIZES` and :data:`FACTORS`; None keeps the old value.
 
     Raises:
-        ValueError: the new attention cannot give the same outputs, or other axes differ.
+        UserError: the new attention cannot give the same outputs, or other axes differ.
     """
     if state.get("shard_metadata"):
-        raise ValueError("the checkpoint is one shard of several: convert one that holds the whole model")
+        raise UserError("the checkpoint is one shard of several. Convert a checkpoint of the entire model.")
     old = model_arguments(state)
     new = our_arguments(old)
     if new is None:
-        raise ValueError(f"--arch {old.arch} has no attention that can be chosen: see fairseq-lowrank architectures")
+        raise UserError(
+            f"--arch {old.arch}: its attention cannot be chosen. See the list of fairseq-lowrank architectures."
+        )
     preset = getattr(old, "attention", None) or "mha"
     if attention not in (None, preset) and preset in NEEDED:
         setattr(new, AXES[NEEDED[preset][0]].flag, None)
@@ -70,9 +73,7 @@ def convert(
     if not _learns(new):
         new.mixing_lr_scale = None
     if (size := vocab_size(state)) is None:
-        raise ValueError(
-            f"the checkpoint of {old.arch} has no word embeddings: expected a translation or language model"
-        )
+        raise UserError(f"the checkpoint of {old.arch} has no word embeddings. Use a translation or language model.")
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
     if differing_axes(before, after) and (
         after.spec.projection in FACTORED
@@ -80,7 +81,7 @@ def convert(
     ):
         return rewrite(state, our_arguments(old), new, size)
     check_axes(before, after, new)
-    model = build(new, size)
+    model = build_model(new, size)
     tensors, folds, resized, exact = dict(state["model"]), [], False, True
     for layer in attention_layers(model):
         spec, wanted = before.spec_at(layer.site), after.spec_at(layer.site)
@@ -90,8 +91,8 @@ def convert(
         if spec.mixing != wanted.mixing:
             folds.append(_change_layer(tensors, layer, remix, spec, wanted.mixing, now["num_heads"], then["head_dim"]))
     if not folds and not resized:
-        raise ValueError(
-            f"--attention {new.attention}: the checkpoint has that attention ({before.spec.mixing} mixing)"
+        raise UserError(
+            f"--attention {new.attention}: the checkpoint already has this attention ({before.spec.mixing} mixing). Give another."
         )
     converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
     return converted, notes(state, any(folds), resized=resized, exact=exact)
@@ -128,7 +129,7 @@ def check_axes(before: AttentionOptions, after: AttentionOptions, new: Namespace
 
 
 def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dict, list[str]]:
-    """Return a checkpoint whose layers are plain attention or factors of it, and notes on what is the same.
+    """Return a checkpoint whose layers are plain attention or factors of it, and notes on what stays the same.
 
     Args:
         state, size: the checkpoint, and the number of words of its model.
@@ -141,7 +142,7 @@ def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dic
     if before.spec.activation != after.spec.activation:
         check_axes(before, after, new)
     tensors, layers = dict(state["model"]), {}
-    for layer in attention_layers(build(old, size)):
+    for layer in attention_layers(build_model(old, size)):
         if layer.site in before.sites:
             prefix = f"{layer.name}."
             found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -153,7 +154,7 @@ def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dic
     elif getattr(new, AXES[factor[0]].flag, None) is None:
         largest = max(full_rank(layer, after.spec.projection) for layer in plain.values())
         setattr(new, AXES[factor[0]].flag, largest)
-    model, errors = build(new, size), {}
+    model, errors = build_model(new, size), {}
     for name, _, _, module in attention_layers(model):
         if name not in layers:
             continue
@@ -169,7 +170,7 @@ def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dic
 
 
 def _named(name: str, change: Callable, *layers):
-    """Call a change of a layer; its errors name the layer."""
+    """Call a function on layers, and add the layer's name to its errors."""
     try:
         return change(*layers)
     except ValueError as error:
@@ -194,7 +195,7 @@ def _set_plain_sizes(args: Namespace, layers: Collection[MultiheadAttention]) ->
 
 
 def rewriting_notes(errors: dict[str, float], projection: str) -> list[str]:
-    """Say how far outputs are from those before, on random inputs of each layer."""
+    """Return a note on the difference of each layer's outputs before and after, on random inputs."""
     worst = max(errors, key=errors.get)
     mean = sum(errors.values()) / len(errors)
     measured = (
@@ -208,24 +209,24 @@ def rewriting_notes(errors: dict[str, float], projection: str) -> list[str]:
 
 
 def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dict) -> tuple[dict[str, Tensor], bool]:
-    """Return a layer's tensors with other sizes, and whether its outputs stay.
+    """Return a layer's tensors with other sizes, and True if its outputs stay the same.
 
     Larger heads are exact. Queries get rows of 0 and are scaled by √(d_p / d_k), because the layer divides scores by √d_p
-    in place of √d_k. Keys get new rows, drawn like their others, so that the new part of the queries can learn. Values get
-    such rows too, and the output projection columns of 0.
+    instead of √d_k. Keys get random rows with the standard deviation of the others, so that the new part of the queries can
+    learn. Values get such rows too, and the output projection gets columns of 0.
 
     More heads of keys and values are exact: each old head is repeated. Fewer are means of neighbours (Ainslie et al. 2023,
     section 2.1), which changes the outputs.
 
     Args:
-        now, then: the axes of the layer, see :func:`~fairseq_lowrank.tools.architecture.axes_of`.
+        now, then: the axes of the layer, see :func:`~fairseq_lowrank.tools.axes.axes_of`.
 
     Raises:
         UserError: the sizes cannot be changed in this way.
     """
     if spec.projection != "independent" or spec.score != "dot-product" or "bias_k" in tensors:
         raise UserError(
-            f"projection {spec.projection} with score {spec.score}: sizes of these heads cannot be converted"
+            f"projection {spec.projection} with score {spec.score}: sizes of these heads cannot be converted. Keep the sizes."
         )
     for name in ("head_dim", "value_dim"):
         if then[name] < now[name]:
@@ -247,7 +248,7 @@ def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dic
     generator = torch.Generator().manual_seed(1)
 
     def padded(tensor: Tensor, size: int, *, drawn: bool = False) -> Tensor:
-        """Add dimensions 1 up to a size; drawn with the tensor's standard deviation, or 0."""
+        """Extend dimension 1 to a size, by random numbers with the tensor's standard deviation or by 0."""
         missing = size - tensor.size(1)
         if not missing:
             return tensor
@@ -281,8 +282,8 @@ def output_error(first, second, samples: list[dict], pad: int) -> dict[str, floa
     """Compare the outputs of two models on samples, whose targets are padded with `pad`.
 
     Returns:
-        `bits_before` and `bits_after`, the mean loss of a target token in bits; `mean` and `largest`, of the absolute
-        difference of log₂ probabilities, over target tokens and over the whole vocabulary.
+        `bits_before` and `bits_after`: the mean loss of a target token in bits. `mean`: the mean absolute difference of the
+        target tokens' log₂ probabilities. `largest`: the largest difference over the entire vocabulary.
     """
     totals, largest = torch.zeros(4, dtype=torch.float64), 0.0
     for sample in samples:
@@ -301,7 +302,7 @@ def output_error(first, second, samples: list[dict], pad: int) -> dict[str, floa
 
 
 def _change_layer(tensors: dict[str, Tensor], layer: AttentionLayer, change: Callable, *args) -> bool:
-    """Apply :func:`remix` or :func:`resize` to a layer's tensors in place, and return what it says of them."""
+    """Apply :func:`remix` or :func:`resize` to a layer's tensors in place, and return its second result."""
     prefix = f"{layer.name}."
     found = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
     try:
@@ -315,15 +316,15 @@ def _change_layer(tensors: dict[str, Tensor], layer: AttentionLayer, change: Cal
 def remix(
     tensors: dict[str, Tensor], spec: AttentionSpec, mixing: str, num_heads: int, head_dim: int
 ) -> tuple[dict[str, Tensor], bool]:
-    """A layer's tensors with another way of mixing, and whether M was folded into its output projection.
+    """Return a layer's tensors with another mixing, and True if M was folded into its output projection.
 
     Raises:
-        ValueError: another way of mixing would compute something else.
+        UserError: the other mixing would change the outputs.
     """
     if mixing not in LEARNED:
-        raise ValueError(
-            f"{mixing} mixing is fixed, so it cannot become what the checkpoint has; expected one of "
-            f"{', '.join(LEARNED)}"
+        raise UserError(
+            f"--head-mixing {mixing}: this mixing is fixed, so it cannot have the checkpoint's values. Use one of "
+            f"{', '.join(LEARNED)}."
         )
     tensors = dict(tensors)
     like = tensors["out_proj.weight"]
@@ -331,32 +332,32 @@ def remix(
     query_weight = tensors.pop("mixing.query_weight", like.new_zeros(head_dim, num_heads))
     matrix = identity if spec.mixing == "none" else tensors.pop("mixing.weight", None)
     if matrix is None:
-        raise ValueError(f"the checkpoint lacks mixing.weight, which {spec.mixing} mixing has")
+        raise UserError(f"the checkpoint has no mixing.weight, which {spec.mixing} mixing needs")
     matrix = matrix.diag() if matrix.dim() == 1 else matrix
     if mixing == "positionwise":
         return tensors | {"mixing.weight": matrix, "mixing.query_weight": query_weight}, False
     if query_weight.any():
-        raise ValueError("its mixing depends on the query (W^M is not 0), which no other way of mixing can repeat")
+        raise UserError("its mixing depends on the query (W^M is not 0), which no other mixing can compute")
     if mixing == "static":
         return tensors | {"mixing.weight": matrix}, False
     diagonal = torch.equal(matrix, matrix.diag().diag())
     if mixing == "diagonal" and diagonal:
         return tensors | {"mixing.weight": matrix.diag().clone()}, False
     if mixing == "diagonal":
-        raise ValueError("its M has entries off the diagonal, which mix heads")
+        raise UserError("its M has entries off the diagonal, which mix heads")
     if torch.equal(matrix, identity):
         return tensors, False
     return fold(tensors, spec.projection, matrix, diagonal), True
 
 
 def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: bool) -> dict[str, Tensor]:
-    """M inside the output projection W_O, whose rows for head i are W_i.
+    """Fold M into the output projection W_O, whose rows for head i are W_i.
 
-    A diagonal M scales them: W_i' = M[i,i] W_i. Where all heads read one value V, Σ_i Σ_j M[j,i] P_j V W_i =
-    Σ_j P_j V (Σ_i M[j,i] W_i), so W_j' = Σ_i M[j,i] W_i; values V ⊙ (1 + e_i) are one value once 1 + e_i has gone into W_i.
+    A diagonal M scales them: W_i' = M[i,i] W_i. If all heads share one value V, Σ_i Σ_j M[j,i] P_j V W_i =
+    Σ_j P_j V (Σ_i M[j,i] W_i), so W_j' = Σ_i M[j,i] W_i. Values V ⊙ (1 + e_i) become one value if W_i contains 1 + e_i.
 
     Raises:
-        ValueError: each head has separate values.
+        UserError: each head has separate values.
     """
     weight = tensors["out_proj.weight"]
     heads = weight.double().unflatten(1, (matrix.size(0), -1))
@@ -371,38 +372,38 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
             changed["head_embeddings.value"] = torch.zeros_like(embedding)
         heads = torch.einsum("ji,oid->ojd", matrix, heads)
     else:
-        raise ValueError(
-            f"its M mixes heads that have separate values (projection {projection}): Σ_j M[j,i] P_j V_i needs values of "
-            "size h·d_k, so without mixing the same outputs are not to be had; expected a diagonal M, or one shared value"
+        raise UserError(
+            f"its M mixes heads that have separate values (projection {projection}): without mixing, Σ_j M[j,i] P_j V_i needs "
+            "values of size h·d_k. Only a diagonal M, or one shared value, can be converted."
         )
     folded = heads.flatten(1).to(weight.dtype)
     if not folded.isfinite().all():
-        raise ValueError(f"out_proj with M inside does not fit into {weight.dtype}")
+        raise UserError(f"out_proj times M is too large for {weight.dtype}. Convert the checkpoint to float32 first.")
     return tensors | changed | {"out_proj.weight": folded}
 
 
 def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in the model's order, with the meanings that its layers save.
+    """Return the tensors in the model's order, with the metadata of its layers.
 
     Raises:
-        ValueError: they are not those of the model.
+        UserError: a tensor of the model is missing.
     """
     fresh = model.state_dict()
     order = {name: index for index, name in enumerate(fresh)}
     if missing := [name for name in fresh if "_attn." in name and name not in tensors]:
-        raise ValueError(f"the checkpoint lacks {missing[0]}")
+        raise UserError(f"the checkpoint has no {missing[0]}. Use a complete checkpoint.")
     state = collections.OrderedDict(sorted(tensors.items(), key=lambda item: order.get(item[0], len(order))))
     attention = tuple(layer.name for layer in attention_layers(model))
     saved = getattr(old, "_metadata", {})
     state._metadata = collections.OrderedDict(
-        (name, meaning if name.startswith(attention) else saved.get(name, meaning))
-        for name, meaning in fresh._metadata.items()
+        (name, metadata if name.startswith(attention) else saved.get(name, metadata))
+        for name, metadata in fresh._metadata.items()
     )
     return state
 
 
 def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
-    """The checkpoint with another model: its arguments changed, the optimizer and averaged weights of the old one gone."""
+    """Return the checkpoint with another model and its arguments, without the old optimizer and averaged weights."""
     from omegaconf import OmegaConf
 
     names = ("attention", "head_mixing", "mixing_lr_scale", *(AXES[name].flag for name in (*SIZES, *OF_ONE_PRESET)))
@@ -414,7 +415,7 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
     kind = Namespace if isinstance(cfg["model"], Namespace) else dict
     model_cfg = dict(vars(cfg["model"]) if kind is Namespace else cfg["model"])
     named = {}
-    if args.arch != model_arguments(state).arch:  # stock becomes ours; legacy models are named by arch, others by _name
+    if args.arch != model_arguments(state).arch:  # a stock model became ours; arch or _name has its name
         named = {name: args.arch for name in ("arch", "_name") if name in model_cfg}
     cfg["model"] = kind(**model_cfg | changes | named)
     state = {name: value for name, value in state.items() if name != "last_optimizer_state"}
@@ -423,27 +424,27 @@ def with_model(state: dict, args: Namespace, model: dict[str, Tensor]) -> dict:
 
 
 def notes(state: dict, folded: bool, *, resized: bool = False, exact: bool = True) -> list[str]:
-    """Say what is the same as before, and what is not."""
+    """Return notes on what stays the same, and what does not."""
     if not exact:
         lines = [
-            "not exact: the model's outputs. Keys and values are means of the heads that share them now; "
-            "train on, or measure the error with --data DIR"
+            "not exact: the model's outputs. Keys and values are means of the heads that now share them. "
+            "Train further, or measure the error with --data DIR."
         ]
     elif folded:
         lines = [
-            "exact up to rounding: the model's outputs, M being part of out_proj now",
-            "not the same: the attention weights it returns (unmixed now), and dropout in further training (it falls on them)",
+            "exact up to rounding: the model's outputs (M is now part of out_proj)",
+            "not the same: the returned attention weights, which are not mixed, and their dropout in further training",
         ]
     else:
         rounding = " up to rounding" if resized else ""
-        lines = [f"exact{rounding}: the model's outputs and the attention weights it returns"]
+        lines = [f"exact{rounding}: the model's outputs and the returned attention weights"]
     return lines + dropped_parts(state)
 
 
 def dropped_parts(state: dict) -> list[str]:
-    """Say which parts of a checkpoint belong to the old model and are left out."""
+    """Return a note on the parts of a checkpoint that belong to the old model and are left out."""
     dropped = ["the optimizer's state"] * ("last_optimizer_state" in state)
     dropped += ["averaged weights (EMA)"] * ("ema" in (state.get("extra_state") or {}))
     if not dropped:
         return []
-    return [f"left out: {' and '.join(dropped)}; train on with --finetune-from-model or --reset-optimizer"]
+    return [f"left out: {' and '.join(dropped)}. Train further with --finetune-from-model or --reset-optimizer."]

@@ -1,12 +1,12 @@
-"""Words of a text, and the subwords that a model reads."""
+"""Division of a text into words, and of words into subwords."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-# A run of letters, digits and marks, or any other sign by itself. In sentences, as in the Brown corpus, one of ' ’ . & / , _ -
-# inside a run belongs to it (37.80, Atlanta's); an answer may begin and end at each sign.
+# A word is a run of letters, digits and marks, or a single other sign. In sentences, as in the Brown corpus, one of
+# ' ’ . & / , _ - inside a run belongs to it (37.80, Atlanta's). In paragraphs it does not: an answer may begin at any sign.
 LETTERS, SIGN = r"[\w\p{M}\p{N}]+", r"[^\w\s\p{M}\p{N}]\p{M}*"
 IN_SENTENCES = rf"{LETTERS}(?:['’.&/,_-]{LETTERS})*|{SIGN}"
 IN_PARAGRAPHS = rf"{LETTERS}|{SIGN}"
@@ -20,10 +20,10 @@ def words(text: str, pattern: str = IN_PARAGRAPHS) -> list[tuple[int, int]]:
 
 
 class Cutter:
-    """Cuts lines, and single words, into subwords.
+    """A function that cuts lines, and single words, into subwords.
 
     Args:
-        pieces: cuts a line into subwords separated by blanks, each word by itself.
+        pieces: a function that cuts a line into subwords separated by blanks, each word separately.
     """
 
     def __init__(self, pieces: Callable[[str], str]):
@@ -43,7 +43,7 @@ class Cutter:
 class SentencePieces:
     """The subwords of a sentencepiece model.
 
-    A model over UTF-8 bytes has a character for each of them: printable ASCII, and 256 + b for another byte b.
+    A model over UTF-8 bytes has a character for each byte: printable ASCII, and 256 + b for any other byte b.
     """
 
     def __init__(self, model: Path):
@@ -60,7 +60,7 @@ class SentencePieces:
 
 
 def load_cutter(model: Path | None) -> Cutter:
-    """Return what cuts by wordpieces.json of `import-bert`, or by a sentencepiece model; None leaves words whole."""
+    """Return a cutter for wordpieces.json of `import-bert` or for a sentencepiece model; with None, words stay whole."""
     if model is None:
         return Cutter(str)
     from fairseq_lowrank.tools.wordpieces import WordPieces

@@ -1,4 +1,4 @@
-"""The composition of a trained layer, and what it learned apart from its projections: mixing, head embeddings, other parts."""
+"""Inspection of trained layers: their composition, mixing, head embeddings and other parts except projections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fairseq_lowrank.attention.mixing import MIXINGS
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
-    """Distances of M `[H, H]`: ‖M − I‖_F, and ‖MᵀM − I‖_F (the root of the Mixhead paper's equation 16).
+    """Return distances of M `[H, H]`: ‖M − I‖_F, and ‖MᵀM − I‖_F (the root of the Mixhead paper's equation 16).
 
-    `off_diagonal` is the share of M's squared norm that lies off the diagonal, that is, comes from other heads.
+    `off_diagonal` is the share of M's squared norm off the diagonal, the part of other heads.
     """
     matrix = matrix.double()
     identity = torch.eye(matrix.size(0), dtype=matrix.dtype)
@@ -25,9 +25,9 @@ def mixing_measures(matrix: Tensor) -> dict[str, float]:
     }
 
 
-# Layers of fairseq's models, and what a layer has of fairseq's own: what else it learned belongs to a part.
+# Attention layers in fairseq's models, and the parameters of stock layers. Other parameters belong to parts of this package.
 _LAYER = re.compile(r"(.+\.(?:self|encoder)_attn)\.(.+)")
-_OF_ANY_LAYER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
+_STOCK_PARAMETER = re.compile(r"(?:[qkv]|in|out)_proj[._].+|bias_[kv]")
 
 
 def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = None) -> list[dict]:
@@ -35,44 +35,45 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
     Args:
         parameters: a model's state dict.
-        means: mean M_t of layers with position-wise mixing, by module name; without it their base B stands for M.
+        means: mean M_t of layers with position-wise mixing, by module name; without it, their base B is used.
 
     Returns:
-        `name`, `site`, `layer`; `axes`, what the state says that the layer was saved with, empty where it says nothing;
-        for mixing `kind` (M, mean M_t, B, or W: the weight of a plugin's rule that is not known here, which may make
-        another M of it), `matrix`, `column_sums` (what the weights of each mixed head sum to: below 1 attention is
-        damped), the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F; the
-        same for mixing of scores (kind L) under `score_mixing`; for head embeddings `query`, `key`, `value`: each head's
-        ℓ2 norm; and `norms`, of all else that parts of the layer learned, by name.
+        - `name`, `site`, `layer`, and `axes`: the settings that the layer was saved with, empty if unknown.
+        - for mixing: `kind`, `matrix`, `column_sums` (the sum of the weights of each mixed head; below 1, attention is damped),
+          the measures of :func:`mixing_measures` and, for position-wise mixing, `query_weight_norm` ‖W^M‖_F. The kind is M, mean
+          M_t, B, or W: the weight of a plugin's rule that is not known here, which may compute another M from it.
+        - `score_mixing`: the same for mixing of scores (kind L).
+        - for head embeddings: `query`, `key`, `value`, each head's ℓ2 norm.
+        - `norms`: the norms of all other learned parts, by name.
     """
     means = means or {}
     saved = getattr(parameters, "_metadata", {})
-    meanings = {name: about["attention"] for name, about in saved.items() if "attention" in about}
+    settings = {name: about["attention"] for name, about in saved.items() if "attention" in about}
     learned: dict[str, dict[str, Tensor]] = {}
     for key, tensor in parameters.items():
         if match := _LAYER.fullmatch(key):
             of_layer = learned.setdefault(match[1], {})
-            if not _OF_ANY_LAYER.fullmatch(match[2]):
+            if not _STOCK_PARAMETER.fullmatch(match[2]):
                 of_layer[match[2]] = tensor.double()
     layers = []
     for name, of_layer in learned.items():
-        if of_layer or name in meanings:
-            site, layer = place(name)
-            entry = {"name": name, "site": site, "layer": layer, "axes": meanings.get(name, {})}
+        if of_layer or name in settings:
+            site, layer = site_and_layer(name)
+            entry = {"name": name, "site": site, "layer": layer, "axes": settings.get(name, {})}
             output = parameters.get(f"{name}.out_proj.weight")
             layers.append(
-                entry | _learned(of_layer, entry["axes"], means.get(name), 0 if output is None else output.size(1))
+                entry | describe(of_layer, entry["axes"], means.get(name), 0 if output is None else output.size(1))
             )
     return layers
 
 
-def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
-    """Describe a layer's tensors apart from its projections; `output` numbers enter its output projection."""
+def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
+    """Describe a layer's tensors except its projections; `output` is the input size of its output projection."""
     found, tensors = {}, dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()
     weight, known = tensors.get("mixing.weight"), axes.get("mixing") in (None, *MIXINGS)
-    # the weight of a rule that is not registered here may have any shape; its norm is shown then
+    # the weight of a rule that is not registered may have any shape; then only its norm is shown
     if weight is not None and (known or weight.size(0) == weight.size(-1)):
         matrix = tensors.pop("mixing.weight")
         if mean is not None:
@@ -94,7 +95,7 @@ def _learned(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
 
 
 def _mixing_matrix(weight: Tensor, rule: str | None, normalization: str) -> tuple[Tensor, str]:
-    """M as the saved rule makes it of its weight, `"M"`; the weight and `"W"` where no such rule is registered."""
+    """Return M, computed from the weight by its rule, and `"M"`; or the weight and `"W"` if the rule is not registered."""
     if rule is None:
         return weight, "M"
     if rule not in MIXINGS:
@@ -107,7 +108,7 @@ def _mixing_matrix(weight: Tensor, rule: str | None, normalization: str) -> tupl
 
 
 def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
-    """What is said of a matrix; a state that does not say how large its heads are had values of their size."""
+    """Describe a matrix. If the head size is not saved, it is the size of values."""
     matrix = torch.diag(matrix) if matrix.dim() == 1 else matrix
     head_dim = axes.get("head_dim") or output // len(matrix)
     size = {"head_dim": head_dim} if head_dim else {}
@@ -115,8 +116,8 @@ def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
     return {"kind": kind, "matrix": matrix.tolist(), "column_sums": sums, **mixing_measures(matrix), **size}
 
 
-def place(name: str) -> tuple[str, int]:
-    """(site, layer) of an attention layer of a state dict, by its name in fairseq's models."""
+def site_and_layer(name: str) -> tuple[str, int]:
+    """Return site and number of an attention layer of a state dict, from its name in fairseq's models."""
     layer = int(re.search(r"\.(\d+)\.", name)[1])
     parts = name.split(".")
     if parts[-1].startswith("encoder_attn"):
@@ -125,8 +126,8 @@ def place(name: str) -> tuple[str, int]:
     return ("decoder" if any("decoder" in part for part in stacks) or not stacks else "encoder"), layer
 
 
-def draw_mixing(layers: list[dict]):
-    """A heat map of M, or of L, for each layer, as a matplotlib figure: row j is how much of head j enters each mixed head i."""
+def plot_mixing(layers: list[dict]):
+    """Return a figure with a heat map of M, or of L, for each layer: row j is the weight of head j in each mixed head i."""
     from matplotlib.ticker import MaxNLocator
 
     from fairseq_lowrank.tools import pictures
@@ -162,8 +163,8 @@ def draw_mixing(layers: list[dict]):
     return figure
 
 
-def draw_embeddings(layers: list[dict]):
-    """Norms of the head embeddings, a plot for queries, keys and values, as a matplotlib figure."""
+def plot_embeddings(layers: list[dict]):
+    """Return a figure of the norms of head embeddings, with a plot each for queries, keys and values."""
     from matplotlib.ticker import MaxNLocator
 
     from fairseq_lowrank.tools import pictures

@@ -1,4 +1,4 @@
-"""What each kind of attention costs in parameters, counted on built models."""
+"""Numbers of parameters of each attention variant, counted on built models."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attent
 from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import NEEDED
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.architectures import default_arguments
-from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, chooses_attention, parse, stacks
+from fairseq_lowrank.tools.architecture import (
+    attention_layers,
+    build_model,
+    chooses_attention,
+    parse_architecture,
+    stacks,
+)
+from fairseq_lowrank.tools.axes import axes_of
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -25,8 +33,8 @@ SWEEPS = {
     "head-dim": (16, 32, 64, 128, 256, 512),
 }
 
-# The MHE poster's complexity table: growth with the number of heads n, and parameters of the projections of one
-# attention sublayer for n heads of size d and width n·d, the output projection left out.
+# The MHE poster's complexity table for one attention sublayer with n heads of size d and width n·d: growth with n, and the
+# parameters of the projections without the output projection.
 COMPLEXITY: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
     "sha": ("O(n)", "3d²n", lambda n, d: 3 * d**2 * n),
     "mha": ("O(n²)", "3d²n²", lambda n, d: 3 * d**2 * n**2),
@@ -39,20 +47,22 @@ COMPLEXITY: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
 
 
 def count(model: nn.Module) -> dict:
-    """Parameters of a model by what they are for; shared ones count once.
+    """Count the parameters of a model by their purpose; shared parameters count once.
 
     Returns:
-        `total`; its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` (words,
-        positions, what takes words to the model's width and back, and the output matrix or adaptive softmax) and `other` (layer norms and the like); `sites`, attention
-        at each site; `attention_without_biases`, which is what the MHE poster counts and PEoP is made of; and `unused`, what
-        feeds nothing (``--unused-key-projection``).
+        - `total`, and its parts `attention` (output projection and biases included), `feed_forward`, `embeddings` and `other`
+          (such as layer norms). Embeddings are those of words and positions, projections between them and the model's width, and
+          the output matrix or adaptive softmax.
+        - `sites`: attention at each site.
+        - `attention_without_biases`: the number that the MHE poster counts and PEoP uses.
+        - `unused`: parameters that nothing reads (``--unused-key-projection``).
     """
     kinds, sites, biases, unused = {}, {}, 0, 0
     for layer in attention_layers(model):
         for name, parameter in layer.module.named_parameters():
             kinds.setdefault(parameter, "attention")
             sites[layer.site] = sites.get(layer.site, 0) + parameter.numel()
-            # u and v of relative positions are no biases of projections
+            # u and v of relative positions are not biases of projections
             of_projection = name.endswith(("proj.bias", "synthesizer.bias")) or name in ("bias_k", "bias_v")
             biases += parameter.numel() * of_projection
         if getattr(getattr(layer.module, "score", None), "unused_key_projection", False):
@@ -66,7 +76,7 @@ def count(model: nn.Module) -> dict:
         for parameter in module.parameters() if kind else ():
             kinds.setdefault(parameter, kind)
     for name, parameter in model.named_parameters():
-        if OF_EMBEDDINGS.search(name):
+        if EMBEDDING_PARAMETERS.search(name):
             kinds.setdefault(parameter, "embeddings")
     parts = dict.fromkeys(("attention", "feed_forward", "embeddings", "other"), 0)
     for parameter in model.parameters():
@@ -80,20 +90,20 @@ def count(model: nn.Module) -> dict:
     }
 
 
-OF_EMBEDDINGS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
-"""Parameters of word embeddings and of the output matrix, in addition to those of modules known by their kind."""
-OF_ARCHITECTURES = ("score", "synthesizer_heads")
-"""Axes that an architecture sets because it is named for them: plain attention of a Synthesizer is a Synthesizer's."""
+EMBEDDING_PARAMETERS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
+"""Parameters of word embeddings and of the output matrix, in addition to those of known modules."""
+AXES_OF_ARCHITECTURES = ("score", "synthesizer_heads")
+"""Axes that belong to an architecture, not to its attention: a Synthesizer keeps its scores with any preset."""
 
 
 def plain(args: Namespace) -> Namespace:
-    """The same arguments with `--attention mha`: all axes but the head size, and that one too for `fixedhead`."""
+    """Return the arguments with `--attention mha`. The head size is kept, except that of `fixedhead`."""
     fixed = getattr(args, "attention", None) == "fixedhead"
     return with_preset(args, "mha", keep=() if fixed else ("head_dim",))
 
 
 def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
-    """The same arguments with a preset, of the flags for axes those of `keep` alone, and what makes an architecture what it is."""
+    """Return the arguments with a preset, the axes in `keep`, and the axes that belong to the architecture."""
     args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
     output = HEAD_OUTPUTS[PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
@@ -102,7 +112,7 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     args.unused_key_projection = getattr(own, "unused_key_projection", None)
     for name, axis in AXES.items():
         if name not in keep:
-            setattr(args, axis.flag, getattr(own, axis.flag, None) if name in OF_ARCHITECTURES else None)
+            setattr(args, axis.flag, getattr(own, axis.flag, None) if name in AXES_OF_ARCHITECTURES else None)
     return args
 
 
@@ -144,11 +154,11 @@ def class_of(layer: nn.Module, preset: str) -> str | None:
 def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
     """Return the counts of an architecture, and `axes`, the choices and the class of the first attention layer of each site.
 
-    `extra` is the difference of its total to the same model with plain attention: 0 for fairseq's own attention, and None where
-    plain attention does not fit the sizes.
+    `extra` is the difference between its total and that of the same model with plain attention. It is 0 for fairseq's own
+    attention, and None if plain attention does not work with the sizes.
     """
-    args = parse(architecture, flags, task=task)
-    model = build(args, vocab_size)
+    args = parse_architecture(architecture, flags, task=task)
+    model = build_model(args, vocab_size)
     counts = count(model)
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
@@ -157,7 +167,7 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     extra = 0
     if chooses_attention(args):
         try:
-            extra = counts["total"] - count(build(plain(args), vocab_size))["total"]
+            extra = counts["total"] - count(build_model(plain(args), vocab_size))["total"]
         except ValueError:
             extra = None
     return {
@@ -172,16 +182,16 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
 
 
 def head_sizes(args: Namespace) -> tuple[int, int]:
-    """Heads and head size of the last stack (the decoder where there is one)."""
+    """Return number and size of heads of the last stack (the decoder if there is one)."""
     found = list(stacks(args))
     if not found:
-        raise ValueError(f"{args.arch} has no encoder or decoder sizes to read")
+        raise UserError(f"--arch {args.arch}: has no sizes of an encoder or decoder. Use another architecture.")
     _, _, width, heads = found[-1]
     return heads, getattr(args, "head_dim", None) or width // heads
 
 
 def complexity(heads: int, head_dim: int) -> list[dict]:
-    """The poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
+    """Return the poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
     rows = []
     for preset, (growth, formula, evaluate) in COMPLEXITY.items():
         with torch.device("meta"):
@@ -209,15 +219,15 @@ def sweep(
     task: str | None = None,
     progress: bool = True,
 ) -> list[dict]:
-    """Counts of every preset, whatever kind of attention `flags` choose, over a range of sizes.
+    """Count the parameters of every preset over a range of sizes; the attention in `flags` is replaced.
 
-    With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures); with
-    `layers` every stack gets that many; with `head-dim` heads and width stay (FixedHead).
+    With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures). With
+    `layers` every stack gets this number of layers. With `head-dim` number of heads and width stay (FixedHead).
 
     Returns:
         A row for each preset and size; a size that a preset refuses has no row.
     """
-    base = parse(architecture, flags, task=task)
+    base = parse_architecture(architecture, flags, task=task)
     _, head_dim = head_sizes(base)
     names = [stack for stack, *_ in stacks(base)]
 
@@ -234,13 +244,13 @@ def sweep(
             for preset in PRESETS:
                 bar.update()
                 try:
-                    args = parse(architecture, [*flags, *sizes(value)], task=task)
+                    args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
                     args = with_preset(args, preset, keep=("head_dim", *NEEDED.get(preset, ())[:1]))
                     if quantity != "layers":
                         args.head_dim = value if quantity == "head-dim" else head_dim
                     elif preset == "fixedhead" and getattr(args, "head_dim", None) is None:
                         args.head_dim = head_dim
-                    counts = count(build(args, vocab_size))
+                    counts = count(build_model(args, vocab_size))
                 except ValueError:
                     continue
                 keep = ("total", "attention", "attention_without_biases")
@@ -248,8 +258,8 @@ def sweep(
     return rows
 
 
-def draw(rows: list[dict], quantity: str, architecture: str, heads: int, head_dim: int):
-    """Attention parameters against a size, as a matplotlib figure; presets within 2 % of each other share a line."""
+def plot_sweep(rows: list[dict], quantity: str, architecture: str, heads: int, head_dim: int):
+    """Return a figure of attention parameters against a size; presets within 2 % of each other share a line."""
     from fairseq_lowrank.tools import pictures
 
     lines: list[tuple[dict[int, int], list[str]]] = []

@@ -1,4 +1,4 @@
-"""One look for all pictures, drawn without a display."""
+"""Figures in one style, drawn without a display."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec
 
-# A kind of attention has one colour in all pictures.
+# A variant has one colour in all pictures.
 COLOURS = {
     "stock": "#7f7f7f",
     "mha": "#1f77b4",
@@ -47,23 +47,23 @@ COLOURS = {
     "knocking-linear": "#8da0cb",
     "mea": "#aec7e8",
 }
-# Other kinds of attention get these, in turn.
+# Other variants get these colours, in turn.
 OTHER_COLOURS = ("#111111", "#5254a3", "#637939", "#8c6d31", "#843c39", "#7b4173")
-# The legend of a figure with this location stands outside its plots.
+# The location of a legend outside the plots of a figure.
 OUTSIDE = "outside right upper"
 LINE_STYLES = ("-", "--", "-.", (0, (1, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (3, 3)))
 MARKERS = "osD^vP"  # one for each line style, for points without a line
 
 
 def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxyType({})) -> str:
-    """Return the preset that a model's attention amounts to, its sizes aside: the key of its colour.
+    """Return the preset that equals a model's attention except for sizes: the key of its colour.
 
     Args:
         preset: the value of ``--attention``; ``None`` for fairseq's own attention.
         axes: values that override the preset, by the name of the axis.
 
     Returns:
-        A key of :data:`COLOURS`, or the preset with what overrides it, if no preset amounts to it.
+        A key of :data:`COLOURS`; or the preset with its overrides, if no preset is equal.
     """
     if preset is None:
         return "stock"
@@ -91,9 +91,9 @@ def kind_of_flags(flags: Mapping[str, object] | None) -> str:
 
 
 def styles(kinds: Iterable[str]) -> list[dict]:
-    """Return a colour and a line style for each model, by the kind of its attention (see :func:`attention_kind`).
+    """Return a colour and a line style for each model, by its attention (see :func:`attention_kind`).
 
-    If a kind comes again, it gets another line style, and a lighter shade once all styles have been used.
+    If an attention repeats, it gets another line style, and a lighter shade after all styles are used.
     """
     found, seen, unknown = [], Counter(), {}
     for kind in kinds:
@@ -105,7 +105,7 @@ def styles(kinds: Iterable[str]) -> list[dict]:
 
 
 def marker(style: dict) -> str:
-    """Return the marker that belongs to a line style of :func:`styles`."""
+    """Return the marker for a line style of :func:`styles`."""
     return MARKERS[LINE_STYLES.index(style["linestyle"])]
 
 
@@ -115,18 +115,18 @@ def _lighter(colour: str, share: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that matplotlib shows as it is, not as a formula."""
+    """Return text that matplotlib shows literally, not as a formula."""
     return text.replace("$", r"\$")
 
 
 def number(value: float) -> str:
-    """Two decimals, without a minus before zero."""
+    """Return a number with two decimals, without a minus before zero."""
     text = f"{value:.2f}"
     return "0.00" if text == "-0.00" else text
 
 
 def file_names(kind: str, names: Iterable[str]) -> dict[str, str]:
-    """A file name for each picture, ``KIND-NAME`` in letters, digits, dots, dashes and underscores that are all different."""
+    """Return a different file name for each picture: ``KIND-NAME`` in letters, digits, dots, dashes and underscores."""
     found: dict[str, str] = {}
     for name in names:
         stem = f"{kind}-{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[:80]}"
@@ -137,13 +137,13 @@ def file_names(kind: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def new_figure(width: float = 7.0, height: float = 4.4) -> tuple[Figure, Axes]:
-    """A figure with one plot."""
+    """Return a figure with one plot."""
     figure, axes = grid(1, width=width, height=height)
     return figure, axes[0]
 
 
 def grid(count: int, *, width: float = 3.2, height: float = 2.8) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` plots, each `width` × `height` inches, in one row up to four."""
+    """Return a figure of `count` plots, each `width` × `height` inches; up to four are in one row."""
     columns = count if count <= 4 else math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
@@ -160,9 +160,9 @@ def panels(count: int, heights: list[float], *, below: float, width: float = 7.0
 
     Args:
         count: number of columns.
-        heights: of the plots of a column, in inches.
-        below: room below a column for its legend, in inches.
-        width: of one column alone, in inches.
+        heights: the heights of the plots of a column, in inches.
+        below: the space below a column for its legend, in inches.
+        width: the width of a single column, in inches.
     """
     across = min(count, 3)
     down = math.ceil(count / across)
@@ -180,7 +180,7 @@ def panels(count: int, heights: list[float], *, below: float, width: float = 7.0
 
 
 def asides(count: int) -> list[float]:
-    """Return places side by side within ± 0.5, the first in the middle."""
+    """Return `count` positions next to each other within ± 0.5, the first in the middle."""
     return [(-1) ** place * ((place + 1) // 2) / count for place in range(count)]
 
 

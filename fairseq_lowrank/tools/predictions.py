@@ -1,4 +1,4 @@
-"""What a fine-tuned model says of a prepared part of a task: labels or numbers of sentences, answers to questions, scores."""
+"""Predictions of a fine-tuned model for a split of a prepared corpus: labels, numbers or answers, and their scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
-from fairseq_lowrank.tasks.spans import Pieces, best_span, with_most_context
+from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
 from fairseq_lowrank.tools.checkpoints import configuration, load_model, load_state
 from fairseq_lowrank.tools.squad import evaluate
 from fairseq_lowrank.tools.task_scores import measure
@@ -23,9 +23,9 @@ class Predictions:
     """Predictions of one split.
 
     Args:
-        name: what the score is called in tables.
-        files: text of each file that holds them, by its name.
-        measures: in percent; none where the targets are not known.
+        name: the name of the score in tables.
+        files: the text of each file of predictions, by the file's name.
+        measures: the measures in percent; empty if the targets are not known.
         score: the mean of the task's measures, or F1 of answers.
     """
 
@@ -36,16 +36,16 @@ class Predictions:
 
 
 def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) -> dict[str, Predictions]:
-    """The predictions of a checkpoint's model for splits of a prepared corpus.
+    """Return the predictions of a checkpoint's model for each split of a prepared corpus.
 
     Args:
-        checkpoint: of a fine-tuned model.
+        checkpoint: a checkpoint of a fine-tuned model.
         data: the folder `bin` of the corpus.
         splits: valid, test, … .
-        max_tokens: of a batch.
+        max_tokens: the greatest number of tokens of a batch.
 
     Raises:
-        ValueError: a checkpoint of another kind of task, or a split that is not there.
+        UserError: the checkpoint is of another task, or a split does not exist.
     """
     about = read_task(data)
     asks = "question_answering" if "unanswerable" in about else "sentence_prediction"
@@ -57,7 +57,7 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
         try:
             task.load_dataset(split)
         except (FileNotFoundError, AssertionError) as error:
-            raise ValueError(f"no subset {split!r} in {data}: {error}") from error
+            raise UserError(f"--subset {split}: {data} has no such subset ({error}). Choose another one.") from error
         answer = predict_answers if asks == "question_answering" else predict_sentences
         with torch.inference_mode():
             found[split] = answer(model, task, split, about, max_tokens)
@@ -65,40 +65,40 @@ def predict(checkpoint: Path, data: Path, splits: list[str], max_tokens: int) ->
 
 
 def read_task(folder: Path) -> dict:
-    """bin/task.json of a prepared corpus.
+    """Return the content of bin/task.json of a prepared corpus.
 
     Raises:
-        ValueError: the folder has none.
+        UserError: the folder has no such file.
     """
     file = folder / "task.json"
     if not file.is_file():
-        raise ValueError(
-            f"{folder} holds no task.json: expected the folder `bin` of a corpus of sentences or questions"
-        )
+        raise UserError(f"{folder} has no task.json. Give the folder `bin` of a corpus of sentences or questions.")
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def check_task(state: dict, checkpoint: Path, asks: str, about: dict, data: Path) -> None:
-    """Refuse a model that was trained for another kind of task, or for other labels than data have.
+    """Refuse a model that was trained for another task, or for other labels than those of the data.
 
     Raises:
-        ValueError: see above.
+        UserError: the model was trained for something else.
     """
     if (trained := configuration(state, "task", "_name") or configuration(state, "task", "task")) != asks:
-        raise ValueError(f"{checkpoint} was trained with --task {trained}; {data} needs --task {asks}")
+        raise UserError(f"{checkpoint} was trained with --task {trained}. Use a model of --task {asks} for {data}.")
     if asks == "question_answering":
         return
 
-    def said(numbers: bool, classes: int) -> str:
+    def outputs(numbers: bool, classes: int) -> str:
         return "numbers" if numbers else f"{classes} labels"
 
-    theirs = said(configuration(state, "task", "regression_target", False), configuration(state, "task", "num_classes"))
-    if theirs != (wanted := said(not about["labels"], len(about["labels"] or ()))):
-        raise ValueError(f"{checkpoint} was trained to say {theirs}; {data} has {wanted}")
+    theirs = outputs(
+        configuration(state, "task", "regression_target", False), configuration(state, "task", "num_classes")
+    )
+    if theirs != (wanted := outputs(not about["labels"], len(about["labels"] or ()))):
+        raise UserError(f"{checkpoint} predicts {theirs}, and {data} has {wanted}. Use a model that was trained on it.")
 
 
 def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
-    """Return the samples of a split, on the model's device.
+    """Yield the samples of a split, on the model's device.
 
     Raises:
         UserError: a text is too long for the model, or for a batch.
@@ -110,7 +110,7 @@ def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
     _, too_long = dataset.filter_indices_by_size(indices, task.max_positions())
     for index in too_long:
         raise UserError(
-            f"--subset {split}: text {index + 1} has {dataset.size(index)} tokens, and the model takes "
+            f"--subset {split}: text {index + 1} has {dataset.size(index)} tokens, and the model accepts "
             f"{task.max_positions()}. Shorten it."
         )
     longest = max(indices, key=dataset.num_tokens)
@@ -123,7 +123,7 @@ def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
 
 
 def predict_sentences(model, task, split: str, about: dict, max_tokens: int) -> Predictions:
-    """Each sentence's most probable label, or its number."""
+    """Predict each sentence's most probable label, or its number."""
     labels, head = about["labels"], task.cfg.classification_head_name
     said, targets = {}, {}
     for sample in batches(model, task, split, max_tokens):
@@ -145,9 +145,9 @@ def predict_sentences(model, task, split: str, about: dict, max_tokens: int) -> 
 
 
 def server_file(name: str, predictions: list, spelt: dict[str, str]) -> str:
-    """The file that a benchmark's server takes: GLUE's tab-separated columns, or SuperGLUE's JSON lines, by its ending.
+    """Return the text of a file for a benchmark's server: GLUE's tab-separated columns, or SuperGLUE's JSON lines.
 
-    Numbers lie between 0 and 5, as STS-B's.
+    The ending of the name decides. Numbers are limited to 0 to 5, for STS-B.
     """
     answers = [
         f"{min(max(one, 0.0), 5.0):.3f}" if isinstance(one, float) else spelt.get(one, one) for one in predictions
@@ -158,8 +158,10 @@ def server_file(name: str, predictions: list, spelt: dict[str, str]) -> str:
 
 
 def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Predictions:
-    """The span of the highest score in each question's windows, in the words of the paragraph; none where `<s>`, over all
-    windows, scores higher and the task has questions without an answer."""
+    """Predict the span with the highest score in each question's windows, in the words of the paragraph.
+
+    If the task has questions without an answer, there is no answer if the lowest score of `<s>` in all windows is higher.
+    """
     dataset: QuestionDataset = task.dataset(split)
     places: dict[int, list[int]] = {}
     for index, window in enumerate(dataset.windows):
@@ -167,7 +169,7 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
     begins = {}
     for indices in places.values():
         spans = [(dataset.windows[index].begin, dataset.windows[index].end) for index in indices]
-        begins |= zip(indices, with_most_context(spans), strict=True)
+        begins |= zip(indices, has_most_context(spans), strict=True)
     none: dict[int, float] = {}
     best: dict[int, tuple[float, int, int]] = {}
     for sample in batches(model, task, split, max_tokens):
@@ -187,7 +189,7 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
         text = ""
         if answered:
             line = dataset.lines[place]
-            start, end = Pieces(line["words"], line["pieces"]).characters(first, last)
+            start, end = SubwordOffsets(line["words"], line["pieces"]).characters(first, last)
             text = line["text"][start:end]
         predictions[question["id"]] = text
         answers[question["id"]] = [text for _, text in question["answers"]]

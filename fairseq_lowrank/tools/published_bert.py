@@ -1,4 +1,4 @@
-"""A published BERT in the layout of transformers, as a checkpoint of fairseq with its dictionary and subwords."""
+"""Conversion of a published BERT of transformers to a checkpoint of fairseq with its dictionary and subwords."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import InvalidCheckpoint, UserError
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.plugin import checkpoint_file
-from fairseq_lowrank.tools.architecture import parse
+from fairseq_lowrank.tools.architecture import parse_architecture
 from fairseq_lowrank.tools.wordpieces import WordPieces
 
 # fairseq's names of transformers' activations.
@@ -37,7 +37,7 @@ LAYER = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-# Heads that a file may lack: their tensors, by transformers' names with fairseq's.
+# Heads that a file may not have: transformers' and fairseq's names of their tensors.
 BIAS = "cls.predictions.bias"
 HEADS = {
     "the pooler": {f"bert.pooler.dense.{part}": f"encoder.pooler.{part}" for part in ("weight", "bias")},
@@ -54,7 +54,7 @@ HEADS = {
 WORDS, OUTPUT = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 LAYER_NAME = re.compile(r"bert\.encoder\.layer\.(\d+)\.")
-# Sizes of the configuration, with a tensor and its axis that show each.
+# Sizes of the configuration, each with a tensor and the axis that has this size.
 SHOWN_BY = {
     "vocab_size": (WORDS, 0),
     "hidden_size": (WORDS, 1),
@@ -70,13 +70,13 @@ UNTIED = {OUTPUT: "encoder.lm_head.weight", "cls.predictions.decoder.bias": "enc
 
 @dataclass
 class PublishedBert:
-    """The files of a folder: a configuration, tensors by transformers' names, a vocabulary and its normalisation.
+    """The content of a folder: a configuration, tensors by transformers' names, a vocabulary and its normalisation.
 
     Args:
-        config: of config.json.
-        tensors: of model.safetensors or pytorch_model.bin, as of BertForPreTraining.
+        config: the content of config.json.
+        tensors: the tensors of model.safetensors or pytorch_model.bin, by the names of BertForPreTraining.
         words: the lines of vocab.txt.
-        normalisation: of words, see :class:`~fairseq_lowrank.tools.wordpieces.WordPieces`.
+        normalisation: options of :class:`~fairseq_lowrank.tools.wordpieces.WordPieces`.
     """
 
     config: dict
@@ -100,7 +100,7 @@ class PublishedBert:
 
     @property
     def rows(self) -> list[int]:
-        """The row in the published embeddings of each word of fairseq's dictionary, <mask> last.
+        """Return the row in the published embeddings of each word of fairseq's dictionary, <mask> last.
 
         Raises:
             UserError: a special symbol is missing, or there are more words than rows.
@@ -110,7 +110,7 @@ class PublishedBert:
             raise UserError(f"vocab.txt has no {', '.join(missing)}. Use the vocabulary of the model.")
         if len(self.words) > (size := self.config["vocab_size"]):
             raise UserError(
-                f"vocab.txt has {len(self.words):,} words: expected at most {size:,}, vocab_size of config.json"
+                f"vocab.txt has {len(self.words):,} words, and vocab_size of config.json is {size:,}. Use files of one model."
             )
         special = [numbers[symbol] for symbol in SPECIAL]
         mask = numbers[MASK]
@@ -118,7 +118,7 @@ class PublishedBert:
 
     @property
     def dictionary(self) -> list[str]:
-        """The lines of fairseq's dict.txt: all words except special ones.
+        """Return the lines of fairseq's dict.txt: all words except special ones.
 
         A row gets a made-up word if vocab.txt has no word for it, repeats one, or has one that fairseq cannot read.
         """
@@ -139,7 +139,7 @@ class PublishedBert:
 
 
 def present(path: Path) -> Path:
-    """Return a path.
+    """Return the path if the file exists.
 
     Raises:
         UserError: there is no such file.
@@ -155,14 +155,14 @@ def read_json(path: Path) -> dict:
     """Return the object in a JSON file.
 
     Raises:
-        UserError: there is none.
+        UserError: the file is not JSON, or has no object.
     """
     try:
         content = json.loads(present(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+        raise UserError(f"{path} is not valid JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} contains no JSON object")
+        raise UserError(f"{path} has no JSON object. Give a folder that save_pretrained wrote.")
     return content
 
 
@@ -182,17 +182,19 @@ def check_config(config: dict, folder: Path) -> None:
         ("pruned_heads", {}, ({}, None)),
     ):
         if (value := config.get(name, default)) not in accepted:
-            raise UserError(f"{where}: {name} is {value!r}; expected {' or '.join(map(repr, accepted))}")
+            raise UserError(
+                f"{where}: {name} is {value!r}. Use a BERT for which it is {' or '.join(map(repr, accepted))}."
+            )
     for name in (
         *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
         *("max_position_embeddings", "type_vocab_size"),
     ):
         if type(value := config.get(name)) is not int or value < 1:
-            raise UserError(f"{where}: {name} is {value!r}; expected a whole number, at least 1")
+            raise UserError(f"{where}: {name} is {value!r}; expected a whole number >= 1.")
 
 
 def check_sizes(config: dict, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Compare the sizes of a configuration with the tensors, before anything of these sizes is made.
+    """Compare the sizes of a configuration with the tensors, before a model of these sizes is built.
 
     Raises:
         UserError: a size differs, or a tensor that shows it is missing.
@@ -205,7 +207,9 @@ def check_sizes(config: dict, tensors: dict[str, Tensor], folder: Path) -> None:
         found[name] = tensors[key].size(axis)
     for name, size in found.items():
         if config[name] != size:
-            raise UserError(f"{folder / 'config.json'}: {name} is {config[name]}; expected {size} by the tensors")
+            raise UserError(
+                f"{folder / 'config.json'}: {name} is {config[name]}, and the tensors have {size}. Use files of one model."
+            )
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -245,11 +249,13 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_normalisation(folder: Path, words: list[str]) -> dict[str, bool | None]:
-    """Return how words are normalised: by tokenizer_config.json, else in lower case if the vocabulary is."""
+    """Return the normalisation of words in tokenizer_config.json; else lower case if the vocabulary is in lower case."""
     file = folder / "tokenizer_config.json"
     config = read_json(file) if file.is_file() else {}
     if not config.get("do_basic_tokenize", True):
-        raise UserError(f"{file}: do_basic_tokenize is false; expected true, BERT's own tokenizer")
+        raise UserError(
+            f"{file}: do_basic_tokenize is false. Use a model with BERT's own tokenizer, for which it is true."
+        )
     lower = not any(word != word.lower() for word in words if not word.startswith("["))
     return {
         "lowercase": bool(config.get("do_lower_case", lower)),
@@ -259,7 +265,7 @@ def read_normalisation(folder: Path, words: list[str]) -> dict[str, bool | None]
 
 
 def model_flags(config: dict) -> list[str]:
-    """Return the flags of fairseq-train that make a model of this configuration."""
+    """Return the flags of fairseq-train that build a model of this configuration."""
     dropout = config.get("hidden_dropout_prob", 0.1)
     flags = {
         "encoder_layers": config["num_hidden_layers"],
@@ -302,10 +308,9 @@ def convert(published: PublishedBert, data: Path) -> tuple[dict, list[str]]:
         data: the folder of the dictionary, which is the task's data in the checkpoint.
 
     Raises:
-        UserError: a tensor is missing or unknown, has another shape than the configuration says, or numbers that no
-            training gives.
+        UserError: a tensor is missing or unknown, does not have the configuration's shape, or is not finite.
     """
-    args = parse("lowrank_bert_base", model_flags(published.config), task="masked_lm")
+    args = parse_architecture("lowrank_bert_base", model_flags(published.config), task="masked_lm")
     args.data = str(data)
     args.untie_weights_roberta = not published.config.get("tie_word_embeddings", True)
     found, notes = take(published.tensors, published.config["num_hidden_layers"], tied=not args.untie_weights_roberta)
@@ -321,7 +326,7 @@ def convert(published: PublishedBert, data: Path) -> tuple[dict, list[str]]:
 
 
 def take(tensors: dict[str, Tensor], layers: int, *, tied: bool) -> tuple[dict[str, tuple[str, Tensor]], list[str]]:
-    """Return the model's tensors by transformers' names, each with fairseq's name, and notes on those left out or missing."""
+    """Return transformers' name, fairseq's name and tensor of each parameter, and notes on tensors left out or missing."""
     wanted = dict(names(layers))
     notes = []
     for head, parts in HEADS.items():
@@ -334,28 +339,34 @@ def take(tensors: dict[str, Tensor], layers: int, *, tied: bool) -> tuple[dict[s
         wanted |= UNTIED
     if missing := [name for name in wanted if name not in tensors]:
         raise UserError(
-            f"the model has no {missing[0]}" + (f", and {len(missing) - 1} more are missing" if missing[1:] else "")
+            f"the model has no {missing[0]}"
+            + (f", and {len(missing) - 1} more are missing" if missing[1:] else "")
+            + ". Use files of one model."
         )
     others = [name for name in tensors if name not in (*wanted, *UNTIED, BIAS, NUMBERS)]
     if strange := [name for name in others if name.startswith(("bert.", "cls."))]:
-        raise UserError(f"the model has {strange[0]}, which is no part of BERT as config.json describes it")
+        raise UserError(f"the model has {strange[0]}, which config.json does not describe. Use files of one model.")
     if others:
         notes.append(f"left out: {', '.join(others)}")
     return {name: (ours, tensors[name]) for name, ours in wanted.items()}, notes
 
 
 def placed(name: str, tensor: Tensor, like: Tensor, rows: Tensor) -> Tensor:
-    """Return a published tensor in fairseq's layout: words in its order, positions after two rows that it never reads.
+    """Return a published tensor in fairseq's layout: words in fairseq's order, positions after two unused rows.
 
     Raises:
-        UserError: its shape is not that of the configuration, or its numbers are no weights.
+        UserError: the shape differs from the configuration's, or the numbers are not finite floating-point numbers.
     """
     unread = Dictionary().pad() + 1 if name == POSITIONS else 0
     expected = [len(like) - unread, *like.shape[1:]]
     if list(tensor.shape) != expected:
-        raise UserError(f"{name} has shape {list(tensor.shape)}; expected {expected} by config.json")
+        raise UserError(
+            f"{name} has shape {list(tensor.shape)}, and config.json gives {expected}. Use files of one model."
+        )
     if not tensor.is_floating_point():
-        raise UserError(f"{name} has numbers of type {tensor.dtype}; expected floating-point numbers, such as float32")
+        raise UserError(
+            f"{name} has numbers of type {tensor.dtype}. Use a model with floating-point numbers, such as float32."
+        )
     tensor = tensor.float()
     if not tensor.isfinite().all():
         raise UserError(
@@ -367,7 +378,7 @@ def placed(name: str, tensor: Tensor, like: Tensor, rows: Tensor) -> Tensor:
 
 
 def fresh_model(args: Namespace, published: PublishedBert) -> LowrankBertModel:
-    """Return a model of these arguments with the published vocabulary, always initialised alike."""
+    """Return a model of these arguments with the published vocabulary, initialised with a fixed seed."""
     dictionary = Dictionary()
     for line in published.dictionary:
         dictionary.add_symbol(line.rsplit(" ", 1)[0])
@@ -377,7 +388,7 @@ def fresh_model(args: Namespace, published: PublishedBert) -> LowrankBertModel:
 
 
 def checkpoint(args: Namespace, model: LowrankBertModel) -> dict:
-    """Return what fairseq-train saves before its first update, without an optimizer."""
+    """Return a checkpoint like that of fairseq-train before its first update, without an optimizer."""
     cfg = OmegaConf.to_container(convert_namespace_to_omegaconf(args), resolve=True, enum_to_str=True)
     return {
         "args": None,

@@ -1,4 +1,4 @@
-"""Attention layers written as layers of a different projection: plain attention, or a factorisation of it."""
+"""Conversion of attention layers between plain attention and its factorisations."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def factorize(layer: MultiheadAttention, target: MultiheadAttention) -> Multihea
     """Return a layer like ``target``, a factorisation of a restricted or equal layer by truncated singular values.
 
     Args:
-        layer: in float64.
-        target: gives the projection and its sizes; it may be on the meta device.
+        layer: the layer, in float64.
+        target: a layer with the new projection and its sizes; it may be on the meta device.
 
     Raises:
         UserError: the layer computes more than plain attention, or the head sizes differ.
@@ -62,7 +62,7 @@ def _copy(source: torch.nn.Module, target: torch.nn.Module) -> None:
 
 
 def _fold_biases(plain: MultiheadAttention, result: MultiheadAttention) -> None:
-    """Move biases of keys and values where factored projections have none.
+    """Move biases of keys and values into the output, because factored projections have none.
 
     A key's bias adds the same to all scores of a row, which softmax cancels. A value's bias adds a constant to the output.
     """
@@ -70,7 +70,7 @@ def _fold_biases(plain: MultiheadAttention, result: MultiheadAttention) -> None:
         return
     if plain.k_proj.bias.any() and not ACTIVATIONS[plain.spec.activation].shift_invariant:
         raise UserError(
-            f"--attention-activation {plain.spec.activation}: it does not cancel the biases of keys, which this projection has not. "
+            f"--attention-activation {plain.spec.activation}: does not cancel the biases of keys, which this projection does not have. "
             "Use softmax, or a checkpoint without biases."
         )
     result.out_proj.bias.add_(plain.out_proj.weight @ plain.v_proj.bias)
@@ -92,7 +92,7 @@ def _latent(plain: MultiheadAttention, result: MultiheadAttention) -> None:
 
 
 def _low_rank(plain: MultiheadAttention, result: MultiheadAttention) -> None:
-    """Set the shared projection to the mean over heads, and factor what each head differs by."""
+    """Set the shared projection to the mean over heads, and factor the difference of each head."""
     _copy(plain.q_proj, result.q_proj)
     _fold_biases(plain, result)
     for name in ("key", "value"):

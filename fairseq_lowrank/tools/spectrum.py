@@ -1,7 +1,7 @@
-"""How far from low rank an attention matrix is, read from its singular values.
+"""Measures of the rank of attention matrices, from their singular values.
 
-The measures follow the Mixhead paper's section 4.4.1: after the softmax hardly any singular value is exactly zero, so a
-matrix counts as of low rank when a few singular values hold most of their sum.
+The measures follow the Mixhead paper's section 4.4.1. After the softmax hardly any singular value is exactly zero. So a
+matrix counts as low-rank if a few singular values have most of their sum.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_lowrank.tools.architecture import attention_layers
+from fairseq_lowrank.messages import UserError
 
 CURVE_POINTS = 101
 LARGEST_CONDITION = 1e5
-"""Of an M whose mixing is undone: matrices come in float32, so that the patterns keep two digits."""
+"""Greatest condition number of an M that is inverted: the matrices are in float32, so two digits stay exact."""
 
 
 def singular_values(matrices: Tensor) -> Tensor:
-    """Singular values in descending order, for any number of matrices at once.
+    """Return singular values in descending order, for any number of matrices at once.
 
     Args:
-        matrices: `[..., T, S]`; half precision is computed in float32. Rows and columns of zeros (padding) add only
-            zeros at the end, so sequences of different lengths can share a batch.
+        matrices: `[..., T, S]`; half precision is converted to float32. Rows and columns of zeros (padding) only add
+            zeros at the end, so sequences of different lengths can be in one batch.
 
     Returns:
         `[..., min(T, S)]`.
@@ -36,24 +36,24 @@ def singular_values(matrices: Tensor) -> Tensor:
 
 
 def shares(values: Tensor) -> Tensor:
-    """Each singular value's part of their sum, `[..., R]`; an all-zero matrix gives zeros."""
+    """Return each singular value divided by their sum, `[..., R]`; zeros for a matrix of zeros."""
     return values / values.sum(-1, keepdim=True).clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def cumulative_curve(values: Tensor) -> Tensor:
-    """Normalised cumulative singular values (Mixhead paper, figures 1 and 3): point k is the share of the first k.
+    """Return cumulative shares of singular values (Mixhead paper, figures 1 and 3): point k is the share of the first k.
 
     Args:
         values: singular values in descending order, `[..., R]`.
 
     Returns:
-        `[..., R + 1]`, from 0 to 1; equal singular values give the diagonal, rank one jumps to 1 at the first step.
+        `[..., R + 1]`, from 0 to 1. Equal singular values give the diagonal. With rank one, all points except the first are 1.
     """
     return F.pad(shares(values).cumsum(-1), (1, 0))
 
 
 def effective_rank(values: Tensor) -> Tensor:
-    """exp of the entropy of the singular values' shares: between 1 (rank one) and R (all equal).
+    """Return exp of the entropy of the singular values' shares: between 1 (rank one) and R (all equal).
 
     Roy and Vetterli, "The effective rank: a measure of effective dimensionality", EUSIPCO 2007.
     """
@@ -61,28 +61,28 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def area_under_curve(values: Tensor) -> Tensor:
-    """Area under the cumulative curve over [0, 1]: 0.5 where all singular values are equal, near 1 at rank one."""
+    """Return the area under the cumulative curve over [0, 1]: 0.5 if all singular values are equal, near 1 at rank one."""
     return torch.trapezoid(cumulative_curve(values), dx=1 / values.size(-1))
 
 
 def mass_in_first(values: Tensor, count: int) -> Tensor:
-    """Share of the sum held by the first `count` singular values, e.g. the first d_k."""
+    """Return the share of the first `count` singular values in the sum, such as the first d_k."""
     if count < 1:
-        raise ValueError(f"count is {count}, must be at least 1")
+        raise ValueError(f"count={count}: expected a number >= 1")
     return shares(values)[..., :count].sum(-1)
 
 
 def resample(curve: Tensor, points: int = CURVE_POINTS) -> Tensor:
-    """A cumulative curve `[..., R + 1]` at `points` places even over [0, 1], so that lengths can be averaged."""
+    """Interpolate a cumulative curve `[..., R + 1]` at `points` equal steps over [0, 1], to average over lengths."""
     flat = curve.reshape(-1, 1, curve.size(-1))
     flat = F.interpolate(flat, size=points, mode="linear", align_corners=True)
     return flat.reshape(*curve.shape[:-1], points)
 
 
 def measures(values: Tensor, head_dim: int) -> dict[str, Tensor]:
-    """All scalar measures of singular values `[..., R]`, each `[...]`.
+    """Return all scalar measures of singular values `[..., R]`, each `[...]`.
 
-    `rank_share` is the effective rank as a part of the greatest possible rank R.
+    `rank_share` is the effective rank divided by the greatest possible rank R.
     """
     rank = effective_rank(values)
     return {
@@ -100,20 +100,20 @@ BOUND = ("pattern_rank", "others_rank", "c", "d", "bound", "mixed_rank", "tolera
 def rank_bound(patterns: Tensor, matrix: Tensor | None = None) -> dict[str, Tensor]:
     """Compute Marsaglia's lower bound on the rank of mixed heads (Mixhead paper, theorem 2, equations 17 to 19).
 
-    Mixed head i is A + B: its own part A = M[i, i] P_i, and the part of the other heads, B = Σ_{j≠i} M[j, i] P_j. With
-    d = dim(R_A ∩ R_B) for row spaces, c = dim(C_A ∩ C_B) for column spaces, rank(A + B) ≥ rank(A) + rank(B) − c − d.
-    An intersection is counted by ranks: d = rank(A) + rank(B) − rank([A; B]), and c the same with [A B].
+    Mixed head i is A + B: its own part A = M[i, i] P_i, and the part of the other heads, B = Σ_{j≠i} M[j, i] P_j. Let
+    d = dim(R_A ∩ R_B) for row spaces, and c = dim(C_A ∩ C_B) for column spaces. Then rank(A + B) ≥ rank(A) + rank(B) − c − d.
+    Ranks give the intersections: d = rank(A) + rank(B) − rank([A; B]), and the same for c with [A B].
 
-    A rank is numerical: the number of singular values above max(T, S)·ε·σ, for ε of the patterns' type and σ the greatest
-    singular value of all A, B and A + B. One tolerance for all of them keeps the bound comparable with the rank.
+    A rank is numerical: the number of singular values above max(T, S)·ε·σ. ε is the machine epsilon of the patterns' type, and σ
+    the greatest singular value of all A, B and A + B. One tolerance for all keeps the bound comparable with the rank.
 
     Args:
         patterns: P before mixing, `[H, T, S]`; computed in float64.
         matrix: M `[H, H]` (indices j, i), or `[T, H, H]` with a matrix for each query; None for heads that are not mixed.
 
     Returns:
-        By the names of :data:`BOUND`, each `[H]` in float64: the rank of A, that of B, c, d, the bound, the rank of A + B,
-        and the tolerance.
+        A dictionary with the names of :data:`BOUND`, each `[H]` in float64: the ranks of A and B, c, d, the bound, the rank of
+        A + B, and the tolerance.
     """
     epsilon = torch.finfo(patterns.dtype).eps
     patterns = patterns.double()
@@ -140,10 +140,12 @@ def rank_bound(patterns: Tensor, matrix: Tensor | None = None) -> dict[str, Tens
 
 @contextlib.contextmanager
 def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]]:
-    """While open, gather `(P, M)` of the last call of every layer that mixes probabilities, by the layer's name.
+    """Collect `(P, M)` of the last call of every layer that mixes probabilities, by the layer's name, while open.
 
     P is `[H, B, T, S]`, computed by the same layer without its mixing; M is `[H, H]` or `[B, T, H, H]`.
     """
+    from fairseq_lowrank.tools.architecture import attention_layers
+
     found: dict[str, tuple[Tensor, Tensor]] = {}
     handles, changed = [], []
     for layer in attention_layers(model):
@@ -181,34 +183,37 @@ CONTROLS = ("without mixing", "random M", "random off-diagonal", "shuffled off-d
 
 
 def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """What a layer's mixed heads would be with another M in place of the learned one, its own patterns P_j kept.
+    """Compute a layer's mixed heads with other matrices instead of the learned M, from the same patterns P_j.
 
-    P̄_i = Σ_j M[j, i] P_j is solved for P. *Without mixing* is P itself. A *random M* is I + R, the entries of R normal and
-    ‖R‖_F = ‖M − I‖_F: as far from I as the learned one. *Random off-diagonal* keeps the diagonal of M, which only scales, and
-    draws what is off it, of either sign, at the same norm: so the weights of a mixed head have another sum, and where M is
-    mostly negative there, as one that damps is, the control takes away less of what all heads share. *Shuffled off-diagonal*
-    exchanges what is off the diagonal within each column: diagonal, norm and sum of a mixed head's weights stay, and
-    what is lost is which of the other heads each weight was for.
+    P̄_i = Σ_j M[j, i] P_j is solved for P.
+
+    - *Without mixing* is P.
+    - *Random M* is I + R, with normal entries of R and ‖R‖_F = ‖M − I‖_F: as far from I as the learned M.
+    - *Random off-diagonal* keeps the diagonal of M, which only scales. The other entries are random, of either sign, with the same
+      norm. So the weights of a mixed head have another sum. If M damps, its entries there are mostly negative, and the control
+      removes less of what all heads share.
+    - *Shuffled off-diagonal* permutes the entries off the diagonal within each column. Diagonal, norm and sum of a mixed head's
+      weights stay; only the assignment of weights to heads is lost.
 
     Args:
         mixed: P̄, `[H, ...]`.
         matrix: M, `[H, H]` (indices j, i).
-        generator: draws R, whose entries also order each column again.
+        generator: the generator of R, whose entries also give the permutation of each column.
 
     Returns:
-        By the names of :data:`CONTROLS`, each `[H, ...]` in float64.
+        A dictionary with the names of :data:`CONTROLS`, each `[H, ...]` in float64.
 
     Raises:
-        ValueError: M is singular, or so near it that P cannot be told from P̄.
+        UserError: M is singular or nearly singular, so P cannot be computed from P̄.
     """
     matrix, identity = matrix.double(), torch.eye(len(matrix), dtype=torch.float64)
     if not torch.linalg.cond(matrix) < LARGEST_CONDITION:
-        raise ValueError(f"M of {len(matrix)} heads is singular, or nearly: what the heads were before mixing is lost")
+        raise UserError(f"M of {len(matrix)} heads is singular or nearly singular, so heads before mixing are unknown")
     patterns = torch.linalg.solve(matrix.t(), mixed.double().flatten(1)).view(mixed.shape)
     noise = torch.randn(matrix.shape, dtype=torch.float64, generator=generator)
     off = noise - torch.diag(noise.diagonal())
     learned_off = matrix - torch.diag(matrix.diagonal())
-    # the rows of a column but for the diagonal's, in the order of what was drawn and in their own
+    # the rows of each column except the diagonal's, in random order and in their own order
     order, places = (
         keys.clone().fill_diagonal_(torch.inf).argsort(dim=0, stable=True)[:-1]
         for keys in (noise, torch.zeros_like(noise))
@@ -223,7 +228,7 @@ def controls(mixed: Tensor, matrix: Tensor, generator: torch.Generator) -> dict[
 
 
 class Spectra:
-    """Gathers the spectra of attention matrices, layer by layer and head by head, and averages them over sequences."""
+    """The spectra of attention matrices of each layer and head, averaged over sequences."""
 
     def __init__(self) -> None:
         self.layers: dict[tuple[str, int], list[dict[str, Tensor]]] = {}
@@ -240,7 +245,7 @@ class Spectra:
         self.layers.setdefault((site, layer), []).append(found)
 
     def summary(self) -> dict[str, dict]:
-        """By site: `layers`, each with its measures, mean curve and heads, and the `mean` over layers.
+        """Return for each site `layers`, each with its measures, mean curve and heads, and the `mean` over layers.
 
         `length` is the mean of the matrices' smaller sides.
         """
@@ -264,10 +269,10 @@ def _mean(heads: dict[str, Tensor]) -> dict:
     return {name: value.double().mean(0).tolist() for name, value in heads.items()}
 
 
-def draw_layers(results: list[dict], site: str):
-    """A plot for each layer: thin lines for heads, a bold one for their mean, a colour for each checkpoint.
+def plot_layers(results: list[dict], site: str):
+    """Return a figure like the Mixhead paper's figure 1, with a plot for each layer and a colour for each checkpoint.
 
-    As in the Mixhead paper's figure 1; returns the matplotlib figure.
+    Thin lines are heads, a bold line is their mean.
     """
     from fairseq_lowrank.tools import pictures
 
@@ -290,8 +295,8 @@ def draw_layers(results: list[dict], site: str):
     return figure
 
 
-def draw_mean(results: list[dict], site: str):
-    """Thin lines for layers, a bold one for their mean, a colour for each checkpoint (Mixhead paper, figure 3)."""
+def plot_mean(results: list[dict], site: str):
+    """Return a figure like the Mixhead paper's figure 3: thin lines for layers, a bold one for their mean."""
     from fairseq_lowrank.tools import pictures
 
     figure, axes = pictures.new_figure(5.5, 4.4)
@@ -309,7 +314,7 @@ def draw_mean(results: list[dict], site: str):
 
 
 def _about(results: list[dict], site: str) -> str:
-    """A site with the length of its sequences and its head sizes."""
+    """Return the title for a site: the length of its sequences and its head sizes."""
     found = [result["sites"][site] for result in results]
     lengths = dict.fromkeys(f"{entry['length']:.4g}" for entry in found)
     sizes = dict.fromkeys(str(layer["head_dim"]) for entry in found for layer in entry["layers"])

@@ -1,4 +1,4 @@
-"""Exact match and F1 of SQuAD 1.1 and 2.0, as the data set's own evaluation scripts compute them."""
+"""Exact match and F1 of SQuAD 1.1 and 2.0, computed like the data set's own evaluation scripts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from fairseq_lowrank.messages import UserError
+
 
 def normalise(answer: str) -> str:
-    """An answer in lower case, without punctuation (ASCII's), the articles a, an, the, and needless blanks."""
+    """Return an answer in lower case, without ASCII punctuation, the articles a, an, the, and unneeded blanks."""
     answer = "".join(character for character in answer.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
 
 
 def exact_match(prediction: str, answer: str) -> float:
-    """1.0 where both say the same when normalised, else 0.0."""
+    """Return 1.0 if both are equal after normalisation, else 0.0."""
     return float(normalise(prediction) == normalise(answer))
 
 
@@ -34,22 +36,22 @@ def f1(prediction: str, answer: str, *, unanswerable: bool) -> float:
 def evaluate(
     predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]], *, unanswerable: bool
 ) -> dict[str, float]:
-    """Compute scores over all questions, in percent: each prediction against the answer that it fits best.
+    """Compute scores over all questions, in percent, with the best answer for each prediction.
 
     Args:
-        predictions: a text for each question's name; an empty one says that there is no answer.
-        answers: the texts that count as right; none if the paragraph has no answer.
-        unanswerable: the rules of SQuAD 2.0, which has questions without an answer; else those of 1.1 (XQuAD has them too).
+        predictions: a text for each question's name; an empty text means that there is no answer.
+        answers: the correct texts; none if the paragraph has no answer.
+        unanswerable: if True, the rules of SQuAD 2.0, which has questions without an answer; else those of 1.1 (also for XQuAD).
 
     Returns:
-        `em` and `f1`; where some questions have no answer also the same over those that have one and those that have none
-        (`em_answered`, `f1_answered`, `unanswered`, where both are the same).
+        `em` and `f1`. If some questions have no answer, also `em_answered` and `f1_answered` over the others, and `unanswered`
+        over these, for which both are equal.
 
     Raises:
-        ValueError: a question without a prediction.
+        UserError: a question has no prediction.
     """
     if missing := [name for name in answers if name not in predictions]:
-        raise ValueError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
+        raise UserError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
     single = {name: best(predictions[name], right, unanswerable=unanswerable) for name, right in answers.items()}
     answered = [score for name, score in single.items() if answers[name]]
     scores = {"em": mean(em for em, _ in single.values()), "f1": mean(f for _, f in single.values())}
@@ -60,9 +62,9 @@ def evaluate(
 
 
 def best(prediction: str, answers: Sequence[str], *, unanswerable: bool) -> tuple[float, float]:
-    """Return exact match and F1, each against the answer that fits best.
+    """Return exact match and F1, each with the answer that gives the highest score.
 
-    SQuAD 2.0 leaves out answers of nothing but articles if there are others. SQuAD 1.1 counts every answer.
+    SQuAD 2.0 leaves out answers that consist of articles if there are others. SQuAD 1.1 counts every answer.
     """
     right = [answer for answer in answers if normalise(answer)] if unanswerable else answers
     right = right or [""]

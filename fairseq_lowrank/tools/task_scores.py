@@ -12,12 +12,12 @@ Values = Sequence[float] | Sequence[str]
 
 
 def accuracy(predictions: Values, targets: Values) -> float:
-    """Return the share that is right."""
+    """Return the share of correct predictions."""
     return fmean(one == other for one, other in zip(predictions, targets, strict=True))
 
 
 def f1_of(positive: str) -> Callable[[Values, Values], float]:
-    """Return F1 of one class: 2·P·R / (P + R); 0 if the class is neither there nor predicted."""
+    """Return a function for F1 of one class: 2·P·R / (P + R), and 0 if the class is neither a target nor predicted."""
 
     def f1(predictions: Values, targets: Values) -> float:
         pairs = zip(predictions, targets, strict=True)
@@ -36,7 +36,7 @@ def macro_f1(predictions: Values, targets: Values) -> float:
 def matthews(predictions: Values, targets: Values) -> float:
     """Return the correlation coefficient of Matthews, for any number of classes; 0 if all are predicted the same.
 
-    The correlation of the classes' indicators (Gorodkin 2004): Σ_k cov(p_k, t_k) / √(Σ_k var(p_k) · Σ_k var(t_k)).
+    It is the correlation of the classes' indicators (Gorodkin 2004): Σ_k cov(p_k, t_k) / √(Σ_k var(p_k) · Σ_k var(t_k)).
     """
     labels = sorted({*predictions, *targets})
     p, t = (numpy.array([[one == label for label in labels] for one in each], float) for each in (predictions, targets))
@@ -58,7 +58,7 @@ def spearman(predictions: Values, targets: Values) -> float:
 
 
 def _ranks(values: Values) -> list[float]:
-    """Return the place of each value among all; equal values share the mean of their places."""
+    """Return the rank of each value; equal values have the mean of their ranks."""
     _, place, counts = numpy.unique(values, return_inverse=True, return_counts=True)
     return (counts.cumsum() - (counts - 1) / 2)[place].tolist()
 
@@ -74,10 +74,10 @@ MEASURES: dict[str, Callable[[Values, Values], float]] = {
 
 
 def measure(names: Sequence[str], predictions: Values, targets: Values) -> dict[str, float]:
-    """The measures `names` of predictions, in percent.
+    """Return the measures `names` of predictions, in percent.
 
     Raises:
-        ValueError: there are none, or not as many as targets.
+        ValueError: there are no predictions, or their number differs from that of targets.
     """
     if not predictions or len(predictions) != len(targets):
         raise ValueError(f"{len(predictions)} predictions for {len(targets)} targets")

@@ -1,4 +1,4 @@
-"""Predictions for texts that are not prepared: they become a small corpus in a temporary folder."""
+"""Predictions for texts that are not prepared, by way of a small corpus in a temporary folder."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def predict_text(
     Args:
         checkpoint: a model of `sentence_prediction` or `question_answering`.
         lines: a sentence, or two separated by a tab; for questions the question, a tab, and the paragraph.
-        dictionary: `dict.txt` of the model (default: that of the data that the model was trained on).
+        dictionary: `dict.txt` of the model (default: from the data that the model was trained on).
         pieces: see :func:`~fairseq_lowrank.tools.cutting.load_cutter`.
-        labels: names of the classes in their order (default: those of the data that the model was trained on).
-        unanswerable: whether questions may have no answer, which is an empty one.
-        max_tokens: tokens of a batch.
+        labels: names of the classes in their order (default: from the data that the model was trained on).
+        unanswerable: if True, a question may have no answer; then the answer is empty.
+        max_tokens: the greatest number of tokens of a batch.
 
     Raises:
-        UserError: the checkpoint is of another task, or something that it needs is not given.
+        UserError: the checkpoint is of another task, or a file or the labels are missing.
     """
     if not lines:
         raise UserError("--text: there is no line. Give a text with a line for each prediction.")
@@ -97,7 +97,7 @@ def check_columns(rows: list[list[str]], number: int, expected: str) -> None:
 
 
 def class_names(state: dict, data: Path, labels: Sequence[str] | None) -> list[str]:
-    """Return the names of a model's classes: those given, or those of the data that it was trained on."""
+    """Return the names of a model's classes: `labels`, or the names in the data that it was trained on."""
     number = configuration(state, "task", "num_classes")
     if labels is None:
         file = data / "label" / "dict.txt"

@@ -22,7 +22,7 @@ def attention_modules(model: nn.Module) -> list[tuple[nn.Module, str, int]]:
     counts = dict.fromkeys(SITES, 0)
     found = []
     for module in model.modules():
-        if _calls_the_interface(type(module)) and (site := _site(module)) and query_sizes(module):
+        if calls_the_interface(type(module)) and (site := _site(module)) and query_sizes(module):
             found.append((module, site, counts[site]))
             counts[site] += 1
     return found
@@ -91,7 +91,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def _calls_the_interface(kind: type[nn.Module]) -> bool:
+def calls_the_interface(kind: type[nn.Module]) -> bool:
     """Return True if the class's own ``forward`` looks a function up in ``ALL_ATTENTION_FUNCTIONS``."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names

@@ -1,4 +1,4 @@
-"""BERT's word pieces."""
+"""BERT's subwords, called word pieces."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from fairseq_lowrank.files import whole_file
 
 
 class WordPieces:
-    """BERT's word pieces: punctuation apart, then the longest piece of the vocabulary again and again; `##` continues a word.
+    """A function that cuts lines into BERT's subwords (Devlin et al. 2019), by the package tokenizers.
 
-    Devlin et al. (2019), by the package tokenizers. Names such as `[MASK]` in a text are text; what is unknown is `<unk>`.
+    Punctuation is separated. Then the longest subword of the vocabulary is cut off repeatedly; `##` continues a word. Names such
+    as `[MASK]` in a text are text. An unknown word becomes `<unk>`.
     """
 
     unknown = "[UNK]"
 
     @classmethod
     def save(cls, words: Iterable[str], model: Path, **normalisation) -> None:
-        """Write the file that cuts by a vocabulary as published, a word for each line of vocab.txt.
+        """Write the model file of a published vocabulary, whose words are the lines of vocab.txt.
 
         Args:
-            lowercase, strip_accents, handle_chinese_chars: as transformers' tokenizer has them.
+            normalisation: `lowercase`, `strip_accents` and `handle_chinese_chars` of transformers' tokenizer.
         """
         from tokenizers import Tokenizer
         from tokenizers.models import WordPiece

@@ -69,7 +69,7 @@ def expected(layer, x, hidden):
     k, v = (torch.einsum("bsr,hrd->bhsd", c, up) for up in (layer.key_up, layer.value_up))
     mixing = layer.state_dict().get("mixing.weight")
     if "mixing.query_weight" in layer.state_dict():
-        mixing = brute_force.matrices(q, layer.mixing.query_weight, mixing)
+        mixing = brute_force.mixing_matrix(q, layer.mixing.query_weight, mixing)
     heads, weights, scores = brute_force.attend(
         *(tensor.detach() for tensor in (q, k, v)),
         scale=layer.head_dim**-0.5,

@@ -36,7 +36,7 @@ def test_a_command_names_the_extra_that_it_misses(command, package, extra, monke
 
 
 def test_another_missing_module_is_named_without_an_extra():
-    assert messages.missing(ModuleNotFoundError("No module named 'x'", name="x")) == "No module named 'x'"
+    assert messages.missing_package_hint(ModuleNotFoundError("No module named 'x'", name="x")) == "No module named 'x'"
 
 
 def test_the_extras_are_those_of_setup_py():

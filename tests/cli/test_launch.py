@@ -148,10 +148,10 @@ def test_several_machines_meet_at_the_rendezvous(capsys):
         (["--workers", "2"], "after -- comes fairseq-train and its arguments, not nothing"),
         (["--workers", "2", "--", "fairseq-generate", "data"], "not fairseq-generate"),
         (["--workers", "2", "--", "fairseq-validate", "data"], "not fairseq-validate"),
-        (["--workers", "0", "--", "fairseq-train", "data", "--cpu"], "--workers 0: at least 1"),
+        (["--workers", "0", "--", "fairseq-train", "data", "--cpu"], "--workers 0: expected at least 1"),
         (["--workers", "2", "--nodes", "2", "--", "fairseq-train"], "--nodes above 1 and --rendezvous HOST:PORT"),
         (["--workers", "2", "--rendezvous", "a:1", "--", "fairseq-train"], "--nodes above 1 and --rendezvous"),
-        (["--workers", "2", "--nodes", "0", "--", "fairseq-train"], "--nodes 0: at least 1"),
+        (["--workers", "2", "--nodes", "0", "--", "fairseq-train"], "--nodes 0: expected at least 1"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_in_one_line(capsys, arguments, message):
@@ -163,7 +163,7 @@ def test_workers_are_one_for_each_gpu_and_no_more(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert launch(capsys, "--", "fairseq-train", "data")[6] == "4"
     assert cli.main(["launch", "--dry-run", "--workers", "5", "--", "fairseq-train", "data"]) == 2
-    assert "--workers 5, but this machine has 4 GPUs" in capsys.readouterr().err
+    assert "--workers 5: this machine has 4 GPUs" in capsys.readouterr().err
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert cli.main(["launch", "--dry-run", "--", "fairseq-train", "data"]) == 2
-    assert "--workers is needed on a machine without a GPU" in capsys.readouterr().err
+    assert "--workers: missing, and this machine has no GPU" in capsys.readouterr().err

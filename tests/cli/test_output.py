@@ -18,7 +18,7 @@ from experiments import __main__ as experiments
 from experiments import commands
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools import parameters, pictures
 
 FOLDER_COMMANDS = {
@@ -83,7 +83,24 @@ def test_a_file_that_cannot_be_written_is_refused_before_computing(command, tmp_
 
 @pytest.mark.parametrize("command", CHECKPOINT_COMMANDS)
 def test_a_checkpoint_ends_in_pt(command, tmp_path, monkeypatch, capsys):
-    assert "ending in .pt" in refusal(command, CHECKPOINT_COMMANDS[command], tmp_path / "a.json", monkeypatch, capsys)
+    assert "ends in .pt" in refusal(command, CHECKPOINT_COMMANDS[command], tmp_path / "a.json", monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("check", "name"),
+    [
+        (_output.check_folder, "file"),
+        (_output.check_folder, "new/all.png"),
+        (_output.check_file, ""),
+        (_output.check_file, "none/a.txt"),
+        (_output.check_checkpoint, "a.json"),
+    ],
+)
+def test_refused_output_is_in_the_fields_of_the_error(check, name, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FlagError) as error:
+        check(tmp_path / name)
+    assert (error.value.flag, error.value.value) == ("--output", tmp_path / name)
 
 
 def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path, monkeypatch, capsys):

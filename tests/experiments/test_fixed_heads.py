@@ -59,9 +59,9 @@ def test_standard_heads_stay_away_from_fixed_ones_unless_inputs_have_a_low_rank(
     [
         ("--heads 3", "heads that divide the embedding size"),
         ("--head-dims 2", "d/h < head size <= d"),
-        ("--head-dims 4 8", "--head-dims 4 8: --theorem 2 takes one size"),
+        ("--head-dims 4 8", "--head-dims 4 8: --theorem 2 needs one size"),
         ("--input-rank 17", "input ranks [17]: expected 1 to 16"),
-        ("--matrices 3", "--matrices 3: expected with --theorem 1 alone"),
+        ("--matrices 3", "--matrices 3: works only with --theorem 1"),
     ],
 )
 def test_sizes_of_which_the_theorem_says_nothing_are_refused(flags, message, capsys):

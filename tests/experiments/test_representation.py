@@ -79,7 +79,7 @@ def test_inputs_of_lower_rank_are_refused():
 def test_inputs_have_the_rank_asked_for():
     generator = torch.Generator().manual_seed(1)
     assert torch.linalg.matrix_rank(representation.random_inputs(8, 12, 3, generator=generator)) == 3
-    with pytest.raises(ValueError, match="input rank 9: expected 1 to 8"):
+    with pytest.raises(ValueError, match="--input-rank 9: expected 1 to 8"):
         representation.random_inputs(8, 12, 9, generator=generator)
 
 

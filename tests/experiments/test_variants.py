@@ -10,7 +10,7 @@ import pytest
 
 from experiments import __main__ as experiments
 from experiments import variants
-from experiments.variants import VARIANTS, build, cached, count, evaluate, sizes_of
+from experiments.variants import VARIANTS, build_layer, cached, count, evaluate, sizes_of
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.classes import PRESET_CLASSES
 
@@ -28,7 +28,7 @@ def test_every_preset_has_an_entry_of_its_own():
 @pytest.mark.parametrize("name", ATTENTION)
 @pytest.mark.parametrize(("embed_dim", "heads"), [(512, 8), (48, 4), (60, 6)])
 def test_formulas_count_built_layers(name, embed_dim, heads):
-    layer = build(VARIANTS[name], embed_dim, heads)
+    layer = build_layer(VARIANTS[name], embed_dim, heads)
     assert evaluate(VARIANTS[name].parameters, sizes_of(layer)) == count(layer)
     assert evaluate(VARIANTS[name].cached, sizes_of(layer)) == cached(layer)
 
@@ -51,7 +51,7 @@ def test_formulas_count_layers_of_random_sizes(name):
         heads = random.randint(1, 9)
         axes = {axis: random.randint(1, 40) for axis in RANDOM_SIZES.get(name, ())}
         variant = replace(VARIANTS[name], axes=VARIANTS[name].axes | axes)
-        layer = build(variant, heads * random.randint(4, 20), heads)
+        layer = build_layer(variant, heads * random.randint(4, 20), heads)
         assert evaluate(variant.parameters, sizes_of(layer)) == count(layer)
         assert evaluate(variant.cached, sizes_of(layer)) == cached(layer)
 
@@ -85,7 +85,7 @@ def test_the_formula_of_low_rank_embeddings_counts_a_built_model():
         "--decoder-attention-heads",
         "2",
     ]
-    model = architecture.build(architecture.parse("lowrank_transformer_lm", flags), 100)
+    model = architecture.build_model(architecture.parse_architecture("lowrank_transformer_lm", flags), 100)
     built = sum(model.get_parameter(f"decoder.{name}.weight").numel() for name in ("embed_tokens", "project_in_dim"))
     assert evaluate(VARIANTS["low-rank-embeddings"].parameters, {"V": 100, "r": 8, "d": 32}) == built
 
@@ -135,7 +135,7 @@ def test_a_row_of_one_seed_says_so_and_stands_last(tmp_path):
     results_of(tmp_path, "brown.jsonl", "compare", {"sha-h32": [400.0, 410.0]})
     assert [row["seeds"] for row in variants.measured("sha", tmp_path)] == [2, 1]
     page = variants.page("sha", tmp_path)
-    assert "| 38.00 | 39.00 | one |" in page and "A row of one seed tells little" in page
+    assert "| 38.00 | 39.00 | one |" in page and "A row with one seed says little" in page
 
 
 def test_mha_is_not_compared_with_itself(tmp_path):
@@ -179,6 +179,6 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
     assert experiments.main(["variants", "gain", "el", "--output", str(tmp_path / "pages")]) == 0
     assert sorted(path.name for path in (tmp_path / "pages").iterdir()) == ["el.md", "gain.md"]
     assert experiments.main(["variants", "nope"]) == 2
-    assert "variant 'nope': expected one of mha, " in capsys.readouterr().err
+    assert "VARIANT 'nope': unknown. Use one of mha, " in capsys.readouterr().err
     assert experiments.main(["variants", "--results", str(tmp_path / "none")]) == 2
     assert f"--results {tmp_path / 'none'}: is not a folder" in capsys.readouterr().err

@@ -74,16 +74,18 @@ def problems(
     additive = {"none": lambda: None, "float": lambda: normal(*shape), "bool": lambda: coin(*shape)}
     additive["-inf"] = lambda: normal(*shape).detach().masked_fill(coin(*shape), float("-inf"))
     scores = (batch, heads, queries, keys)
+    causal = draw(st.booleans())
     return {
         "q": normal(batch, heads, queries, dim),
         "k": normal(batch, key_groups, keys, dim),
         "v": normal(batch, value_groups, keys, value_dim),
         "mask": AttentionMask(
-            causal=draw(st.booleans()),
+            causal=causal,
             key_padding=coin(batch, keys) if draw(st.booleans()) else None,
             additive=additive[draw(st.sampled_from(sorted(additive)))](),
             query_repeats=repeats,
             num_appended_keys=appended,
+            window=draw(st.sampled_from((None, None, 1, 2, 9))) if causal else None,
         ),
         "activation": draw(st.sampled_from(activations)),
         "score_bias": normal(*shape) if draw(st.booleans()) else None,
@@ -112,8 +114,9 @@ def hidden(problem):
         for t in range(queries):
             for s in range(keys):
                 own_keys, positions = keys - mask.num_appended_keys, queries // mask.query_repeats
-                later = mask.causal and own_keys > s > t % positions + own_keys - positions
-                if later or (mask.key_padding is not None and mask.key_padding[b, s]):
+                own = t % positions + own_keys - positions  # the key at the position of the query
+                outside = mask.causal and s < own_keys and (s > own or (mask.window and s <= own - mask.window))
+                if outside or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True
     return result
 

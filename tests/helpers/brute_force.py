@@ -70,7 +70,7 @@ def mix(heads, mixing):
     return mixed
 
 
-def matrices(query, query_weight, base):
+def mixing_matrix(query, query_weight, base):
     """M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i] (Mixhead paper, section 3.1), ``[B, T, H, H]`` of ``query [B, H, T, D]``."""
     batch, heads, queries, _ = query.shape
     result = torch.zeros(batch, queries, heads, heads, dtype=torch.float64)
@@ -123,7 +123,7 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     shares_key_value = shares_query or spec.projection == "multi-query"
     group_size = heads // (spec.key_value_heads or heads)
 
-    def of_head(tensor, i, shared, size=size):
+    def select_head(tensor, i, shared, size=size):
         """What head i gets of ``[B, N, heads * size]``, or of one shared ``[B, N, size]``."""
         return tensor if shared else tensor[..., i * size : (i + 1) * size]
 
@@ -145,9 +145,9 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
 
     q, k, v = [], [], []
     for i in range(heads):
-        q.append(embedded(of_head(all_queries, i, shares_query), "query", i))
-        k.append(embedded(of_head(all_keys, i // group_size, shares_key_value), "key", i))
-        v.append(embedded(of_head(all_values, i // group_size, shares_key_value, value_size), "value", i))
+        q.append(embedded(select_head(all_queries, i, shares_query), "query", i))
+        k.append(embedded(select_head(all_keys, i // group_size, shares_key_value), "key", i))
+        v.append(embedded(select_head(all_values, i // group_size, shares_key_value, value_size), "value", i))
     q, k, v = torch.stack(q, 1), torch.stack(k, 1), torch.stack(v, 1)
     if module.add_zero_attn:
         k, v = (torch.cat((tensor, torch.zeros(*tensor.shape[:2], 1, tensor.size(3))), dim=2) for tensor in (k, v))
@@ -158,10 +158,10 @@ def layer(module, query, key, value, *, hidden=None, bias=None):
     bias = torch.cat((torch.zeros(shape) if bias is None else bias.expand(shape), shown.double()), -1)
     mixing = state.get("mixing.weight")
     if "mixing.query_weight" in state:
-        mixing = matrices(q, state["mixing.query_weight"], mixing)
+        mixing = mixing_matrix(q, state["mixing.query_weight"], mixing)
     further = None
     if spec.score == "relative":
-        own = [of_head(state["pos_proj.weight"].T, i // group_size, shares_key_value).T for i in range(heads)]
+        own = [select_head(state["pos_proj.weight"].T, i // group_size, shares_key_value).T for i in range(heads)]
         biases = state["pos_bias_u"], state["pos_bias_v"]
         further = relative_terms(q, k, *biases, torch.stack(own), size**-0.5)
     output, weights, scores = attend(
@@ -220,7 +220,7 @@ def synthesizer(module, x, *, hidden, padding=None):
                 scores[b, i, t, s] = state["synthesizer.weight"][i, position[b][t], position[b][s]]
     mixing = state.get("mixing.weight")
     if "mixing.query_weight" in state:
-        mixing = matrices(features, state["mixing.query_weight"], mixing)
+        mixing = mixing_matrix(features, state["mixing.query_weight"], mixing)
     nothing = torch.zeros(batch, heads, length, 1)
     output, weights, scores = attend(
         nothing,

@@ -124,12 +124,14 @@ def attend(preset: str, layer, query: torch.Tensor, key: torch.Tensor, hidden: t
             outputs = [
                 sum(patterns[i][s] * values[i * heads // count][s] for s in range(len(key))) for i in range(count)
             ]
-            outputs = finish(preset, w, layer, outputs, x, [values[i][t + len(key) - len(query)] for i in range(heads)])
+            outputs = finalize_heads(
+                preset, w, layer, outputs, x, [values[i][t + len(key) - len(query)] for i in range(heads)]
+            )
             output[t, b] = linear(w, "out_proj", torch.cat(outputs))
     return output
 
 
-def finish(preset: str, w: dict, layer, outputs: list, x: torch.Tensor, own: list) -> list:
+def finalize_heads(preset: str, w: dict, layer, outputs: list, x: torch.Tensor, own: list) -> list:
     """What happens to the outputs of heads at one position; ``own`` are its values."""
     heads, d_v = layer.num_heads, layer.projection.dims.value_dim
     if preset in ("gated", "gated-head"):

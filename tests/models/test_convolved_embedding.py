@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.nn import functional as F
 
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
-from fairseq_lowrank.tools.architecture import build, parse
+from fairseq_lowrank.tools.architecture import build_model, parse_architecture
 
 TINY = [
     *("--arch", "lowrank_transformer_lm", "--decoder-layers", "1", "--decoder-embed-dim", "32"),
@@ -51,8 +51,8 @@ def test_its_rank_is_that_of_equation_4(kernel, rank):
 
 def test_it_costs_a_kernel_of_k_r_d():
     def count(*flags):
-        args = parse("lowrank_transformer_lm", [*TINY[2:], *flags])
-        return sum(parameter.numel() for parameter in build(args, 50).parameters())
+        args = parse_architecture("lowrank_transformer_lm", [*TINY[2:], *flags])
+        return sum(parameter.numel() for parameter in build_model(args, 50).parameters())
 
     one, three = count("--embed-rank", "5"), count("--embed-rank", "5", "--embed-kernel", "3")
     assert three - one == 2 * 5 * 32
@@ -116,35 +116,40 @@ def test_padding_on_the_left_changes_nothing_where_its_embedding_was_trained():
     [
         (
             ["--embed-kernel", "3", "--decoder-input-dim", "16", "--quant-noise-pq", "0.1"],
-            "--quant-noise-pq 0.1 does not go with --decoder-input-dim 16",
+            "--quant-noise-pq 0.1 does not work with --decoder-input-dim 16",
         ),
-        (["--embed-rank", "5", "--quant-noise-pq", "0.1"], "--quant-noise-pq 0.1 does not go with --embed-rank 5"),
+        (["--embed-rank", "5", "--quant-noise-pq", "0.1"], "--quant-noise-pq 0.1 does not work with --embed-rank 5"),
         (
             ["--embed-kernel", "3", "--quant-noise-scalar", "0.5"],
-            "--quant-noise-scalar 0.5 does not go with --embed-kernel 3",
+            "--quant-noise-scalar 0.5 does not work with --embed-kernel 3",
         ),
         (["--embed-kernel", "1"], "--embed-kernel 1: expected 2 to "),
         (["--embed-kernel", "65", "--tokens-per-sample", "64"], "--embed-kernel 65: expected 2 to 64"),
-        (["--embed-kernel", "3", "--character-embeddings"], "--embed-kernel 3 does not go with --character-embeddings"),
+        (
+            ["--embed-kernel", "3", "--character-embeddings"],
+            "--embed-kernel 3 does not work with --character-embeddings",
+        ),
         (
             ["--embed-kernel", "3", "--adaptive-input", "--adaptive-input-cutoff", "9,30"],
-            "--embed-kernel 3 does not go with --adaptive-input",
+            "--embed-kernel 3 does not work with --adaptive-input",
         ),
     ],
 )
 def test_a_kernel_that_means_nothing_is_refused(flags, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        build(parse("lowrank_transformer_lm", [*TINY[2:], *flags]), 50)
+        build_model(parse_architecture("lowrank_transformer_lm", [*TINY[2:], *flags]), 50)
 
 
 def test_character_embeddings_are_as_wide_as_the_model_and_go_with_quantisation_noise():
     flags = ["--character-embeddings", "--decoder-input-dim", "16", "--quant-noise-pq", "0.1"]
-    build(parse("lowrank_transformer_lm", [*TINY[2:], *flags, "--quant-noise-pq-block-size", "4"]), 50)
+    build_model(
+        parse_architecture("lowrank_transformer_lm", [*TINY[2:], *flags, "--quant-noise-pq-block-size", "4"]), 50
+    )
 
 
 def test_only_language_models_have_one():
     with pytest.raises(ValueError, match="--embed-kernel 3: works only for transformer_lm"):
-        build(parse("transformer_iwslt_de_en", ["--embed-kernel", "3"]), 50)
+        build_model(parse_architecture("transformer_iwslt_de_en", ["--embed-kernel", "3"]), 50)
 
 
 def test_a_model_trains_goes_on_evaluates_and_samples(language_model_data, tmp_path, fairseq_command):

@@ -16,7 +16,7 @@ WIKI103 = ("lowrank_synthesizer_lm_wiki103", 267_744, "--tokens-per-sample", "51
 
 
 def build(name, vocab_size, *flags):
-    return architecture.build(architecture.parse(name, flags, task=None), vocab_size)
+    return architecture.build_model(architecture.parse_architecture(name, flags, task=None), vocab_size)
 
 
 def count(model):

@@ -127,7 +127,9 @@ def test_what_is_chosen_for_one_model_reaches_none_inside_it():
             return model
 
     args = arguments("transformer", *SIZES, *MIXHEAD, "--attention-sites", "decoder,cross")
-    model = attention.build(Outer, args, task := make_task(), lambda args: Outer.build_model(args, task))
+    model = attention.build_with_chosen_attention(
+        Outer, args, task := make_task(), lambda args: Outer.build_model(args, task)
+    )
     assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
     assert isinstance(model.encoder.layers[0].self_attn, StockAttention)
 

@@ -15,7 +15,7 @@ MODEL = [
     *("--decoder-attention-heads", 2, "--optimizer", "adam", "--max-update", 2, "--no-epoch-checkpoints"),
 ]
 QUICKLY = ["--cpu", "--num-workers", 0, "--max-tokens", 600]
-LEFT_OUT = "fairseq by itself would leave out {} (--required-batch-size-multiple 8)"
+LEFT_OUT = "stock fairseq would leave out {} (--required-batch-size-multiple 8)"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_generate_translates_and_counts_every_sentence(generate):
 
 
 def test_bfloat16_is_named_where_it_is_computed_in(generate, enable):
-    words = "the model computes in bfloat16; fairseq by itself would compute in float32"
+    words = "the model computes in bfloat16; stock fairseq would compute in float32"
     assert words not in generate("--bf16")[1]
     enable("bf16-evaluation")
     assert words in generate("--bf16")[1]
@@ -74,7 +74,7 @@ def validate(translation_data, fairseq_command, checkpoint):
 
 def test_validate_says_what_it_does_differently(validate, enable):
     enable("bf16-evaluation")
-    in_bfloat16 = "the model computes in bfloat16; fairseq by itself would compute in float32"
+    in_bfloat16 = "the model computes in bfloat16; stock fairseq would compute in float32"
     said = validate()
     assert f"All 20 sentences are evaluated; {LEFT_OUT.format(4)}" in said and in_bfloat16 not in said
     half = validate("--bf16")

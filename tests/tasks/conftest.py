@@ -14,7 +14,7 @@ def prepare_questions(tmp_path, monkeypatch):
     """``prepare_questions(paragraphs, unanswerable=False)``: the folder `bin` of questions, cut into pieces learnt from them."""
     import sentencepiece
 
-    from experiments.corpora.squad import CORPUS, QuestionTask, lay_out_questions
+    from experiments.corpora.squad import CORPUS, QuestionTask, write_question_data
     from experiments.corpora.text import BytePieces
     from fairseq_lowrank.files import write_lines
 
@@ -30,7 +30,7 @@ def prepare_questions(tmp_path, monkeypatch):
         write_lines(own / "bin" / "dict.txt", [f"{model.id_to_piece(i)} 1" for i in range(1, len(model))])
         args = {"output": tmp_path / "data" / "questions", "pieces_of": "own", "bert": None, "version": "1.1"}
         args = argparse.Namespace(**args, workers=1, corpus=CORPUS)
-        return lay_out_questions(args, QuestionTask("own", unanswerable), {"train": paragraphs, "valid": paragraphs})
+        return write_question_data(args, QuestionTask("own", unanswerable), {"train": paragraphs, "valid": paragraphs})
 
     return prepare
 

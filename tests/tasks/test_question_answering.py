@@ -135,7 +135,7 @@ def test_questions_without_an_answer_and_a_pre_trained_model(prepare_questions, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--window 60", "--window 60: expected 68 (a question of --max-question-length"),
+        ("--window 60", "--window 60: expected 68 (--max-question-length"),
         ("--window 301", "--window 301: expected 68"),
         ("--doc-stride 0 --window 200", "--doc-stride 0: expected a number of tokens >= 1"),
         ("--max-question-length 0 --window 200", "--max-question-length 0: expected a number of tokens >= 1"),
@@ -151,7 +151,7 @@ def test_sizes_that_cannot_be_are_refused(prepare_questions, refusal, flags, mes
 def test_data_and_models_of_another_kind_are_refused(prepare_questions, refusal, language_model_data):
     words = f"{SPANS} --window 200 --optimizer adam --cpu --max-tokens 1000".split()
     message = refusal("train", language_model_data, "--arch", "roberta_base", *words)
-    assert f"{language_model_data} holds no task.json" in message
+    assert f"{language_model_data} has no task.json" in message
     data = prepare_questions([paragraph(1)], pieces=300)
     message = refusal("train", data, "--arch", "transformer_iwslt_de_en", *words)
-    assert "transformer_iwslt_de_en gives no features of single tokens" in message
+    assert "transformer_iwslt_de_en does not return features" in message

@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 
 from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
-from fairseq_lowrank.tasks.segment_lm import Streams
+from fairseq_lowrank.tasks.segment_lm import StreamBatcher
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from fairseq_lowrank.tasks.segment_lm import Streams
     ],
 )
 def test_a_batch_holds_the_next_block_of_each_stream(blocks, rows, workers, expected):
-    batches = Streams(blocks, rows, workers).batches()
+    batches = StreamBatcher(blocks, rows, workers).batches()
     assert batches == expected
     assert sorted(block for batch in batches for block in batch) == list(range(blocks))
     for worker in range(workers):
@@ -157,7 +157,7 @@ def test_it_generates(train, fairseq_command, language_model_data, tmp_path):
             ["--task", "language_modeling"],
             "--memory-length 12 needs consecutive segments. Add --task segment_lm",
         ),
-        (["--sample-break-mode", "eos"], "--sample-break-mode eos: segments follow each other; expected none"),
+        (["--sample-break-mode", "eos"], "--sample-break-mode eos: segments must be consecutive"),
     ],
 )
 def test_segments_that_do_not_follow_each_other_are_refused(flags, message, refusal, language_model_data, tmp_path):

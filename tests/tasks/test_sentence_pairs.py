@@ -6,7 +6,13 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq_lowrank.tasks.sentence_pairs import Framed, RunningText, SegmentLabels, SentencePairs, draw_pairs
+from fairseq_lowrank.tasks.sentence_pairs import (
+    DocumentText,
+    FrameWithSpecialTokens,
+    SegmentLabels,
+    SentencePairs,
+    sample_pairs,
+)
 
 END = 2
 
@@ -19,7 +25,7 @@ def running_text(*documents):
             lines.append(torch.tensor([*range(word, word + length), END]))
             word += length
         lines.append(torch.tensor([END]))
-    return RunningText(lines, [len(line) for line in lines])
+    return DocumentText(lines, [len(line) for line in lines])
 
 
 def test_documents_are_parted_by_empty_lines_and_words_are_read_across_lines():
@@ -30,7 +36,7 @@ def test_documents_are_parted_by_empty_lines_and_words_are_read_across_lines():
 
 
 def pairs(text, longest=12, short=0.0, seed=1):
-    return list(draw_pairs(text.documents(), longest, short, np.random.default_rng(seed)))
+    return list(sample_pairs(text.documents(), longest, short, np.random.default_rng(seed)))
 
 
 LONG = [np.random.default_rng(number).integers(1, 8, 60).tolist() for number in range(5)]
@@ -88,7 +94,7 @@ def test_segments_are_framed_and_labelled():
     text = running_text([3, 2], [4])
     dataset = SentencePairs(text, pairs(text, longest=100))
     first, second = dataset.lengths[0]
-    framed = Framed(dataset, dataset.lengths, before=0, behind=END)
+    framed = FrameWithSpecialTokens(dataset, dataset.lengths, before=0, behind=END)
     tokens, labels = framed[0], SegmentLabels(framed)[0]
     words = dataset[0].tolist()
     assert tokens.tolist() == [0, *words[:first], END, *words[first:], END]

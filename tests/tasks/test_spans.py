@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from fairseq_lowrank.tasks.spans import Pieces, best_span, windows, with_most_context
+from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context, windows
 
 TEXT = "It cost $37.80 in Atlanta."
 #  It  cost  $  37.80  in  Atlanta  .
-PIECES = Pieces([[0, 2], [3, 7], [8, 9], [9, 14], [15, 17], [18, 25], [25, 26]], [1, 1, 1, 3, 1, 2, 1])
+PIECES = SubwordOffsets([[0, 2], [3, 7], [8, 9], [9, 14], [15, 17], [18, 25], [25, 26]], [1, 1, 1, 3, 1, 2, 1])
 
 
 def test_an_answer_is_found_in_the_pieces_of_its_words_and_the_words_in_the_text():
@@ -25,7 +25,7 @@ def test_an_answer_is_found_in_the_pieces_of_its_words_and_the_words_in_the_text
 
 
 def test_a_word_without_pieces_is_passed_over():
-    pieces = Pieces([[0, 1], [2, 3], [4, 5]], [1, 0, 1])
+    pieces = SubwordOffsets([[0, 1], [2, 3], [4, 5]], [1, 0, 1])
     assert pieces.covering(2, 3) is None and pieces.covering(2, 5) == (1, 1) and pieces.characters(1, 1) == (4, 5)
 
 
@@ -41,7 +41,7 @@ def test_windows_cover_everything_and_no_window_is_longer_than_its_room(length, 
 def test_each_piece_counts_in_one_window_the_one_with_most_context():
     spans = windows(10, 6, 2)
     assert spans == [(0, 6), (2, 8), (4, 10)]
-    chosen = with_most_context(spans)
+    chosen = has_most_context(spans)
     # piece 4 has 1 behind it in the first window, 2 before it in the second, 0 before it in the third
     assert [
         [piece for piece, yes in zip(range(*span), one, strict=True) if yes]

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice import checks
-from fairseq_lowrank.tools.advice.lengths import read_vocab_size
+from fairseq_lowrank.tools.advice import heads as rule
+from fairseq_lowrank.tools.advice.lengths import read_lengths, read_vocab_size
 from fairseq_lowrank.tools.advice.remedies import cached
-from fairseq_lowrank.tools.architecture import build, parse
+from fairseq_lowrank.tools.architecture import build_model, parse_architecture
 from fairseq_lowrank.tools.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
@@ -18,7 +20,7 @@ SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
 
 
 def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
-    return checks.advise(parse(architecture, flags), vocab_size, lengths)
+    return checks.advise(parse_architecture(architecture, flags), vocab_size, lengths)
 
 
 def one(found, topic, **numbers):
@@ -36,7 +38,7 @@ def changes(finding):
 
 @functools.cache
 def counted(architecture, flags, vocab_size):
-    return count(build(parse(architecture, flags), vocab_size))["total"]
+    return count(build_model(parse_architecture(architecture, flags), vocab_size))["total"]
 
 
 def total(architecture, flags, vocab_size):
@@ -46,19 +48,19 @@ def total(architecture, flags, vocab_size):
 def test_a_small_head_at_one_site_is_named_with_the_cost_of_every_remedy():
     found = findings(TRANSLATION, ["--encoder-attention-heads", "64"])
     encoder = one(found, "head size", site="encoder")
-    assert encoder.verdict == checks.BOTTLENECK
+    assert encoder.verdict == rule.BOTTLENECK
     assert "d_k = 8" in encoder.text and "100 %" in encoder.text
     costs = changes(encoder)
     assert costs["--score-mixing static --attention-sites encoder"] == 6 * 64 * 64
     assert costs["--encoder-attention-heads 4 (fewer heads, of size 128)"] == 0
-    assert one(found, "head size", site="decoder").verdict == checks.FINE
-    assert one(found, "head size", site="cross").verdict == checks.FINE
+    assert one(found, "head size", site="decoder").verdict == rule.FINE
+    assert one(found, "head size", site="cross").verdict == rule.FINE
 
 
 def test_scores_that_are_no_products_are_not_judged_by_the_head_size():
     flags = ["--decoder-attention-heads", "64", "--attention-score"]
     dense = one(findings(LM, [*flags, "synthesizer-dense"]), "head size")
-    assert dense.verdict == checks.BOTTLENECK
+    assert dense.verdict == rule.BOTTLENECK
     assert changes(dense)["--score-mixing static"] == 6 * 64 * 64
     assert not [f for f in findings(LM, [*flags, "synthesizer-random"]) if f.topic == "head size"]
 
@@ -74,7 +76,7 @@ def test_one_remedy_serves_all_sites_that_want_it():
     found = findings(TRANSLATION, heads, lengths=LONG | {"source": numpy.array([20])})
     decoder = changes(one(found, "head size", site="decoder"))
     assert decoder["--score-mixing static --attention-sites decoder"] == 6 * 8 * 8
-    assert one(found, "head size", site="cross").verdict == checks.FINE
+    assert one(found, "head size", site="cross").verdict == rule.FINE
 
 
 def test_remedies_leave_what_was_chosen_as_it_is():
@@ -98,7 +100,7 @@ def test_remedies_leave_what_was_chosen_as_it_is():
 def test_a_remedy_for_all_sites_takes_no_head_size_from_those_that_want_none():
     flags = ["--attention", "mhe-mul", "--encoder-attention-heads", "64"]
     found = findings(TRANSLATION, flags, lengths={name: numpy.array([20]) for name in ("source", "target")})
-    assert one(found, "head size", site="decoder").verdict == checks.FINE
+    assert one(found, "head size", site="decoder").verdict == rule.FINE
     costs = changes(one(found, "head size", site="encoder"))
     # the decoder has heads of size 128
     assert costs["--head-dim 128"] == total(TRANSLATION, [*flags, "--head-dim", "128"], 1000) - total(
@@ -118,7 +120,8 @@ def test_the_cost_of_fixedhead_is_that_of_the_built_model():
     costs = changes(one(found, "head size"))
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     totals = [
-        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"] for more in (flags, [])
+        count(build_model(parse_architecture("lowrank_transformer_lm_wiki103_vanilla", more), 1000))["total"]
+        for more in (flags, [])
     ]
     assert costs["--attention fixedhead --head-dim 256"] == totals[0] - totals[1]
     assert costs["--score-mixing static"] == 384
@@ -162,14 +165,14 @@ def test_every_cost_is_the_difference_of_the_built_models(architecture, flags, v
 
 
 def test_a_head_as_large_as_the_length_less_one_is_no_bottleneck():
-    for length, verdict in ((129, checks.FINE), (130, checks.BOTTLENECK)):
+    for length, verdict in ((129, rule.FINE), (130, rule.BOTTLENECK)):
         lengths = {name: numpy.array([length]) for name in ("source", "target")}
         found = findings(TRANSLATION, [], lengths=lengths)
         assert [one(found, "head size", site=site).verdict for site in ("encoder", "cross")] == [verdict, verdict]
 
 
 def test_a_causal_head_needs_half_of_that():
-    for length, verdict in ((129, checks.FINE), (130, checks.BOTTLENECK)):
+    for length, verdict in ((129, rule.FINE), (130, rule.BOTTLENECK)):
         found = findings("lowrank_transformer_lm_wiki103_vanilla", [], lengths={"text": numpy.array([length])})
         assert one(found, "head size").verdict == verdict
     assert "Above 2·d_k + 1" in one(found, "head size").text
@@ -177,7 +180,7 @@ def test_a_causal_head_needs_half_of_that():
     # a decoder that writes all words at once hides none of them
     lengths = {name: numpy.array([130]) for name in ("source", "target")}
     found = findings("nonautoregressive_transformer", ["--decoder-attention-heads", "4"], lengths=lengths)
-    assert one(found, "head size", site="decoder").verdict == checks.BOTTLENECK
+    assert one(found, "head size", site="decoder").verdict == rule.BOTTLENECK
 
 
 def test_relative_scores_are_not_bounded_by_the_head_size():
@@ -194,8 +197,8 @@ def test_only_long_sequences_make_it_partly_a_bottleneck():
 def test_cross_attention_is_bounded_by_its_shorter_side():
     lengths = {"source": numpy.array([300]), "target": numpy.array([20])}
     found = findings(TRANSLATION, [], lengths=lengths)
-    assert one(found, "head size", site="encoder").verdict == checks.BOTTLENECK
-    assert one(found, "head size", site="cross").verdict == checks.FINE
+    assert one(found, "head size", site="encoder").verdict == rule.BOTTLENECK
+    assert one(found, "head size", site="cross").verdict == rule.FINE
 
 
 @pytest.mark.parametrize(("source", "target", "fine"), [(40, 8, True), (40, 9, False), (9, 40, True), (10, 40, False)])
@@ -210,19 +213,19 @@ def test_fewer_queries_than_keys_want_a_dimension_more(source, target, fine):
     assert (torch.linalg.matrix_rank(logs) <= 8) == fine
     lengths = {"source": numpy.array([source]), "target": numpy.array([target])}
     found = findings(TRANSLATION, ["--decoder-attention-heads", "64"], lengths=lengths)
-    assert (one(found, "head size", site="cross").verdict == checks.FINE) == fine
+    assert (one(found, "head size", site="cross").verdict == rule.FINE) == fine
 
 
 def test_a_small_vocabulary_caps_the_width():
     finding = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=400, lengths={}), "embedding rank")
-    assert finding.verdict == checks.BOTTLENECK
+    assert finding.verdict == rule.BOTTLENECK
     assert finding.numbers["embedding_rank"] == 400
     assert "deepen rather than widen" in finding.text and "504" in finding.text
     assert changes(finding)["a vocabulary of at least 512 (subwords in place of characters)"] == 112 * 512  # tied
     untied = changes(one(findings(LM, [], vocab_size=257, lengths={}), "embedding rank"))
     assert untied["a vocabulary of at least 512 (subwords in place of characters)"] == 2 * 255 * 512
     wide_enough = one(findings("lowrank_transformer_lm_wiki2", [], vocab_size=512, lengths={}), "embedding rank")
-    assert wide_enough.verdict == checks.FINE
+    assert wide_enough.verdict == rule.FINE
 
 
 def test_a_narrower_width_is_a_multiple_of_the_heads():
@@ -230,7 +233,7 @@ def test_a_narrower_width_is_a_multiple_of_the_heads():
     (narrower,) = [change for change, cost in found.changes if cost is None]
     assert narrower.startswith("width 256 and about 24 layers, the feed-forward in proportion")
     sizes = ["--decoder-embed-dim", "256", "--decoder-ffn-embed-dim", "1024", "--decoder-layers", "24"]
-    layers = [count(build(parse(LM, more), 257)) for more in ([], sizes)]
+    layers = [count(build_model(parse_architecture(LM, more), 257)) for more in ([], sizes)]
     before, after = (counted["attention"] + counted["feed_forward"] for counted in layers)
     assert after == pytest.approx(before, rel=0.01)
 
@@ -251,7 +254,7 @@ def test_a_factored_embedding_caps_the_width_and_its_removal_is_costed():
     finding = one(
         findings("lowrank_transformer_lm", ["--embed-rank", "16"], vocab_size=2000, lengths={}), "embedding rank"
     )
-    assert (finding.verdict, finding.numbers["embedding_rank"]) == (checks.BOTTLENECK, 16)
+    assert (finding.verdict, finding.numbers["embedding_rank"]) == (rule.BOTTLENECK, 16)
     assert changes(finding) == {
         "no --embed-rank": 2000 * 512 - 16 * (2000 + 512),
         "--embed-kernel 32 (a convolution over the last 32 tokens)": 31 * 16 * 512,
@@ -271,7 +274,7 @@ def test_adaptive_input_has_the_rank_of_its_bands_together():
 
 
 def test_shallow_models_are_told_that_depth_counts_most():
-    for layers, verdict in ((5, checks.NOTE), (6, checks.FINE)):
+    for layers, verdict in ((5, rule.NOTE), (6, rule.FINE)):
         flags = ["--decoder-layers", str(layers)]
         finding = one(findings("lowrank_transformer_lm_wiki103_vanilla", flags, lengths={}), "depth")
         assert finding.verdict == verdict
@@ -279,7 +282,11 @@ def test_shallow_models_are_told_that_depth_counts_most():
         one(findings("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", "3"], lengths={}), "depth")
     ).values()
     totals = [
-        count(build(parse("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000))["total"]
+        count(
+            build_model(
+                parse_architecture("lowrank_transformer_lm_wiki103_vanilla", ["--decoder-layers", layers]), 1000
+            )
+        )["total"]
         for layers in ("6", "3")
     ]
     assert cost == totals[0] - totals[1]
@@ -288,7 +295,7 @@ def test_shallow_models_are_told_that_depth_counts_most():
 def test_attention_wider_than_the_model_is_named_with_the_papers_redundancy():
     flags = ["--attention", "fixedhead", "--head-dim", "256"]
     finding = one(findings("lowrank_transformer_lm_wiki2", flags, lengths={}), "attention width")
-    assert (finding.verdict, finding.numbers["ratio"]) == (checks.BOTTLENECK, 4)
+    assert (finding.verdict, finding.numbers["ratio"]) == (rule.BOTTLENECK, 4)
     assert "25 % at 4" in finding.text and "45 % at 16" in finding.text
     assert changes(finding)["--head-dim 64"] < 0
 
@@ -331,11 +338,11 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
 
 
 def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
-    args = parse("transformer", [])
+    args = parse_architecture("transformer", [])
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
     assert cli.main(["advise", "--checkpoint", "model.pt"]) == 2
-    assert "holds running text; model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
+    assert "holds running text, and model.pt was trained with --task translation, on pairs" in capsys.readouterr().err
 
 
 def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, translation_data, capsys):
@@ -343,7 +350,7 @@ def test_a_checkpoint_keeps_its_own_vocabulary(trained, language_model_data, tra
     assert cli.main(["advise", "--checkpoint", checkpoint, "--vocab-size", "99", "--length", "9"]) == 2
     assert "--vocab-size 99" in capsys.readouterr().err
     assert cli.main(["advise", "--checkpoint", checkpoint, "--data", str(translation_data)]) == 2
-    assert "holds pairs of sentences" in capsys.readouterr().err
+    assert "contains pairs of sentences" in capsys.readouterr().err
     size = read_vocab_size(language_model_data)
     assert cli.main(["advise", "--checkpoint", checkpoint, "--length", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["vocab_size"] == size
@@ -361,15 +368,15 @@ def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--arch", TRANSLATION, "--length", "20"], "needs --vocab-size"),
+        (["--arch", TRANSLATION, "--length", "20"], "Add --vocab-size N"),
         (["--arch", TRANSLATION, "--vocab-size", "100"], "--data DIR"),
         (["--arch", TRANSLATION, "--vocab-size", "100", "--length", "0"], "--length 0"),
         (["--arch", TRANSLATION, "--data", "nowhere"], "nowhere"),
-        (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "holds no train.idx"),
+        (["--arch", TRANSLATION, "--vocab-size", "100", "--data", "tests"], "has no train.idx"),
         (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
-        (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "no attention or embeddings"),
+        (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "--arch lstm: no check applies"),
         (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
-        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha has no place"),
+        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha: does not work with --checkpoint"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, message, capsys):
@@ -420,7 +427,10 @@ def test_fewer_keys_are_offered_with_what_they_keep_of_a_token(flags, grouped, o
 
 def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
     random = ["--attention-score", "synthesizer-random", "--attention", "mqa"]
-    assert cached(build(parse(LM, random), 1000)) == cached(build(parse(LM, ["--attention", "mqa"]), 1000)) / 2
+    assert (
+        cached(build_model(parse_architecture(LM, random), 1000))
+        == cached(build_model(parse_architecture(LM, ["--attention", "mqa"]), 1000)) / 2
+    )
     for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
 
@@ -444,10 +454,10 @@ def test_scores_that_are_mixed_are_judged_by_the_rank_of_all_heads():
     heads = ["--decoder-attention-heads", "64"]  # of size 8
     for flags in (["--score-mixing", "static"], ["--attention", "talking-heads"]):
         fine = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([300])}), "head size")
-        assert fine.verdict == checks.FINE and fine.numbers["score_rank"] == 512 and not fine.changes
+        assert fine.verdict == rule.FINE and fine.numbers["score_rank"] == 512 and not fine.changes
         assert "rank r = 512" in fine.text
         short = one(findings(LM, [*heads, *flags], lengths={"text": numpy.array([1280])}), "head size")
-        assert short.verdict == checks.BOTTLENECK and "Above 2·r + 1" in short.text
+        assert short.verdict == rule.BOTTLENECK and "Above 2·r + 1" in short.text
         # 512 is the width, which bounds the rank for every head size
         assert not short.changes and "no heads in this width are large enough" in short.text
     # one head of keys for all: mixing its scores lifts nothing
@@ -474,7 +484,7 @@ def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags
 def test_verdict_counts_the_heads_that_are_large_enough():
     def verdict(flags, length, architecture=TRANSLATION):
         lengths = {name: numpy.array([length]) for name in (("text",) if "_lm" in architecture else SHORT)}
-        return checks.verdict(checks.Facts(parse(architecture, flags), 1000, lengths))
+        return rule.verdict(checks.ModelSummary(parse_architecture(architecture, flags), 1000, lengths))
 
     found = verdict([], 240)
     assert (found["too_small"], found["large_enough"]) == (["encoder", "cross"], ["decoder"])
@@ -501,7 +511,7 @@ def test_no_remedy_is_listed_that_does_not_suffice():
                 for change, _ in finding.changes:
                     more = change.partition(" (")[0].split()
                     after = findings(architecture, [*flags, *more], lengths=lengths)
-                    assert one(after, "head size", site=finding.numbers["site"]).verdict == checks.FINE, change
+                    assert one(after, "head size", site=finding.numbers["site"]).verdict == rule.FINE, change
                 listed.append(len(finding.changes))
     # a width of 256 makes 513 causal positions at most
     assert listed[-2:] == [0, 3]
@@ -536,3 +546,11 @@ def test_the_command_says_so_if_a_remedy_doubles_the_model(capsys):
     assert cli.main(["advise", "--arch", TRANSLATION, *arguments]) == 0
     larger = [line for line in capsys.readouterr().out.splitlines() if "→ --attention fixedhead" in line]
     assert larger and all("more than twice the model" in line for line in larger)
+
+
+def test_a_folder_without_data_is_in_the_fields_of_the_error(tmp_path):
+    for folder in (tmp_path, tmp_path / "none"):
+        for read in (read_vocab_size, lambda folder: read_lengths(folder, "train")):
+            with pytest.raises(FlagError) as error:
+                read(folder)
+            assert (error.value.flag, error.value.value) == ("--data", folder)

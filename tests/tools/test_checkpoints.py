@@ -13,7 +13,7 @@ from families import FAMILIES
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli.inspect import as_text
-from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.messages import StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
 from fairseq_lowrank.tools import checkpoints, inspection
 from fairseq_lowrank.tools.architecture import attention_layers
@@ -90,7 +90,7 @@ def test_sequences_follow_the_seed_and_the_lengths(trained):
     assert len(set(ids[0])) == 6
     for sample in samples(task, 50, min_length=6, max_length=8):
         assert 6 <= sample["net_input"]["src_tokens"].size(1) <= 8
-    with pytest.raises(ValueError, match="length of 80 to any"):
+    with pytest.raises(UserError, match="length of 80 to any"):
         samples(task, min_length=80)
 
 
@@ -222,13 +222,13 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
-        (["inspect", str(trained("stock"))], "neither head mixing nor head embeddings"),
+        (["inspect", str(trained("stock"))], "without learned mixing or head embeddings"),
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
-        (["spectrum", str(trained("stock")), "--subset", "tests"], "no subset 'tests'"),
+        (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
-        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected at least 1"),
-        (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected at least 1"),
-        (["spectrum", str(trained("stock")), "--sequences", "0"], "at least 1"),
+        (["spectrum", str(trained("stock")), "--length", "0"], "--length 0: expected a number"),
+        (["inspect", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
+        (["spectrum", str(trained("stock")), "--sequences", "0"], "--sequences 0: expected a number"),
     ):
         assert cli.main(arguments) == 2
         error = capsys.readouterr().err

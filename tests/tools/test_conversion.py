@@ -9,14 +9,16 @@ import torch
 
 pytest.importorskip("fairseq")
 
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, tasks
 from old_checkpoints import FOLDER, answer
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import CAUSAL, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention.classes import PRESET_CLASSES
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
-from fairseq_lowrank.tools.architecture import axes_of
+from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.conversion import output_error, remix, resize
 
 HEADS, WIDTH = 4, 16
@@ -88,7 +90,7 @@ def test_diagonal_mixing_folds_whatever_the_projection(projection, before):
 
 def test_positionwise_mixing_that_ignores_the_query_becomes_static():
     made = layer(AttentionSpec(mixing="positionwise"))
-    with pytest.raises(ValueError, match="depends on the query"):
+    with pytest.raises(UserError, match="depends on the query"):
         converted(made, "static")
     with torch.no_grad():
         made.mixing.query_weight.zero_()
@@ -109,16 +111,16 @@ def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
         ("independent", "average", "none", "separate values"),
         ("head-embedding-add", "static", "none", "separate values"),
         ("single", "positionwise", "none", "depends on the query"),
-        ("independent", "static", "average", "average mixing is fixed"),
+        ("independent", "static", "average", "--head-mixing average: this mixing is fixed"),
         ("multi-query", "static", "diagonal", "entries off the diagonal"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(projection, before, after, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         converted(layer(AttentionSpec(projection=projection, mixing=before)), after)
 
 
-def changed(path, target, **flags):
+def changed(path, target, dtype=None, **flags):
     """A checkpoint of random parameters whose model has other flags than the one at `path`."""
     state = checkpoints.load_state(path)
     state["cfg"] = OmegaConf.to_container(state["cfg"], enum_to_str=True)
@@ -126,11 +128,9 @@ def changed(path, target, **flags):
         state["cfg"]["model"] = argparse.Namespace(**vars(state["cfg"]["model"]) | flags)
     else:
         state["cfg"]["model"] |= flags
-    from fairseq import tasks
-
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
     torch.manual_seed(1)
-    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    model = tasks.setup_task(cfg.task).build_model(cfg.model).to(dtype)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if tensor.is_floating_point() and "version" not in name:
@@ -151,7 +151,7 @@ def same_outputs(first, second):
 
 def test_a_fold_that_overflows_is_refused():
     tensors = {"out_proj.weight": torch.full((4, 4), 6e4, dtype=torch.float16), "mixing.weight": torch.full((2,), 2.0)}
-    with pytest.raises(ValueError, match=r"does not fit into torch\.float16"):
+    with pytest.raises(UserError, match=r"is too large for torch\.float16"):
         remix(tensors, AttentionSpec(mixing="diagonal"), "none", 2, 2)
 
 
@@ -176,7 +176,7 @@ def test_the_optimizer_is_left_out_and_said_so(trained, tmp_path, capsys):
     assert "last_optimizer_state" in checkpoints.load_state(trained("mhe"))
     target = tmp_path / "mixed.pt"
     assert cli.main(["convert", str(trained("mhe")), "--head-mixing", "static", "--output", str(target)]) == 0
-    assert "left out: the optimizer's state; train on with" in capsys.readouterr().out
+    assert "left out: the optimizer's state" in capsys.readouterr().out
     same_outputs(trained("mhe"), target)
 
 
@@ -257,7 +257,7 @@ def test_trained_models_translate_as_before(source, preset, tmp_path):
         ("mhe", ["--attention", "mixhead-a"], "its projection is independent, the checkpoint's head-embedding-mul"),
         ("mhe", ["--attention", "mhe-mul"], "--attention mhe-mul"),
         ("mhe", ["--attention", "nope"], "attention preset 'nope': expected one of mha"),
-        ("mhe", ["--head-mixing", "random"], "random mixing is fixed"),
+        ("mhe", ["--head-mixing", "random"], "--head-mixing random: this mixing is fixed"),
         ("mhe", [], "Add --attention NAME"),
         ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),
         ("stock", ["--attention", "fixedhead", "--head-dim", "2"], "--head-dim 2"),
@@ -381,27 +381,44 @@ def command(source, tmp_path, *flags):
     return target
 
 
-RESTRICTED = {
-    "mqa": {},
-    "sha": {},
-    "skv": {},
-    "mhe-mul": {},
+def in_float64(path):
+    """The model of a checkpoint with the checkpoint's own numbers, which a loaded model rounds to float32."""
+    state = checkpoints.load_state(path)
+    cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
+    model = tasks.setup_task(cfg.task).build_model(cfg.model).double().eval()
+    model.load_state_dict(state["model"])
+    return model
+
+
+SIZED = {
+    "gqa": {"key_value_heads": 2},
+    "fixedhead": {"head_dim": 6},
     "lrkv": {"rank": 1},
     "collaborative": {"shared_dim": 5},
     "mfa": {"head_dim": 6, "latent_dim": 3},
-    "knocking-linear": {},
-    "mea": {},
+    "xsa": {"attention_sites": "encoder,decoder"},
 }
+PLAIN = [preset for preset, kind in PRESET_CLASSES.items() if kind in ("restricted", "equal") and preset != "mla"]
+PLAIN += ["collaborative", "mfa"]  # plain attention with larger heads
 
 
-@pytest.mark.parametrize("preset", RESTRICTED)
-def test_a_restricted_checkpoint_becomes_plain(preset, trained, tmp_path, capsys):
-    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention=preset, **RESTRICTED[preset])
-    model = same_outputs(source, command(source, tmp_path, "--attention", "mha"))
+def random_checkpoint(trained, path, preset, **flags):
+    return changed(trained("stock"), path, **OURS, attention=preset, **SIZED.get(preset, {}), **flags)
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PLAIN if preset != "mha"])
+def test_a_restricted_or_equal_checkpoint_becomes_plain(preset, trained, tmp_path, capsys):
+    source = random_checkpoint(trained, tmp_path / "a.pt", preset, dtype=torch.double)
+    target = command(source, tmp_path, "--attention", "mha")
     assert capsys.readouterr().out.count("exact up to rounding") == 1
-    layer = model.encoder.layers[0].self_attn
-    assert layer.spec.projection == "independent" and layer.head_map is None
-    assert layer.head_dim == {"mfa": 6, "collaborative": 5}.get(preset, 4)
+    before, after = in_float64(source), in_float64(target)
+    tokens, lengths, inputs = torch.tensor([[5, 6, 7, 2]]), torch.tensor([4]), torch.tensor([[2, 8, 9]])
+    expected, found = (model(tokens, lengths, inputs)[0] for model in (before, after))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    layers = [module for module in after.modules() if isinstance(module, MultiheadAttention)]
+    assert len(layers) == 6 and all(layer.spec.projection == "independent" for layer in layers)
+    assert not any(layer.head_map or layer.mixing for layer in layers)
+    assert {layer.head_dim for layer in layers} == {{"mfa": 6, "collaborative": 5}.get(preset, 4)}
 
 
 def test_a_method_without_biases_becomes_plain_with_them(trained, tmp_path):
@@ -410,11 +427,33 @@ def test_a_method_without_biases_becomes_plain_with_them(trained, tmp_path):
     assert model.decoder.layers[0].encoder_attn.q_proj.bias.any()
 
 
-@pytest.mark.parametrize("preset", ["gated-head", "gated", "diff", "tpa", "mla", "dcmha"])
+REFUSED = {
+    "fixedhead": "--head-dim 4: smaller than the checkpoint's 6",
+    "mixhead-a": "its M mixes heads that have separate values",
+    "mixhead-b": "its mixing depends on the query",
+    "mixhead-random": "its M mixes heads that have separate values",
+    "avghead": "its M mixes heads that have separate values",
+    "talking-heads": "mixing='static'",
+    "gated-head": "head_output='head-gate'",
+    "gated": "head_output='gate'",
+    "mla": "its norm depends on the input",
+    "dcmha": "mixing='dynamic'",
+    "diff": "head_output='difference'",
+    "tpa": "projection='tensor-product'",
+    "xsa": "head_output='exclusive'",
+}
+
+
+def test_every_preset_becomes_plain_or_is_refused():
+    assert set(PLAIN).isdisjoint(REFUSED) and {*PLAIN, *REFUSED} == PRESETS.keys()
+
+
+@pytest.mark.parametrize("preset", REFUSED)
 def test_more_than_plain_attention_is_refused(preset, trained, tmp_path, capsys):
-    source = changed(trained("stock"), tmp_path / "a.pt", **OURS, attention=preset)
+    source = random_checkpoint(trained, tmp_path / "a.pt", preset)
     assert cli.main(["convert", str(source), "--attention", "mha", "--output", str(tmp_path / "b.pt")]) == 2
-    assert "encoder.layers.0.self_attn" in capsys.readouterr().err.splitlines()[-1]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "encoder.layers.0.self_attn" in error and REFUSED[preset] in error
     assert not (tmp_path / "b.pt").exists()
 
 

@@ -42,7 +42,7 @@ def test_the_command_draws_the_curve_for_each_stack(tmp_path, capsys):
 
 def test_models_of_two_stacks_have_two_panels():
     encoder, decoder = (Stack(name, 6, 512, 8, 512) for name in ("encoder", "decoder"))
-    figure = depth.draw([encoder, decoder], "transformer")
+    figure = depth.plot_depth([encoder, decoder], "transformer")
     assert [panel.get_title() for panel in figure.axes] == ["transformer, encoder", "transformer, decoder"]
     lines = {line.get_label().split(":")[0] for line in figure.axes[0].lines}
     assert {"L = log₃ d", "as many parameters in the layers", "L = 6, d = 512"} <= lines

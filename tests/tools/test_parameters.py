@@ -7,13 +7,13 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
 from fairseq_lowrank.tools import parameters
-from fairseq_lowrank.tools.architecture import attention_layers, build, parse
+from fairseq_lowrank.tools.architecture import attention_layers, build_model, parse_architecture
 
 TRANSLATION = "lowrank_transformer_wmt_en_de"
 
 
 def counts(architecture, vocab_size, *flags):
-    return parameters.count(build(parse(architecture, flags), vocab_size))
+    return parameters.count(build_model(parse_architecture(architecture, flags), vocab_size))
 
 
 def both_sides(**sizes):
@@ -57,10 +57,12 @@ def test_attention_of_the_posters_encoder(preset, millions):
     ],
 )
 def test_attention_of_the_posters_translation_models(layers, width, heads, mha, mhe):
-    args = parse(TRANSLATION, both_sides(**{"layers": layers, "embed-dim": width, "attention-heads": heads}))
+    args = parse_architecture(
+        TRANSLATION, both_sides(**{"layers": layers, "embed-dim": width, "attention-heads": heads})
+    )
     for preset, millions in (("mha", mha), ("mhe-mul", mhe)):
         args.attention = preset
-        found = parameters.count(build(args, 100))
+        found = parameters.count(build_model(args, 100))
         assert round(found["attention_without_biases"] / 1e6, 2) == millions
         assert sum(found["sites"].values()) == found["attention"]
 
@@ -119,7 +121,7 @@ def test_what_feeds_nothing_is_counted_apart():
     flags = ["--tokens-per-sample", "512"]
     data = parameters.describe("lowrank_synthesizer_lm_wiki103", 267_744, flags)
     assert (data["total"], data["unused"]) == (247_990_272, 16 * 1024 * 1025)
-    assert "without what feeds nothing  231,196,672" in params.as_text(data)
+    assert "without unused parameters  231,196,672" in params.as_text(data)
     assert parameters.describe("transformer_lm_baevski_wiki103", 267_744, flags)["unused"] == 0
 
 
@@ -149,12 +151,12 @@ def test_every_axis_is_shown_at_every_site():
 
 
 def test_nothing_is_allocated():
-    model = build(parse("lowrank_transformer_lm_gbw"), 793470)
+    model = build_model(parse_architecture("lowrank_transformer_lm_gbw"), 793470)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
 def test_attention_layers_are_found_at_every_site_in_order():
-    model = build(parse(TRANSLATION, ["--encoder-layers", "2", "--decoder-layers", "3"]), 100)
+    model = build_model(parse_architecture(TRANSLATION, ["--encoder-layers", "2", "--decoder-layers", "3"]), 100)
     found = [(layer.site, layer.layer) for layer in attention_layers(model)]
     decoder = [(site, layer) for layer in range(3) for site in ("decoder", "cross")]
     assert found == [("encoder", 0), ("encoder", 1), *decoder]
@@ -172,11 +174,13 @@ def test_shared_parameters_count_once():
 
 def test_the_output_matrix_and_what_leads_to_the_width_are_of_embeddings():
     tied, untied = (
-        parameters.count(build(parse("roberta_base", flags), 1000)) for flags in ([], ["--untie-weights-roberta"])
+        parameters.count(build_model(parse_architecture("roberta_base", flags), 1000))
+        for flags in ([], ["--untie-weights-roberta"])
     )
     assert untied["embeddings"] - tied["embeddings"] == 768 * 1000 and untied["other"] == tied["other"]
     whole, low = (
-        parameters.count(build(parse("lowrank_transformer_lm", flags), 1000)) for flags in ([], ["--embed-rank", "4"])
+        parameters.count(build_model(parse_architecture("lowrank_transformer_lm", flags), 1000))
+        for flags in ([], ["--embed-rank", "4"])
     )
     # of two untied matrices one has rank 4
     assert whole["embeddings"] - low["embeddings"] == 512 * 1000 - 4 * (512 + 1000) and whole["other"] == low["other"]
@@ -246,7 +250,7 @@ def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     for heads in (2, 4):
         assert found["mha", heads] == 6 * 4 * (64 * heads) ** 2
         assert found["sha", heads] == 6 * (3 * 64 * heads * 64 + (64 * heads) ** 2)
-    legend = parameters.draw(rows, "heads", "any", 8, 64).legends[0]
+    legend = parameters.plot_sweep(rows, "heads", "any", 8, 64).legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["mha, mixhead-a", "sha"]
 
 
@@ -295,7 +299,7 @@ def test_the_command_prints_json(capsys):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--arch", "lowrank_transformer_lm_wiki104"], "did you mean lowrank_transformer_lm_wiki103"),
+        (["--arch", "lowrank_transformer_lm_wiki104"], "Did you mean lowrank_transformer_lm_wiki103"),
         (["--arch", TRANSLATION, "--encoder-layer-count", "3"], "unrecognized arguments: --encoder-layer-count"),
         (["--arch", TRANSLATION, "--attention", "mhb"], "invalid choice: 'mhb'"),
         (["--arch", TRANSLATION, "--attention", "fixedhead"], "needs a head size"),
@@ -307,12 +311,12 @@ def test_the_command_prints_json(capsys):
         ),
         (
             ["--arch", "transformer_lm_megatron"],
-            "expected a text architecture that needs no more, such as transformer or transformer_lm",
+            "Use a text architecture that needs no more, such as transformer or transformer_lm",
         ),
         (["--arch", "hubert"], "--arch hubert: fairseq cannot build it"),
         (["--arch", "wav2vec_ctc"], "--arch wav2vec_ctc: fairseq cannot build it"),
         (["--arch", "lstm", "--attention", "mha"], "--attention: lstm"),
-        (["--arch", TRANSLATION, "--task", "nonsense"], "--task nonsense: unknown; expected one of"),
+        (["--arch", TRANSLATION, "--task", "nonsense"], "--task nonsense: unknown. Use one of"),
     ],
 )
 def test_bad_input_gets_one_line(capsys, flags, message):

@@ -72,11 +72,11 @@ def test_spectra_say_length_head_size_and_what_thin_lines_are():
         spectra.add("decoder", layer, 8, torch.rand(4, 1, 20, 30))
     attention = {"mixhead-b": {"preset": "mha"}, "$small$": {"preset": "mha", "mixing": "static"}}
     results = [{"label": name, "attention": flags, "sites": spectra.summary()} for name, flags in attention.items()]
-    for figure in (spectrum.draw_layers(results, "decoder"), spectrum.draw_mean(results, "decoder")):
+    for figure in (spectrum.plot_layers(results, "decoder"), spectrum.plot_mean(results, "decoder")):
         title = next(text for text in texts(figure) if "n = 20" in text)
         assert "d_k = 8" in title and "(thin)" in title and "(bold)" in title
         figure.canvas.draw()  # a name is no formula
-    colours = [line.get_color() for line in spectrum.draw_mean(results, "decoder").axes[0].lines]
+    colours = [line.get_color() for line in spectrum.plot_mean(results, "decoder").axes[0].lines]
     # by the attention, not by the label
     assert set(colours) == {pictures.COLOURS["mha"], pictures.COLOURS["mixhead-a"]}
 
@@ -84,12 +84,12 @@ def test_spectra_say_length_head_size_and_what_thin_lines_are():
 def test_heat_maps_have_labelled_colour_bars_and_the_head_size():
     state = {"decoder.layers.0.self_attn.mixing.weight": torch.eye(2) - 0.001}
     state["decoder.layers.0.self_attn.out_proj.weight"] = torch.rand(6, 6)
-    found = texts(inspection.draw_mixing(inspection.inspect(state)))
+    found = texts(inspection.plot_mixing(inspection.inspect(state)))
     assert "M[j, i]" in found and "Mixing of 2 heads of size d_k = 3" in found and "-0.00" not in found
     state = {
         f"encoder.layers.0.self_attn.head_embeddings.{part}": torch.rand(2, 5) for part in ("query", "key", "value")
     }
-    found = texts(inspection.draw_embeddings(inspection.inspect(state)))
+    found = texts(inspection.plot_embeddings(inspection.inspect(state)))
     assert "ℓ2 norm" in found and any("2 heads of size d_k = 5" in text for text in found)
 
 
@@ -111,8 +111,8 @@ def test_learning_curves_are_shown_as_differences_to_the_row_without_the_method(
     )
     everything = [plain, small, a, small_a, own]
     assert [curves.baseline_of(each, everything) for each in everything] == [None, None, plain, small, plain]
-    assert curves.difference(a, plain) == ([10, 20, 30], [-1.0, -0.5, 0.0])
-    lines = [list(line.get_ydata()) for line in curves.draw(everything, "any").axes[1].lines]
+    assert curves.difference_to_baseline(a, plain) == ([10, 20, 30], [-1.0, -0.5, 0.0])
+    lines = [list(line.get_ydata()) for line in curves.plot_curves(everything, "any").axes[1].lines]
     assert [-1.0, -0.5, 0.0] in lines and [0.5, 0.5] in lines
 
 
@@ -124,7 +124,7 @@ def test_a_row_without_a_preset_is_compared_with_mha_of_its_settings():
 
 def test_seeds_of_a_row_are_one_line_and_a_band():
     rows = [curve(name, 4.0 + seed, 3.0, seed=seed) for name in ("mha", "mixhead-a") for seed in (0, 2)]
-    losses, differences = curves.draw(rows, "any").axes
+    losses, differences = curves.plot_curves(rows, "any").axes
     assert [list(line.get_ydata()) for line in losses.lines if line.get_marker() == "."] == [[5.0, 3.0]] * 2
     assert len(losses.collections) == 2
     low, high = (getattr(losses.collections[0].get_paths()[0].vertices[:, 1], end)() for end in ("min", "max"))
@@ -142,7 +142,7 @@ def test_legends_of_learning_curves_cover_no_plot(count):
         for number, preset in enumerate(["mha", *["gain"] * (count - 1)])
     ]
     rows += [curve("mha", 5.0, 4.5)]
-    figure = curves.draw(rows, "any")
+    figure = curves.plot_curves(rows, "any")
     figure.draw_without_rendering()
     plots = [axes.get_window_extent() for axes in figure.axes]
     legends = [legend.get_window_extent() for axes in figure.axes if (legend := axes.get_legend())]
@@ -154,7 +154,7 @@ def test_legends_of_learning_curves_cover_no_plot(count):
 def test_many_rows_are_drawn_by_setting():
     names = [f"{size}-{preset}" for size in ("h4", "h8", "h16", "h32") for preset in ("mha", "gain", "mixhead-a")]
     rows = [curve(name, 5.0, 4.0, settings={"heads": name.split("-")[0]}) for name in [*names, "odd-mha"]]
-    figure = curves.draw(rows, "any")
+    figure = curves.plot_curves(rows, "any")
     assert len(figure.axes) == 2 * 4 + 1  # the row that is alone in its setting has no differences
     assert curves.by_settings({one["row"]: [one] for one in rows})[-1] == ["odd-mha"]
 
@@ -162,9 +162,9 @@ def test_many_rows_are_drawn_by_setting():
 def test_a_difference_lies_between_the_baselines_points_alone():
     baseline = curve("mha", 4.0, 2.0)
     other = {"row": "mqa", "points": [{"updates": at, "valid_loss": 3.0} for at in (5, 15, 25)]}
-    assert curves.difference(other, baseline) == ([15], [0.0])
+    assert curves.difference_to_baseline(other, baseline) == ([15], [0.0])
 
 
 def test_logs_without_a_baseline_have_one_plot():
     log = {"label": "run", "points": curve("x", 2.0, None)["points"]}
-    assert len(curves.draw([log], "logs").axes) == 1
+    assert len(curves.plot_curves([log], "logs").axes) == 1

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("fairseq")
 
 from experiments.corpora.glue import TASKS
-from experiments.reporting.comparison import AVERAGES, build
+from experiments.reporting.comparison import AVERAGES, build_report
 from experiments.reporting.papers import load_papers
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.predictions import batches, check_task, server_file
@@ -52,14 +52,14 @@ def test_tasks_of_a_row_stand_together_with_their_mean_and_its_ratios():
         for row, value, size in (("mha", 80.0, 400), ("sha", 70.0, 100), ("mhe-mul", 77.0, 110)):
             lines += [line(row, task, value + seed, size, seed) for task in AVERAGES["superglue-5"]]
     lines.append(line("mha", "squad1.1", 88.0, 400, scores={"squad1.1-em": 80.0}))
-    tables = build(lines, load_papers())
+    tables = build_report(lines, load_papers())
     mul, mha = scores(tables, "mhe-mul"), scores(tables, "mha")
     assert mul["superglue-5"]["mean"] == pytest.approx(78.5) and mul["superglue-5"]["spread"] == pytest.approx(0.5**0.5)
     assert mul["superglue-5"]["prr"] == pytest.approx(100 * 78.5 / 81.5)
     assert mul["superglue-5"]["peop"] == pytest.approx((78.5 / 71.5 - 1) / 0.1)
     assert mha["squad1.1"]["mean"] == 88 and mha["squad1.1-em"]["mean"] == 80
     # a task is missing: no mean
-    assert "superglue-5" not in scores(build(lines[1:3], load_papers()), "mha")
+    assert "superglue-5" not in scores(build_report(lines[1:3], load_papers()), "mha")
 
 
 def test_a_mean_over_tasks_is_of_one_seed_whatever_the_order_of_lines():
@@ -69,11 +69,11 @@ def test_a_mean_over_tasks_is_of_one_seed_whatever_the_order_of_lines():
         for number, task in enumerate(tasks)
         for seed in ((1, 2, 3), (3, 1, 2))[number % 2]
     ]
-    mean = scores(build(lines, load_papers()), "mha")["superglue-5"]
+    mean = scores(build_report(lines, load_papers()), "mha")["superglue-5"]
     assert mean["mean"] == 20 and mean["spread"] == 10
     # of other seeds in one task: no mean that could be compared with another row's
     lines = [one for one in lines if (one["task"] == tasks[0]) <= (one["seed"] > 1)]
-    assert "superglue-5" not in scores(build(lines, load_papers()), "mha")
+    assert "superglue-5" not in scores(build_report(lines, load_papers()), "mha")
 
 
 def test_papers_name_scores_as_tasks_do():
@@ -101,14 +101,14 @@ NUMBERS = {"task": {"_name": "sentence_prediction", "num_classes": 1, "regressio
 @pytest.mark.parametrize(
     ("trained", "asks", "labels", "message"),
     [
-        (SENTENCES, "sentence_prediction", ["a", "b", "c"], "was trained to say 2 labels; bin has 3 labels"),
-        (SENTENCES, "sentence_prediction", [], "was trained to say 2 labels; bin has numbers"),
-        (NUMBERS, "sentence_prediction", ["a", "b"], "was trained to say numbers; bin has 2 labels"),
-        (SENTENCES, "question_answering", [], "with --task sentence_prediction; bin needs --task question_answering"),
+        (SENTENCES, "sentence_prediction", ["a", "b", "c"], "predicts 2 labels, and bin has 3 labels"),
+        (SENTENCES, "sentence_prediction", [], "predicts 2 labels, and bin has numbers"),
+        (NUMBERS, "sentence_prediction", ["a", "b"], "predicts numbers, and bin has 2 labels"),
+        (SENTENCES, "question_answering", [], "Use a model of --task question_answering for bin"),
     ],
 )
 def test_a_model_of_another_task_is_refused(trained, asks, labels, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         check_task({"cfg": trained}, Path("model.pt"), asks, {"labels": labels}, Path("bin"))
     check_task({"cfg": SENTENCES}, Path("model.pt"), "sentence_prediction", {"labels": ["a", "b"]}, Path("bin"))
     check_task({"cfg": NUMBERS}, Path("model.pt"), "sentence_prediction", {"labels": []}, Path("bin"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import spectrum
 
 
@@ -65,7 +66,7 @@ def test_mixing_that_is_only_a_factor_has_nothing_off_the_diagonal_to_draw():
 
 
 def test_mixing_that_cannot_be_undone_is_refused():
-    with pytest.raises(ValueError, match="M of 3 heads is singular"):
+    with pytest.raises(UserError, match="M of 3 heads is singular"):
         spectrum.controls(torch.ones(3, 1, 2, 2), torch.full((3, 3), 1 / 3), generator())
 
 
@@ -83,4 +84,4 @@ def test_the_spectrum_command_shows_the_controls_beside_a_checkpoint(trained, ca
 
 def test_checkpoints_without_static_mixing_have_no_controls(trained, capsys):
     assert cli.main(["spectrum", str(trained("stock")), "--random-mixing", "--sequences", "1"]) == 2
-    assert "--random-mixing: no checkpoint has static mixing" in capsys.readouterr().err.splitlines()[-1]
+    assert "--random-mixing: no checkpoint has one M" in capsys.readouterr().err.splitlines()[-1]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.squad import evaluate, exact_match, f1, normalise
 
 
@@ -71,5 +72,5 @@ def test_squad_1_counts_every_answer_and_has_no_f1_without_words():
 
 
 def test_every_question_needs_a_prediction():
-    with pytest.raises(ValueError, match="1 questions have no prediction, such as b"):
+    with pytest.raises(UserError, match="1 questions have no prediction, such as b"):
         of_v1({"a": "x"}, {"a": ["x"], "b": ["y"]})

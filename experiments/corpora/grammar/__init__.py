@@ -1,4 +1,4 @@
-"""German and English made up by a small grammar, for the quickstart; see README.md here."""
+"""German and English text of a small grammar, for the quickstart; see README.md here."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus, positive
 from experiments.corpora.fetch import make
+from experiments.corpora.grammar import corpus
 from experiments.corpora.steps import binarise
 from fairseq_lowrank.files import say, whole_folder
 
-# The first digits of the SHA-256 of the corpus's files, in the order of their names: a test holds the grammar to it. Other words
-# or rules make another corpus, whose folder has another name.
+# The first digits of the SHA-256 of the corpus's files, in the order of their names; a test checks it. Other words or rules
+# make another corpus, whose folder has another name.
 EDITION = "7d2f897f"
 
 
 def write(folder: Path, training: int | None) -> None:
-    """Write SPLIT.de and SPLIT.en, so that `folder` appears only when it is complete."""
-    from experiments.corpora.grammar import corpus
-
+    """Write SPLIT.de and SPLIT.en; `folder` appears when it is complete."""
     sizes = corpus.SPLITS | ({"train": training} if training else {})
     with whole_folder(folder) as part:
-        constructions = corpus.write(part, sizes, seed=1)
-        total = constructions.total()
-        say(f"{total:,} sentence pairs: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items()))
-        say("constructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in constructions.most_common()))
-        for split, count in corpus.overlaps(part).items():
-            say(f"{split} sentences that occur in training: {count}")
+        corpus.write(part, sizes, seed=1)
+    say("sentence pairs: " + ", ".join(f"{size:,} {split}" for split, size in sizes.items()))
 
 
 def grammar(args: argparse.Namespace) -> Path:
-    """German and English made up by a small grammar, a word a token: nothing to download."""
+    """Prepare German and English text of a small grammar, with words as tokens; nothing is downloaded."""
     folder = args.output / "tok"
     make(folder, write, folder, args.head)
     return binarise(args, folder, args.corpus.languages)
@@ -40,11 +35,18 @@ CORPUS = Corpus(
     name="grammar",
     prepare=grammar,
     arguments=(
-        Argument("--edition", part="-{}", kept=False, choices=(EDITION,), default=EDITION, help="which grammar"),
-        Argument("--head", part="-head{}", type=positive, metavar="N", help="N pairs for training, for a trial"),
+        Argument(
+            "--edition",
+            part="-{}",
+            affects_files=False,
+            choices=(EDITION,),
+            default=EDITION,
+            help="edition of the grammar",
+        ),
+        Argument("--head", part="-head{}", type=positive, metavar="N", help="use N pairs for training, for a trial"),
     ),
     languages=("de", "en"),
-    trial={"head": 2000},
+    smoke_values={"head": 2000},
 )
-# What a recipe calls it.
-NAME = CORPUS.form({"edition": EDITION})
+# The name for recipes.
+NAME = CORPUS.variant_name({"edition": EDITION})

@@ -1,61 +1,14 @@
 """German: inflection, and the order of words in main, subordinate and infinitive clauses."""
 
-from experiments.corpora.grammar.lexicon import LONG_GENITIVE, Verb
+from experiments.corpora.grammar.lexicon import WORDS, Verb
 from experiments.corpora.grammar.trees import Argument, Clause, Gap, Name, Nominal, NounPhrase, Pronoun, Sentence
 
 CASES = ("nom", "acc", "dat", "gen")
-
-# Endings by gender (p: plural), in the order of CASES.
-DEFINITE = {"m": "er en em es", "f": "ie ie er er", "n": "as as em es", "p": "ie ie en er"}
-DEMONSTRATIVE = {"m": "er en em es", "f": "e e er er", "n": "es es em es", "p": "e e en er"}
-POSSESSIVE = {"m": "- en em es", "f": "e e er er", "n": "- - em es", "p": "e e en er"}
-WEAK = {"m": "e en en en", "f": "e e en en", "n": "e e en en", "p": "en en en en"}
-MIXED = {"m": "er en en en", "f": "e e en en", "n": "es es en en", "p": "en en en en"}
-STRONG = {"m": "er en em en", "f": "e e er er", "n": "es es em en", "p": "e e en er"}
-
-PRONOUNS = {
-    (1, False, ""): "ich mich mir mich mein",
-    (2, False, ""): "du dich dir dich dein",
-    (3, False, "m"): "er ihn ihm sich sein",
-    (3, False, "f"): "sie sie ihr sich ihr",
-    (1, True, ""): "wir uns uns uns unser",
-    (2, True, ""): "ihr euch euch euch euer",
-    (3, True, ""): "sie sie ihnen sich ihr",
-}
-INTERROGATIVES = {
-    ("who", "nom"): "wer",
-    ("who", "acc"): "wen",
-    ("who", "dat"): "wem",
-    ("what", "nom"): "was",
-    ("what", "acc"): "was",
-}
-QUESTION_ADVERBS = {"why": "warum", "when": "wann", "where": "wo", "where to": "wohin"}
-COUNTS = {"two": "zwei", "three": "drei", "many": "viele"}
-CONTRACTIONS = {
-    ("in", "dem"): "im",
-    ("in", "das"): "ins",
-    ("an", "dem"): "am",
-    ("an", "das"): "ans",
-    ("zu", "dem"): "zum",
-    ("zu", "der"): "zur",
-    ("von", "dem"): "vom",
-}
-
-SEIN = (("bin", "bist", "ist", "sind", "seid", "sind"), ("war", "warst", "war", "waren", "wart", "waren"))
-HABEN = ("habe", "hast", "hat", "haben", "habt", "haben")
-WISSEN = ("weiß", "weißt", "weiß", "wissen", "wisst", "wissen")
-WERDEN = ("werde", "wirst", "wird", "werden", "werdet", "werden")
+FORMS = {verb: forms.split() for verb, forms in WORDS["german_forms"].items()}
 
 
-def _ending(table: dict[str, str], gender: str, case: str) -> str:
-    return table[gender].split()[CASES.index(case)].replace("-", "")
-
-
-def _pronoun(phrase: Pronoun, form: int) -> str:
-    return PRONOUNS[phrase.person, phrase.plural, phrase.gender].split()[form]
-
-
-# --- noun phrases ---------------------------------------------------------------------------------------------------
+def _ending(table: str, gender: str, case: str) -> str:
+    return WORDS["endings"][table][gender].split()[CASES.index(case)].replace("-", "")
 
 
 def _noun(phrase: NounPhrase, case: str) -> str:
@@ -65,226 +18,156 @@ def _noun(phrase: NounPhrase, case: str) -> str:
     if noun.weak and case != "nom":
         return noun.german + ("n" if noun.german[-1] in "er" else "en")
     if case == "gen" and noun.gender != "f":
-        return noun.german + ("es" if noun.german in LONG_GENITIVE else "s")
+        return noun.german + ("es" if noun.german in WORDS["long_genitive"] else "s")
     return noun.german
 
 
-def _determiner(phrase: NounPhrase, gender: str, case: str) -> tuple[list[str], dict[str, str]]:
-    """The determiner's words, and the table of endings the adjective after it takes."""
-    determiner = phrase.determiner
+def _determiner(phrase: NounPhrase, gender: str, case: str) -> tuple[list[str], str]:
+    """Return the determiner's words, and the table of endings for an adjective after them."""
+    determiner, counts = phrase.determiner, WORDS["counts"]
     if isinstance(phrase.owner, Name):
-        return [phrase.owner.name + "s"], STRONG
+        return [phrase.owner.name + "s"], "strong"
     if determiner is None:
-        return [], STRONG
-    if determiner in COUNTS:
-        return [COUNTS[determiner] + ("n" if determiner == "many" and case == "dat" else "")], STRONG
-    if determiner == "the":
-        return ["d" + _ending(DEFINITE, gender, case)], WEAK
-    if determiner == "this":
-        return ["dies" + _ending(DEMONSTRATIVE, gender, case)], WEAK
-    stem = _pronoun(determiner, 4) if isinstance(determiner, Pronoun) else {"a": "ein", "no": "kein"}[determiner]
-    ending = _ending(POSSESSIVE, gender, case)
-    return [("eur" if stem == "euer" and ending else stem) + ending], MIXED
+        return [], "strong"
+    if determiner in counts:
+        return [counts[determiner] + ("n" if determiner == "many" and case == "dat" else "")], "strong"
+    if determiner in ("the", "this"):
+        return [_ending(determiner, gender, case)], "weak"
+    stem = determiner.german[4] if isinstance(determiner, Pronoun) else {"a": "ein", "no": "kein"}[determiner]
+    ending = _ending("ein", gender, case)
+    return [("eur" if stem == "euer" and ending else stem) + ending], "mixed"
 
 
 def noun_phrase(phrase: Nominal, case: str) -> list[str]:
-    """The words of a noun phrase in one of CASES, without its relative clause."""
+    """Return the words of a noun phrase in one of CASES, without its relative clause."""
     if isinstance(phrase, Pronoun):
-        return [_pronoun(phrase, CASES.index(case))]
+        return [phrase.german[CASES.index(case)]]
     if isinstance(phrase, Name):
         return [phrase.name]
     gender = "p" if phrase.plural else phrase.gender
     if isinstance(phrase, Gap):
-        if phrase.word != "relative":
-            return [INTERROGATIVES[phrase.word, case]]
-        return ["denen" if gender == "p" and case == "dat" else "d" + _ending(DEFINITE, gender, case)]
+        return [_ending(phrase.word, gender, case)]
     words, endings = _determiner(phrase, gender, case)
     if phrase.adjective:
         words.append(phrase.adjective.stem + _ending(endings, gender, case))
-    words.append(_noun(phrase, case))
-    if isinstance(phrase.owner, NounPhrase):
-        words += noun_phrase(phrase.owner, "gen")
-    return words
+    return [
+        *words,
+        _noun(phrase, case),
+        *(noun_phrase(phrase.owner, "gen") if isinstance(phrase.owner, NounPhrase) else []),
+    ]
 
 
 def argument(part: Argument) -> list[str]:
-    words = noun_phrase(part.phrase, part.case)
-    if not part.german:
-        return words
-    contracted = CONTRACTIONS.get((part.german, words[0])) if _has_article(part.phrase) else None
-    return [contracted, *words[1:]] if contracted else [part.german, *words]
+    words = [*part.german.split(), *noun_phrase(part.phrase, part.case)]
+    short = WORDS["contractions"].get(" ".join(words[:2])) if isinstance(part.phrase, NounPhrase) else None
+    return [short, *words[2:]] if short else words
 
 
-def _has_article(phrase: Nominal) -> bool:
-    return isinstance(phrase, NounPhrase) and phrase.determiner == "the" and not isinstance(phrase.owner, Name)
-
-
-# --- verbs ----------------------------------------------------------------------------------------------------------
-
-
-def _agreement(subject: Nominal) -> int:
-    return subject.person - 1 + (3 if subject.plural else 0)
-
-
-def present(verb: Verb) -> tuple[str, ...]:
-    """The present for ich, du, er, wir, ihr, sie, without the separable prefix."""
-    if verb.infinitive == "wissen":
-        return WISSEN
-    stem = verb.infinitive.removesuffix("n").removesuffix("e")
-    root = verb.third[:-1]
-    second = root + ("t" if root.endswith(("s", "ß", "z")) else "st")
-    plural_second = stem + ("et" if stem.endswith(("t", "d", "ffn")) else "t")
-    return stem + "e", second, verb.third, verb.infinitive, plural_second, verb.infinitive
+def present(verb: Verb) -> list[str]:
+    """Return the present for ich, du, er, wir, ihr, sie, without the separable prefix."""
+    if verb.infinitive in FORMS:
+        return FORMS[verb.infinitive]
+    stem, root = verb.infinitive.removesuffix("n").removesuffix("e"), verb.third[:-1]
+    du = root + ("t" if root.endswith(("s", "ß", "z")) else "st")
+    ihr = stem + ("et" if stem.endswith(("t", "d", "ffn")) else "t")
+    return [stem + "e", du, verb.third, verb.infinitive, ihr, verb.infinitive]
 
 
 def _verbs(clause: Clause) -> tuple[str, list[str]]:
-    """The finite verb, and what closes the clause. A prefix comes as "ein|": attached where the verb is last."""
-    number, verb = _agreement(clause.subject), clause.verb
-    infinitive = verb.prefix + verb.infinitive
+    """Return the finite verb, and what closes the clause: the prefix, the participle or the infinitive."""
+    verb, past = clause.verb, clause.tense == "past"
     if clause.modal:
-        return (clause.modal.past if clause.tense == "past" else clause.modal.present)[number], [infinitive]
-    if clause.tense == "future":
-        return WERDEN[number], [infinitive]
-    if verb.infinitive == "sein":
-        return SEIN[clause.tense == "past"][number], []
-    if clause.tense in ("past", "experience"):
-        return (SEIN[0] if verb.auxiliary == "sein" else HABEN)[number], [verb.participle]
-    return present(verb)[number], [verb.prefix + "|"] if verb.prefix else []
+        forms, closing = clause.modal.past if past else clause.modal.present, verb.prefix + verb.infinitive
+    elif clause.tense == "future":
+        forms, closing = FORMS["werden"], verb.prefix + verb.infinitive
+    elif past and verb.infinitive == "sein":
+        forms, closing = FORMS["war"], ""
+    elif past or clause.tense == "experience":
+        forms, closing = FORMS[verb.auxiliary], verb.participle
+    else:
+        forms, closing = present(verb), verb.prefix
+    return forms[clause.subject.person - 1 + 3 * clause.subject.plural], [closing] if closing else []
 
 
-# --- clauses --------------------------------------------------------------------------------------------------------
-
-
-def _is_definite(part: Argument) -> bool:
-    phrase = part.phrase
-    if not isinstance(phrase, NounPhrase):
-        return True
-    return phrase.determiner in ("the", "this") or isinstance(phrase.determiner, Pronoun) or phrase.owner is not None
-
-
-def _middle(clause: Clause) -> list[tuple[object, list[str]]]:
-    """What follows the subject, in order, each part with the name `Clause.front` knows it by."""
-    parts = list(enumerate(clause.complements))
-    bare = [(i, part) for i, part in parts if not part.german]
+def _rank(part: Argument) -> int:
+    """Return a complement's place among the others: pronouns, definite and other objects, prepositions."""
+    if part.german:
+        return 3
     # "ihr" counts as a noun phrase: put before the subject ("Leiht ihr Anna das Hemd?") it would read as "you".
-    pronouns = [(i, part) for i, part in bare if isinstance(part.phrase, Pronoun) and argument(part) != ["ihr"]]
-    definite = [(i, part) for i, part in bare if _is_definite(part) and (i, part) not in pronouns]
-    negation = ["nicht"] if clause.negated and not _negates_with_kein(clause) else []
-    reflexive = [_pronoun_like(clause.subject, 3)] if clause.verb.reflexive else []
-    order: list[tuple[object, list[str]]] = [("reflexive", reflexive)]
-    order += [(i, argument(part)) for i, part in pronouns]
-    order.append(("time", clause.time.german.split() if clause.time else []))
-    order += [(i, argument(part)) for i, part in definite]
-    order.append(("adverb", negation + clause.adverb.split()))
-    order += [(i, argument(part)) for i, part in bare if (i, part) not in pronouns + definite]
-    order.append(("companion", argument(clause.companion) if clause.companion else []))
-    order.append(("place", argument(clause.place) if clause.place else []))
-    order += [(i, argument(part)) for i, part in parts if part.german]
+    if isinstance(part.phrase, Pronoun) and argument(part) != ["ihr"]:
+        return 0
+    return 1 if part.phrase.definite else 2
+
+
+def _parts(clause: Clause) -> dict[str | int, list[str]]:
+    """Return all but the verbs in the order of a clause that begins with its verb, by the names of `Clause.front`."""
+    pronouns, definite, others, prepositional = (
+        {index: argument(part) for index, part in enumerate(clause.complements) if _rank(part) == rank}
+        for rank in range(4)
+    )
+    kein = any(part.phrase.determiner == "no" for part in clause.complements)
+    itself = clause.subject.german[3] if isinstance(clause.subject, Pronoun) else "sich"
+    subject = {"subject": noun_phrase(clause.subject, "nom") + relative(clause.subject)}
+    parts = {
+        # A pronoun stands before a subject that is not one: "Heute hilft ihm der Mann". The first place counts.
+        **(subject if isinstance(clause.subject, Pronoun) else {}),
+        "reflexive": [itself] if clause.verb.reflexive else [],
+        **pronouns,
+        **subject,
+        "time": clause.time.german.split() if clause.time else [],
+        **definite,
+        "adverb": ["nicht"] * (clause.negated and not kein) + clause.adverb.split(),
+        **others,
+        "companion": argument(clause.companion) if clause.companion else [],
+        "place": argument(clause.place) if clause.place else [],
+        **prepositional,
+    }
     if clause.quality:
-        than = clause.quality.than
-        word = clause.quality.adjective.comparative[0] if than else clause.quality.adjective.german
-        order.append(("quality", [word, *(["als", *noun_phrase(than, "nom")] if than else [])]))
-    return order
+        comparison = [clause.quality.comparative[0], "als", *noun_phrase(clause.than, "nom")] if clause.than else None
+        parts["quality"] = comparison or [clause.quality.german]
+    return parts
 
 
-def _pronoun_like(subject: Nominal, form: int) -> str:
-    """A pronoun's form for any subject: the reflexive of "der Mann" is that of "er"."""
-    if isinstance(subject, Pronoun):
-        return _pronoun(subject, form)
-    return _pronoun(Pronoun(3, subject.plural, "" if subject.plural else "m"), form)
-
-
-def _negates_with_kein(clause: Clause) -> bool:
-    return any(isinstance(part.phrase, NounPhrase) and part.phrase.determiner == "no" for part in clause.complements)
-
-
-def _relatives(clause: Clause) -> list[str]:
-    """The relative clauses of complements: they follow the whole clause ("Ich habe den Mann gesehen, der …")."""
-    words = []
-    for part in clause.complements:
-        if isinstance(part.phrase, NounPhrase) and part.phrase.relative:
-            words += relative(part.phrase)
-    return words
-
-
-def relative(phrase: NounPhrase) -> list[str]:
-    return [",", *clause_words(phrase.relative, "last"), ","]
+def relative(phrase: Nominal) -> list[str]:
+    """Return the relative clause of a phrase, if it has one."""
+    return [",", *clause_words(phrase.relative, "last"), ","] if phrase.relative else []
 
 
 def clause_words(clause: Clause, verb_position: str = "second") -> list[str]:
-    """The words of a clause whose finite verb is `second`, `first`, `last`, or which has none (`infinitive`)."""
+    """Return the words of a clause whose finite verb is `second`, `first`, `last`, or absent (`infinitive`)."""
     finite, closing = _verbs(clause)
-    subject = noun_phrase(clause.subject, "nom")
-    if isinstance(clause.subject, NounPhrase) and clause.subject.relative:
-        subject += relative(clause.subject)
-    middle = _middle(clause)
-    front = clause.front
-    if front in QUESTION_ADVERBS:
-        first = [QUESTION_ADVERBS[front]]
-    elif front == "subject":
-        first = subject
-    else:
-        first = next(words for name, words in middle if name == front)
-        middle = [(name, [] if name == front else words) for name, words in middle]
-    if front != "subject" or verb_position == "first":
-        # A pronoun stands before a subject that is not one: "Heute hilft ihm der Mann".
-        light = 0 if isinstance(clause.subject, Pronoun) else [name for name, _ in middle].index("time")
-        middle.insert(light, ("subject", subject))
-    rest = [word for _, words in middle for word in words]
-    attached = closing[0].removesuffix("|") if closing and closing[0].endswith("|") else ""
-    after = _relatives(clause)
+    parts, front, verb = _parts(clause), clause.front, clause.verb
+    first = []
+    if verb_position != "first":
+        first = [WORDS["questions"][front][0]] if front in WORDS["questions"] else parts.pop(front)
+    rest = [word for words in parts.values() for word in words]
+    # a complement's relative clause follows the whole clause: "Ich habe den Mann gesehen, der …"
+    after = [word for part in clause.complements for word in relative(part.phrase)]
     if clause.infinitive:
         after += [",", *clause_words(clause.infinitive, "infinitive"), ","]
-
     if verb_position == "infinitive":
-        verb = clause.verb
-        last = [f"{verb.prefix}zu{verb.infinitive}"] if verb.prefix else ["zu", verb.infinitive]
-        return rest + last + after
+        return [*rest, *([f"{verb.prefix}zu{verb.infinitive}"] if verb.prefix else ["zu", verb.infinitive]), *after]
     if verb_position == "last":
-        last = [attached + finite] if attached else [*closing, finite]
-        return first + rest + last + after
-    last = [attached] if attached else closing
-    if verb_position == "first":
-        return [finite, *rest, *last, *after]
-    return [*first, finite, *rest, *last, *after]
-
-
-COORDINATING = {"und", "aber", "denn"}
+        return [*first, *rest, *([verb.prefix + finite] if closing == [verb.prefix] else [*closing, finite]), *after]
+    return [*first, finite, *rest, *closing, *after]
 
 
 def sentence(tree: Sentence) -> list[str]:
-    """The tokens of a sentence, the final mark included."""
-    mark = "?" if tree.clause.question else "."
+    """Return the tokens of a sentence, the final mark included."""
+    clause, link = tree.clause, tree.link
     if not tree.second:
-        first = (
-            "first"
-            if tree.clause.question and tree.clause.front == "subject" and not isinstance(tree.clause.subject, Gap)
-            else "second"
-        )
-        return _finish([*clause_words(tree.clause, first), mark])
-    if tree.link in COORDINATING:
-        return _finish(
-            [
-                *clause_words(tree.clause),
-                *([] if tree.link == "und" else [","]),
-                tree.link,
-                *clause_words(tree.second),
-                mark,
-            ]
-        )
-    if tree.link == "um":
-        return _finish([*clause_words(tree.clause), ",", "um", *clause_words(tree.second, "infinitive"), mark])
-    subordinate = [tree.link, *clause_words(tree.second, "last")]
-    if tree.second_first:
-        return _finish([*subordinate, ",", *clause_words(tree.clause, "first"), mark])
-    return _finish([*clause_words(tree.clause), ",", *subordinate, mark])
-
-
-def _finish(words: list[str]) -> list[str]:
-    """Drop commas that meet another mark, and begin with a capital."""
+        begins_with_verb = clause.question and clause.front == "subject" and not isinstance(clause.subject, Gap)
+        words = clause_words(clause, "first" if begins_with_verb else "second")
+    else:
+        position = {"und": "second", "aber": "second", "denn": "second", "um": "infinitive"}.get(link, "last")
+        second = [link, *clause_words(tree.second, position)]
+        if tree.second_first:
+            words = [*second, ",", *clause_words(clause, "first")]
+        else:
+            words = [*clause_words(clause), *([] if link == "und" else [","]), *second]
+    words.append("?" if clause.question else ".")
+    # a comma that meets another mark is dropped
     kept = [
-        word
-        for word, following in zip(words, [*words[1:], ""], strict=True)
-        if word != "," or following not in {",", ".", "?"}
+        word for word, following in zip(words, [*words[1:], ""], strict=True) if word != "," or following not in ",.?"
     ]
     return [kept[0][0].upper() + kept[0][1:], *kept[1:]]

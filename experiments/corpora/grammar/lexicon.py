@@ -1,80 +1,72 @@
-"""The words of the quickstart grammar: nouns, adjectives, verbs and fixed phrases in German and English.
+"""The words of the quickstart's grammar, which `lexicon.json` holds.
 
-Entries are lines of ``lexicon.json``, with the fields of the classes below. ``german.py`` and ``english.py`` inflect;
-``corpus.py`` puts words together. A noun or adjective names its kinds (``person``, ``food``, …), and verbs say which kinds
-they take, so that sentences make sense.
+Nouns and adjectives have kinds (``person``, ``food``, …), and verbs say which kinds they take, so that sentences make sense.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-VOWELS = tuple("aeiou")
 
 
 @dataclass(frozen=True)
 class Noun:
-    """A German noun and its English counterpart.
-
-    `weak` nouns end in -n in every case but the nominative singular; `mass` nouns have no plural and no "a".
-    For a noun that is a place, `location` and `direction` are (German, case, English) prepositions.
-    """
+    """A German noun and its English counterpart."""
 
     german: str
     gender: str  # m, f or n
     plural: str
     english: str
     english_plural: str
-    kinds: tuple[str, ...]
-    weak: bool = False
-    mass: bool = False
-    location: tuple[str, str, str] | None = None
-    direction: tuple[str, str, str] | None = None
+    kinds: Sequence[str]
+    weak: bool = False  # ends in -n in every case but the nominative singular
+    mass: bool = False  # has no plural and no "a"
+    location: Sequence[str] = ()  # of a place: case, German preposition, English preposition
+    direction: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Adjective:
-    """`english_of` overrides the translation for nouns of some kind: a man who is "groß" is tall, a house is big."""
+    """An adjective; `english_of` has other translations for some kinds: a man who is "groß" is tall, a house is big."""
 
     german: str
     english: str
-    kinds: tuple[str, ...]
-    comparative: tuple[str, str] | None = None
-    english_of: tuple[tuple[str, str, str], ...] = ()
+    kinds: Sequence[str]
+    comparative: Sequence[str] = ()  # German, English
+    english_of: Sequence[Sequence[str]] = ()  # kind, positive, comparative
 
     @property
     def stem(self) -> str:
-        """What the endings are added to: müde → müd-, teuer → teur-."""
-        if self.german.endswith("er") and self.german[-3] in "aeiou":
-            return self.german[:-2] + "r"
-        return self.german.removesuffix("e")
+        """Return what endings are added to: müd- of müde, teur- of teuer."""
+        return self.german[:-2] + "r" if self.german.endswith("uer") else self.german.removesuffix("e")
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A complement of a verb: the case it stands in, the kinds of noun it takes, and its prepositions, if any.
+    """A complement of a verb: its case, the kinds of noun that it takes, and its (German, English) prepositions."""
 
-    `prepositions` are (German, English) pairs to choose from; the German one may be empty where only English needs one.
-    """
+    case: str  # acc or dat; "direction" takes the noun's preposition
+    kinds: Sequence[str]
+    prepositions: Sequence[Sequence[str]] = (("", ""),)
 
-    case: str  # acc or dat; "direction" takes the noun's own preposition
-    kinds: tuple[str, ...]
-    prepositions: tuple[tuple[str, str], ...] = ()
+    @property
+    def bare(self) -> bool:
+        return self.prepositions == (("", ""),)
 
 
 @dataclass(frozen=True)
 class Verb:
-    """A German verb (`prefix` is separable) with its forms, and the English verb it is translated by."""
+    """A German verb with its forms, and the English verb that translates it."""
 
     infinitive: str  # without the prefix
-    prefix: str
+    prefix: str  # separable
     third: str
     participle: str
     auxiliary: str
-    english: tuple[str, str, str, str]  # base, past, participle, -ing
+    english: Sequence[str]  # base, past, participle, -ing
     particle: str = ""
-    slots: tuple[Slot, ...] = ()
-    subjects: tuple[str, ...] = ("person",)
+    slots: Sequence[Slot] = ()
+    subjects: Sequence[str] = ("person",)
     stative: bool = False  # never progressive in English, no modal verb
     durative: bool = False  # goes with "seit zwei Jahren"
     reflexive: bool = False
@@ -85,55 +77,36 @@ class Verb:
 
 @dataclass(frozen=True)
 class Modal:
-    """`present` and `past` are the forms for ich, du, er, wir, ihr, sie; in English a finite verb and what follows it."""
+    """A modal verb: its forms for ich, du, er, wir, ihr, sie; in English a finite verb and what follows it."""
 
-    present: tuple[str, ...]
-    past: tuple[str, ...]
+    present: Sequence[str]
+    past: Sequence[str]
     english: str
-    rest: tuple[str, ...]
+    rest: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Time:
-    """A time phrase, and the kinds of clause it goes with (see `corpus.Sampler.tense`)."""
+    """A time phrase, and the clauses that it goes with: now, habit, past, since, future (also with a modal verb)."""
 
     german: str
     english: str
-    uses: tuple[str, ...]
+    uses: Sequence[str]
     frontable: bool = True
 
 
-def plural_or_third(singular: str) -> str:
-    """Append -s: the plural of a regular noun, or the third person of a verb."""
-    if singular.endswith(("s", "x", "ch", "sh")):
-        return singular + "es"
-    if singular.endswith("y") and singular[-2] not in VOWELS:
-        return singular[:-1] + "ies"
-    return singular + "s"
-
-
-def _tuples(value):
-    """Return a value of JSON with tuples in place of lists."""
-    if isinstance(value, dict):
-        return {name: _tuples(part) for name, part in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-_WORDS = _tuples(json.loads(Path(__file__).with_name("lexicon.json").read_text(encoding="utf-8")))
+WORDS = json.loads(Path(__file__).with_name("lexicon.json").read_text("utf-8"))
 
 
 def _verbs(name: str) -> list[Verb]:
-    return [Verb(**entry | {"slots": tuple(Slot(**slot) for slot in entry.get("slots", ()))}) for entry in _WORDS[name]]
+    return [Verb(**entry | {"slots": [Slot(**slot) for slot in entry.get("slots", ())]}) for entry in WORDS[name]]
 
 
-NOUNS = [Noun(**entry) for entry in _WORDS["nouns"]]
-ADJECTIVES = [Adjective(**entry) for entry in _WORDS["adjectives"]]
+NOUNS = [Noun(**entry) for entry in WORDS["nouns"]]
+ADJECTIVES = [Adjective(**entry) for entry in WORDS["adjectives"]]
 VERBS, CONTROL_VERBS = _verbs("verbs"), _verbs("control_verbs")  # versuchen, das Buch zu lesen
 THAT_VERBS, WHETHER_VERBS = _verbs("that_verbs"), _verbs("whether_verbs")  # glauben, dass …; fragen, ob …
 [SEIN] = _verbs("be")
-MODALS = [Modal(**entry) for entry in _WORDS["modals"]]
-TIMES = [Time(**entry) for entry in _WORDS["times"]]  # uses: now, habit, past, future (also with a modal verb), since
-# The genitive singular in -es where -s alone would be wrong or stiff; feminine and weak nouns need no entry.
-LONG_GENITIVE = set(_WORDS["long_genitive"])
-NAMES, CITIES = _WORDS["names"], _WORDS["cities"]
-FREQUENCIES, EXPERIENCES = _WORDS["frequencies"], _WORDS["experiences"]
+MODALS = [Modal(**entry) for entry in WORDS["modals"]]
+TIMES = [Time(**entry) for entry in WORDS["times"]]
+PRONOUNS = {tuple(key): (german.split(), english.split()) for *key, german, english in WORDS["pronouns"]}

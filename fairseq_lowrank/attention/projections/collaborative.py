@@ -19,6 +19,7 @@ class CollaborativeProjection(Projection):
     """
 
     name = "collaborative"
+    keys_reason = "its heads weigh the features of one shared query and key, and its keys are no head's own"
     groups = ()
     composes = False
     sizes = ("shared_dim",)

@@ -43,6 +43,7 @@ class HeadEmbeddingMul(SingleHeadProjection):
     """
 
     name = "head-embedding-mul"
+    keys_reason = "its heads share one cached key, and the head embeddings of keys are folded into queries"
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)

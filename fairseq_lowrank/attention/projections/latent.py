@@ -28,6 +28,7 @@ class LatentProjection(Projection):
     """
 
     name = "latent"
+    keys_reason = "it caches a latent vector, into whose queries the projection of keys is absorbed"
     groups = ()
     composes = False
     sizes = ("latent_dim",)

@@ -27,6 +27,7 @@ class LowRankKeyValue(Projection):
     """
 
     name = "low-rank-kv"
+    keys_reason = "it caches a shared key and factors, and the rest of each head's key is absorbed into queries"
     groups = ()
     composes = False
     sizes = ("factor_rank",)

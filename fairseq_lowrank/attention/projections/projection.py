@@ -72,6 +72,9 @@ class Projection:
     """False if the projection works with dot products and without appended keys only."""
     sizes: ClassVar[tuple[str, ...]] = ()
     """The further axes that set sizes of this projection."""
+    keys_reason: ClassVar[str | None] = None
+    """Why keys can be neither normalised nor rotated before they are cached; ``None`` if they can: ``key`` of the cached tensors
+    is what heads compare their queries with, and nothing else."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 

@@ -24,6 +24,7 @@ class SharedKeyValue(Projection):
     """
 
     name = "shared-kv"
+    keys_reason = "its cached keys are its values too"
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)

@@ -25,6 +25,7 @@ class TensorProduct(Projection):
     """
 
     name = "tensor-product"
+    keys_reason = "it caches factors of keys, not keys"
     groups = ()
     composes = False
     sizes = ("factor_rank", "query_rank")

@@ -27,6 +27,7 @@ class RelativePositions(ScoreFunction):
     """
 
     name = "relative"
+    positions_reason = "it has relative positions already"
     dropout = 0.0
     max_distance = -1
 
@@ -37,7 +38,7 @@ class RelativePositions(ScoreFunction):
                 "score 'relative' needs queries and keys of one sequence, which cross attention does not have. Use it for "
                 "self-attention only (--attention-sites encoder,decoder)"
             )
-        if context.appended:
+        if context.has_appended_keys:
             raise ValueError(
                 "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position"
             )

@@ -16,14 +16,14 @@ class LayerContext(NamedTuple):
 
     Args:
         cross: keys and values come from an encoder.
-        appended: the layer appends keys that have no position.
+        has_appended_keys: the layer appends keys that have no position.
         max_positions: the greatest length of a sentence, if it is known.
         synthesizer_heads: second layers of the dense synthesizer; ``None`` means one for each head.
         unused_key_projection: the dense synthesizer has a projection of keys without effect.
     """
 
     cross: bool = False
-    appended: bool = False
+    has_appended_keys: bool = False
     max_positions: int | None = None
     synthesizer_heads: int | None = None
     unused_key_projection: bool = False
@@ -48,6 +48,10 @@ class ScoreFunction:
 
     name: ClassVar[str]
     """The name on the command line."""
+    keys_reason: ClassVar[str | None] = None
+    """See :attr:`.Projection.keys_reason`."""
+    positions_reason: ClassVar[str | None] = None
+    """Why rotary positions have no meaning, if they have none."""
 
     def __init__(self, projection: Projection, context: LayerContext) -> None:
         self.projection = projection

@@ -24,6 +24,8 @@ class Synthesizer(ScoreFunction):
     Positions count the tokens of a sentence. Padding on its left, as in fairseq's translation, changes nothing.
     """
 
+    keys_reason = "it has no keys"
+
     def __init__(self, projection: Projection, context: LayerContext) -> None:
         super().__init__(projection, context)
         if context.cross:
@@ -31,7 +33,7 @@ class Synthesizer(ScoreFunction):
                 f"score {self.name!r} scores positions of one sentence, and cross attention has two. Use it for "
                 "self-attention only (--attention-sites encoder,decoder)"
             )
-        if context.appended:
+        if context.has_appended_keys:
             raise ValueError(
                 f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position"
             )

@@ -11,6 +11,8 @@ queries and keys at once, but never those of all queries::
     r  3  │▓▓▓▓▓▓▓▒        │   ▓ computed  ▒ the diagonal, computed and masked  (rest) never touched
     ↓     └────────────────┘
 
+With a sliding window, the keys before the window of a block's first query are never touched either.
+
 The backward pass is written by hand. It keeps nothing of size T×S: each block computes its scores S and P again, then
 
     dv += P̄ᵀ do,   dP̄ = do vᵀ,   dM = P dP̄ᵀ,   dP = M dP̄,   dS' = P ∘ (dP − Σ_s P ∘ dP),   dL = S dS'ᵀ,   dS = L dS'
@@ -73,12 +75,12 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
         problem = BlockedAttention(call, seed)
         output = empty_heads(call.v, queries, heads, call.v.size(3))
         for block in problem.blocks():
-            if block.keys == 0:
+            if block.num_keys == 0:
                 output[block.batch, :, block.rows] = 0
                 continue
             weights, _ = problem.probabilities(block)
             weights = problem.mixed(weights, block)
-            keep = problem.keep(block, weights.shape)
+            keep = problem.dropout_mask(block, weights.shape)
             if keep is not None:
                 weights = weights.mul_(keep)
             part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block))
@@ -94,7 +96,7 @@ def input_gradients(
         problem = BlockedAttention(call, seed)
         values = KeyGradient(call.v, problem.work)
         for block in problem.blocks():
-            if block.keys:
+            if block.num_keys:
                 problem.differentiate(block, grad_output[block.batch, :, block.rows], values)
         problem.work.release()  # before the copies, so that both never stand side by side
         mask_tensors = [tensor for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
@@ -128,7 +130,10 @@ class BlockedAttention:
         if not call.mask.causal:
             self.positions, self.offset = self.queries, None
         self.rows = min(max(self.positions, 1), _rows(call))
-        scores = self.heads * self.rows * self.num_keys
+        widest = self.num_keys
+        if self.mask.window is not None and not self.mask.num_appended_keys:
+            widest = min(widest, self.rows + self.mask.window - 1)
+        scores = self.heads * self.rows * widest
         self.entries = min(max(self.batch, 1), max(1, _max_block_elements(call, call.v.device.type) // max(scores, 1)))
         self.work = Workspace(call.v, (self.entries * scores + 3) // 4 * 4)
         self.dtype, device = self.work.dtype, call.v.device
@@ -163,20 +168,25 @@ class BlockedAttention:
         for first in range(0, self.batch, self.entries):
             for row in starts:
                 end = min(row + self.rows, row - row % self.positions + self.positions)
-                yield Block(
-                    index, slice(first, min(first + self.entries, self.batch)), slice(row, end), self._keys(end)
-                )
+                batch, rows = slice(first, min(first + self.entries, self.batch)), slice(row, end)
+                yield Block(index, batch, rows, self._keys(rows))
                 index += 1
 
-    def _keys(self, end: int) -> int:
-        """How many keys a block of queries that ends there reads: those before the last that its last query sees."""
+    def _keys(self, rows: slice) -> slice:
+        """Return the keys that these queries read, from the first that the first query sees to the last that the last one sees."""
         if self.offset is None or self.mask.num_appended_keys:
-            return self.num_keys
-        return min(max((end - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
+            return slice(0, self.num_keys)
+        stop = min(max((rows.stop - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
+        return slice(max(self._first_later_key(rows) - self.mask.window, 0) if self.mask.window else 0, stop)
+
+    def _first_later_key(self, rows: slice) -> int:
+        """Return the first key after the position of the first of these queries; it may lie before key 0."""
+        assert self.offset is not None
+        return rows.start % self.positions + self.offset + 1
 
     def probabilities(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """P ``[b, H, rows, keys]``, and what the activation keeps for its backward pass."""
-        shape = _length(block.batch), self.heads, _length(block.rows), block.keys
+        shape = _length(block.batch), self.heads, _length(block.rows), block.num_keys
         scores = self.work.buffer("scores" if self.score_mixing is None else "unmixed scores", *shape)
         self.scores.forward(block, scores)
         if self.score_mixing is not None:
@@ -186,23 +196,29 @@ class BlockedAttention:
         for hidden in self._hidden:
             scores.add_(slice_block(hidden, block).to(self.dtype), alpha=_HIDDEN)
         if self.offset is not None:
-            self._hide_later_keys(scores, block)
+            self._hide_by_position(scores, block)
         visible = None
         if self._hidden or self.biases or (self.offset or 0) < 0:
             visible = (scores.amax(dim=-1, keepdim=True) > _HIDDEN / 2).to(self.dtype)
         weights, kept = self.activation.forward(scores, self.work.buffer)
         return weights if visible is None else weights.mul_(visible), kept
 
-    def _hide_later_keys(self, scores: Tensor, block: Block) -> None:
+    def _hide_by_position(self, scores: Tensor, block: Block) -> None:
+        """Hide the keys after the position of each query, and those before its window."""
         first = (
-            block.rows.start % self.positions + self.offset + 1
+            self._first_later_key(block.rows) - block.keys.start
         )  # the first key that the block's first query may not see
-        rows, end = scores.size(2), block.keys - self.mask.num_appended_keys
+        rows, end = scores.size(2), block.num_keys - self.mask.num_appended_keys
         if first < end:
             hidden = self._triangle[:rows, max(-first, 0) : end - first]
             scores[..., max(first, 0) : max(first, 0) + hidden.size(1)].add_(hidden, alpha=_HIDDEN)
             if self.mask.num_appended_keys:
                 scores[..., max(first + self.rows, 0) : end].add_(_HIDDEN)
+        if self.mask.window is not None and (first := first - self.mask.window) + rows > 0:
+            # now the first key that the first query sees; the next query does not see it
+            scores[..., : max(min(first, end), 0)].add_(_HIDDEN)
+            hidden = (1 - self._triangle)[:rows, max(-first, 0) : max(end - first, 0)]
+            scores[..., max(first, 0) : max(first, 0) + hidden.size(1)].add_(hidden, alpha=_HIDDEN)
 
     def mixed(self, weights: Tensor, block: Block) -> Tensor:
         return (
@@ -211,7 +227,7 @@ class BlockedAttention:
             else self.prob_mixing.mix(weights, block, partial(self.work.buffer, "mixed"))
         )
 
-    def keep(self, block: Block, shape: torch.Size) -> Tensor | None:
+    def dropout_mask(self, block: Block, shape: torch.Size) -> Tensor | None:
         """1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
         if self._generator is None:
             return None
@@ -226,7 +242,7 @@ class BlockedAttention:
         work, groups = self.work, self.groups
         weights, kept = self.probabilities(block)
         grad_output = group_queries(grad_output * self.dropout_scale, groups)
-        keep = self.keep(block, weights.shape)
+        keep = self.dropout_mask(block, weights.shape)
         used = self.mixed(weights, block)
         if keep is not None:
             used = torch.mul(used, keep, out=used if used is not weights else work.buffer("mixed", *used.shape))

@@ -12,12 +12,16 @@ _TILE = 256
 
 
 class Block(NamedTuple):
-    """Queries ``rows`` of the batch entries ``batch`` over the first ``keys`` keys; ``index`` counts blocks."""
+    """Queries ``rows`` of the batch entries ``batch`` over ``keys``; ``index`` counts blocks."""
 
     index: int  # type: ignore[assignment]
     batch: slice
     rows: slice
-    keys: int
+    keys: slice
+
+    @property
+    def num_keys(self) -> int:
+        return self.keys.stop - self.keys.start
 
 
 class Workspace:
@@ -80,10 +84,13 @@ class KeyGradient:
         """Add scale · weightsᵀ rows of ``rows [b·G, N, D]`` and ``weights [b·G, N, keys]``."""
         groups = self.keys.size(1)
         entries, rows = slice(block.batch.start * groups, block.batch.stop * groups), rows.transpose(1, 2)
-        for tile, start in zip(self.total, range(0, block.keys, self.tile), strict=False):
-            part_of_weights = weights[:, :, start : start + self.tile]
-            part = tile[entries, :, : part_of_weights.size(2)]
-            if rows.dtype == weights.dtype == tile.dtype:
+        start, stop = block.keys.start, block.keys.stop
+        for index in range(start // self.tile, -(-stop // self.tile)):
+            first = index * self.tile
+            low, high = max(start, first), min(stop, first + self.tile)
+            part_of_weights = weights[:, :, low - start : high - start]
+            part = self.total[index, entries, :, low - first : high - first]
+            if rows.dtype == weights.dtype == part.dtype:
                 part.baddbmm_(rows, part_of_weights, alpha=scale)
             else:
                 part.add_(self.work.product(rows, part_of_weights, scale=scale))
@@ -97,7 +104,7 @@ class KeyGradient:
 
 def block_keys(tensor: Tensor, block: Block) -> Tensor:
     """A block's part of keys or values ``[B, G, S, D]``, as ``[b·G, keys, D]``."""
-    return tensor[block.batch, :, : block.keys].flatten(0, 1)
+    return tensor[block.batch, :, block.keys].flatten(0, 1)
 
 
 def group_queries(tensor: Tensor, groups: int) -> Tensor:
@@ -111,5 +118,5 @@ def group_queries(tensor: Tensor, groups: int) -> Tensor:
 def slice_block(tensor: Tensor, block: Block) -> Tensor:
     """The part of a tensor broadcastable to ``[B, H, T, S]`` that a block sees, still unexpanded."""
     tensor = tensor[(None,) * (4 - tensor.dim())]
-    parts = (block.batch, slice(None), block.rows, slice(block.keys))
+    parts = (block.batch, slice(None), block.rows, block.keys)
     return tensor[tuple(part if size > 1 else slice(None) for part, size in zip(parts, tensor.shape, strict=True))]

@@ -95,6 +95,8 @@ class AttentionCall(TensorTree):
             raise ValueError(
                 f"mask.num_appended_keys={mask.num_appended_keys}: expected 0 to {keys}, the number of keys"
             )
+        if mask.window is not None and not (mask.causal and isinstance(mask.window, int) and mask.window > 0):
+            raise ValueError(f"mask.window={mask.window!r}: expected a positive integer, together with causal=True")
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
                 continue

@@ -66,11 +66,11 @@ def tile_of(
         return Tile(32, 32, min(width, 64), 4, 1) if dtype == torch.float32 else Tile(64, 32, width, warps, 1)
     # What a program adds up, H × rows × columns in float32, has to stay in 256 KiB of registers together with its operands, and
     # in the backward pass with the numbers that dropout draws.
-    most = 32 if kernel in ("query_gradients", "key_gradients") and dropout else 64
+    max_block = 32 if kernel in ("query_gradients", "key_gradients") and dropout else 64
     # A second tile in flight takes registers, which others need for the scores.
     backward = kernel in ("query_gradients", "key_gradients", "value_gradients")
     pipelined = backward and plain and together * max(dim, value_dim) <= 1024
-    return Tile(16, 16, min(width, most * 16 // together), 8, 2 if pipelined else 1)
+    return Tile(16, 16, min(width, max_block * 16 // together), 8, 2 if pipelined else 1)
 
 
 class Launch:
@@ -100,15 +100,15 @@ class Launch:
     def forward(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The heads, and what the backward pass reads: they, and the log-sum-exp of each row."""
         output = empty_heads(self.v, self.queries, self.heads, self.v.size(3))
-        statistics = self._row_numbers()
+        lse = self._row_numbers()
         if self.empty:
-            return output.zero_(), (output, statistics)
+            return output.zero_(), (output, lse)
         q, k, v = map(_view, (self.q, self.k, self.v))
-        self._launch("row_statistics", (q, k, self.scale, self.score_mixing, self.mask, statistics))
-        self._launch("attend", (*self._tensors(q, k, v, statistics), _view(output)))
-        return output, (output, statistics)
+        self._launch("row_statistics", (q, k, self.scale, self.score_mixing, self.mask, lse))
+        self._launch("attend", (*self._tensors(q, k, v, lse), _view(output)))
+        return output, (output, lse)
 
-    def backward(self, grad_output: Tensor, output: Tensor, statistics: Tensor) -> list[Tensor | None]:
+    def backward(self, grad_output: Tensor, output: Tensor, lse: Tensor) -> list[Tensor | None]:
         """Gradients of the call's tensors in their order, ``None`` of masks and of what needs none."""
         call = self.call
         needed = (
@@ -120,7 +120,7 @@ class Launch:
         if self.empty:
             found: list[Tensor | None] = [torch.zeros_like(tensor) for tensor in needed]
         else:
-            found = self._gradients(self._readable(grad_output), output, statistics)
+            found = self._gradients(self._readable(grad_output), output, lse)
         masks = [None for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
         gradients = [
             gradient.to(tensor.dtype) if tensor.requires_grad and gradient is not None else None
@@ -128,10 +128,10 @@ class Launch:
         ]
         return [*gradients[:3], *masks, *gradients[3:]]
 
-    def _gradients(self, grad_output: Tensor, output: Tensor, statistics: Tensor) -> list[Tensor | None]:
+    def _gradients(self, grad_output: Tensor, output: Tensor, lse: Tensor) -> list[Tensor | None]:
         call, dim = self.call, self.q.size(3)
         q, k, v, grad = map(_view, (self.q, self.k, self.v, grad_output))
-        arguments = (*self._tensors(q, k, v, statistics), grad)
+        arguments = (*self._tensors(q, k, v, lse), grad)
         of_mixing: list[Tensor | None] = []
         if call.mixes_weights:
             sums = self._row_numbers()
@@ -195,8 +195,8 @@ class Launch:
         wide = any(map(_is_wide, (self.q, self.k, self.v)))
         return kernels.Shape(*map(constexpr, (*numbers, *groups, *further, wide))), tile
 
-    def _tensors(self, q: kernels.View, k: kernels.View, v: kernels.View, statistics: Tensor) -> tuple:
-        return q, k, v, self.scale, self.score_mixing, self.prob_mixing, self.mask, self.dropout, statistics
+    def _tensors(self, q: kernels.View, k: kernels.View, v: kernels.View, lse: Tensor) -> tuple:
+        return q, k, v, self.scale, self.score_mixing, self.prob_mixing, self.mask, self.dropout, lse
 
     def _matrix_gradient(self, kernel: str, mixing: HeadMixing | None) -> tuple[Tensor | None, kernels.Matrix]:
         """Return memory for the gradient of M: for each query if it is position-wise, else a part from each program."""

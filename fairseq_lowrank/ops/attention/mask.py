@@ -26,6 +26,8 @@ class AttentionMask(TensorTree):
             hide with −inf what is to be hidden.
         num_appended_keys: so many of the last keys are hidden from nobody by causality, which counts the others alone.
         query_repeats: causality counts queries from 0 again this many times, each time over T / query_repeats of them.
+        window: n of a causal mask: of the keys that causality shows, a query sees the last n alone, its own position among
+            them. Padding counts. Appended keys are hidden from nobody.
     """
 
     causal: bool = False
@@ -33,6 +35,7 @@ class AttentionMask(TensorTree):
     additive: Tensor | None = None
     num_appended_keys: int = 0
     query_repeats: int = 1
+    window: int | None = None
 
     def append_keys(self, keys: int, count: int) -> AttentionMask:
         """Return the mask with ``count`` more keys at the end, which every query sees."""
@@ -58,9 +61,11 @@ class AttentionMask(TensorTree):
         """Return where any part hides keys: bool, broadcastable to ``[B, H, T, S]``."""
         hidden = None
         positions, offset = self.visible_prefix(num_queries, num_keys)
-        if self.causal and (positions > 1 or offset < 0):
+        if self.causal and (positions > 1 or offset < 0 or self.window is not None):
             ones = torch.ones(positions, num_keys - self.num_appended_keys, dtype=torch.bool, device=device)
             hidden = ones.triu(1 + offset)
+            if self.window is not None:
+                hidden = hidden | ones.tril(offset - self.window)
             if self.num_appended_keys:
                 hidden = F.pad(hidden, (0, self.num_appended_keys))
             if self.query_repeats > 1:
@@ -113,9 +118,14 @@ class AttentionMask(TensorTree):
         visible = torch.ones(1, num_keys, device=device) if self.key_padding is None else ~self.key_padding
         if not self.causal:
             return visible.any(dim=1)[:, None, None, None]
-        # The number of visible keys up to that of each query, which lies before the first where T > S.
+        # The number of visible keys up to that of each query, which lies before the first where T > S, less those before its window.
         counted = visible[:, : num_keys - self.num_appended_keys].cumsum(dim=1)
-        seen = F.pad(counted, (positions, 0))[:, counted.size(1) :] > 0
+        window = counted.size(1) if self.window is None else min(self.window, counted.size(1))
+        counted = F.pad(counted, (positions + window, 0))
+        seen = (
+            counted[:, counted.size(1) - positions :]
+            > counted[:, counted.size(1) - positions - window :][:, :positions]
+        )
         if self.num_appended_keys:
             seen = seen | visible[:, -self.num_appended_keys :].any(dim=1, keepdim=True)
         return seen.repeat(1, self.query_repeats)[:, None, :, None]

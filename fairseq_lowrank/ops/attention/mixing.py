@@ -148,12 +148,12 @@ class _PositionwiseBlocks:
         self.gradient: Tensor | None = None
 
     def mix(self, heads: Tensor, block: Block, out: Out) -> Tensor:
-        return self._multiply(self._of(block).transpose(1, 2), heads, out)
+        return self._multiply(self._block_matrices(block).transpose(1, 2), heads, out)
 
     def backward(self, heads: Tensor, grad: Tensor, block: Block, out: Out) -> tuple[Tensor, Tensor]:
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.matrices)  # zero where a whole block sees no key
-        matrices, by_query = self._of(block), heads.transpose(1, 2)
+        matrices, by_query = self._block_matrices(block), heads.transpose(1, 2)
         gradient = torch.bmm(_rows(by_query), _rows(grad.transpose(1, 2)).transpose(1, 2))
         self.gradient[block.batch, block.rows] = gradient.view(*by_query.shape[:2], *matrices.shape[1:])
         # Σ_s P_j dP_j = Σ_i M[j, i] Σ_s P_j dP̄_i, and the inner sum is the gradient of M.
@@ -163,7 +163,7 @@ class _PositionwiseBlocks:
     def gradients(self) -> list[Tensor | None]:
         return [torch.zeros_like(self.weight) if self.gradient is None else self.gradient.to(self.weight.dtype)]
 
-    def _of(self, block: Block) -> Tensor:
+    def _block_matrices(self, block: Block) -> Tensor:
         return self.matrices[block.batch, block.rows].flatten(0, 1)
 
     def _multiply(self, matrices: Tensor, heads: Tensor, out: Out) -> Tensor:

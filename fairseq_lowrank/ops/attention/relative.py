@@ -93,7 +93,7 @@ class _RelativeBlocks:
         self.content.forward(block, out)
         products, distances = self._buffer(block)
         near = products[..., : distances.stop - distances.start]
-        self.work.product(self._rows(block), self._of(distances), near, self.scale)
+        self.work.product(self._rows(block), self._block_positions(distances), near, self.scale)
         products[..., near.size(2) :] = 0
         out.unflatten(1, (self.groups, -1)).add_(self._diagonals(products, block))
 
@@ -110,7 +110,7 @@ class _RelativeBlocks:
         near = products[..., : distances.stop - distances.start]
         rows = self._rows(block)
         self._grad_positions[..., distances] += self.work.product(rows.transpose(1, 2), near, scale=self.scale)
-        heads = self.work.product(near, self._of(distances).transpose(1, 2), scale=self.scale)
+        heads = self.work.product(near, self._block_positions(distances).transpose(1, 2), scale=self.scale)
         batch, _, queries, _ = grad.shape
         heads = heads.view(self.groups, batch, -1, queries, heads.size(2)).transpose(0, 1)
         self._grad_p[block.batch, :, block.rows] = heads.flatten(1, 2)
@@ -127,7 +127,7 @@ class _RelativeBlocks:
         p = self.p[block.batch, :, block.rows].unflatten(1, (self.groups, -1))
         return p.transpose(0, 1).flatten(1, 3)
 
-    def _of(self, distances: slice) -> Tensor:
+    def _block_positions(self, distances: slice) -> Tensor:
         """``[G, D, n]``"""
         return self.positions[0, :, distances].transpose(1, 2)
 
@@ -135,8 +135,8 @@ class _RelativeBlocks:
         """Memory ``[G, b·(H/G)·rows, rows + keys − 1]`` for the distances between a block's queries and keys, and those of
         them that there are positions of."""
         rows, batch = block.rows.stop - block.rows.start, block.batch.stop - block.batch.start
-        width, count = rows + block.keys - 1, self.positions.size(2)
-        start = min(self.queries - block.rows.stop, count)
+        width, count = rows + block.num_keys - 1, self.positions.size(2)
+        start = min(self.queries - block.rows.stop + block.keys.start, count)
         heads = self.p.size(1) // self.groups
         products = self.work.buffer("positions", self.groups, batch * heads * rows, width)
         return products, slice(start, min(start + width, count))
@@ -147,4 +147,4 @@ class _RelativeBlocks:
         heads, width = self.p.size(1) // self.groups, products.size(2)
         whole = products.view(self.groups, batch, heads, rows, width).transpose(0, 1)
         strides = (*whole.stride()[:3], width - 1, 1)
-        return whole.as_strided((*whole.shape[:4], block.keys), strides, whole.storage_offset() + rows - 1)
+        return whole.as_strided((*whole.shape[:4], block.num_keys), strides, whole.storage_offset() + rows - 1)

@@ -55,7 +55,7 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     causal, tensor = hides_later_keys(call), needs_causal_tensor(call)
     dense = None
     if tensor or has_other_masks(call):
-        mask = call.mask if tensor else replace(call.mask, causal=False)
+        mask = call.mask if tensor or call.mask.window is not None else replace(call.mask, causal=False)
         dtype = dtype_of_operations(q)
         dense = mask.dense(q, k.size(2), dtype)
         if call.score_bias is not None:
@@ -158,7 +158,8 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
 
 def has_other_masks(call: AttentionCall) -> bool:
     """Whether anything but causality hides keys or is added to scores: to SDPA a tensor, which flash attention does not take."""
-    return call.mask.key_padding is not None or call.mask.additive is not None or call.score_bias is not None
+    mask = call.mask
+    return any(part is not None for part in (mask.key_padding, mask.additive, mask.window, call.score_bias))
 
 
 def has_two_sizes(call: AttentionCall) -> bool:

@@ -95,9 +95,9 @@ def self_check(call: AttentionCall) -> SelfCheckResult:
     if call.v.dtype == torch.float32 and call.v.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32
     wrong = {name: error for name, error in found.items() if not error <= tolerance}
-    lacking = [f"{name} spills {count} registers" for name, count in spilled.items() if count]
+    spills = [f"{name} spills {count} registers" for name, count in spilled.items() if count]
     return SelfCheckResult(
-        ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None, ", ".join(lacking) or None
+        ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None, ", ".join(spills) or None
     )
 
 
@@ -212,10 +212,10 @@ def random_call(generator, device, dtype, batch, heads, sizes, rules, mask, acti
         # scores of about 1 for every scale
         scale = scale / max(abs(scale) * dim**0.5, 1e-6)
     v = normal(batch, value_groups, keys, value_dim)
-    before, after = map(mixing, rules)
+    score_mixing, prob_mixing = map(mixing, rules)
     mask = mask.map_tensors(lambda tensor: tensor.to(device))
     return AttentionCall(
-        DotProduct(q, k, scale), v, mask, score_mixing=before, prob_mixing=after, activation=activation
+        DotProduct(q, k, scale), v, mask, score_mixing=score_mixing, prob_mixing=prob_mixing, activation=activation
     )
 
 

@@ -53,6 +53,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return "the attention weights (need_weights)"
     if call.score_bias is not None:
         return "a score_bias"
+    if call.mask.window is not None:
+        return "a sliding window"
     if call.mask.bias is not None and call.mask.bias.requires_grad:
         return "a gradient of the float mask"
     if call.score_mixing is not None and not isinstance(call.score_mixing, StaticMixing | DiagonalMixing):

@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from fairseq.search import Search
@@ -55,12 +55,13 @@ def log_banned_ngrams(init):
     return __init__
 
 
-def index_groups_by_place(base):
+def index_groups_by_place(base: Any):
     """Return a ``DiverseBeamSearch`` that finds the overlaps of a sentence by its place in the batch, not by its id."""
 
     class DiverseBeamSearch(base):
         """fairseq's diverse beam search, with overlaps that leave the batch together with their sentences."""
 
+        group_overlap: Tensor
         step_by_index = base.step  # TorchScript has no super()
 
         @torch.jit.export
@@ -95,7 +96,7 @@ class OwnLengthLimit(Search):
         own_source_length: if True, the limit is n (``--match-source-len``).
 
     Attributes:
-        at_limit: [bsz] whether each sentence has reached its limit, after a step.
+        at_limit: [bsz], true for each sentence that has reached its limit, after a step.
     """
 
     def __init__(self, search: Search, tgt_dict, max_len_a: float, max_len_b: int, own_source_length: bool):

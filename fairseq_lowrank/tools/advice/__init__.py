@@ -1,1 +1,1 @@
-"""Which of the papers' bottlenecks an architecture has on given data, what to change, and what the change costs."""
+"""Advice on an architecture for given data: the papers' bottlenecks that it has, remedies, and their cost."""

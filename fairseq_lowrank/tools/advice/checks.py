@@ -1,11 +1,11 @@
-"""The checks: each reads the facts of a model and its data and returns findings, `check(facts) -> findings`."""
+"""Checks of a model and its data: each yields findings, `check(summary) -> findings`."""
 
 from __future__ import annotations
 
 import math
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 import numpy
 from fairseq.models.nat import FairseqNATModel
@@ -13,23 +13,14 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
-from fairseq_lowrank.tools.advice.lengths import describe_lengths, lengths_by_site
+from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Finding, Heads, head_size_at
+from fairseq_lowrank.tools.advice.lengths import lengths_by_site
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
-from fairseq_lowrank.tools.advice.remedies import (
-    LIFTS_NOTHING,
-    Variants,
-    as_flags,
-    cached,
-    most_heads,
-    score_heads,
-    score_rank,
-    wider_heads,
-)
-from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, spec_of, stacks
+from fairseq_lowrank.tools.advice.remedies import WhatIf, as_flags, cached, wider_heads
+from fairseq_lowrank.tools.architecture import attention_layers, build_model, stacks
+from fairseq_lowrank.tools.axes import axes_of, spec_of
 from fairseq_lowrank.tools.parameters import count
 
-BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
-FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
 MIXHEAD = "Mixhead paper"
 WIES = "Wies et al. 2021"
 # Wies et al. 2021: §5.1 figure 2, §5.2.2 figure 3, and §5.3 figure 4 (percent redundant by H·d_a / d).
@@ -38,32 +29,11 @@ DEPTH_BEATS_WIDTH = {"rank": 500, "width": 504}
 WIDE_ATTENTION_REDUNDANT = {4: 25, 16: 45}
 # MHE poster: the least and greatest share, in percent, of mha's score that models with head embeddings keep.
 KEPT_BY_MHE = {"WMT'14": (91.5, 96.0), "GLUE, SuperGLUE and SQuAD": (93.2, 98.7)}
-UNBOUNDED = ("synthesizer-random", "relative")
-"""Scores whose rank the head size does not bound: free numbers, and products that are shifted row by row."""
-
-
-@dataclass
-class Finding:
-    """One piece of advice: what was compared, the verdict in plain words, its source, and changes with their cost.
-
-    `changes` are pairs of flags and the parameters that they add (negative: save; None: not counted).
-    """
-
-    topic: str
-    verdict: str
-    text: str
-    source: str
-    numbers: dict
-    changes: list[tuple[str, int | None]] = field(default_factory=list)
-
-    def as_dict(self) -> dict:
-        changes = [{"change": change, "parameters": parameters} for change, parameters in self.changes]
-        return asdict(self) | {"changes": changes}
 
 
 @dataclass(frozen=True)
 class Stack:
-    """An encoder or decoder whose words have embeddings; `rank` is the greatest that these can have."""
+    """An encoder or decoder with word embeddings; `rank` is the greatest rank of the embeddings."""
 
     name: str
     layers: int
@@ -72,171 +42,62 @@ class Stack:
     rank: int
 
 
-class Facts:
-    """What the checks read: a model built from its arguments, and its data.
+class ModelSummary(Heads):
+    """The input of the checks: a model that is built from its arguments, and the lengths of its data.
 
     Args:
-        args: see :func:`~fairseq_lowrank.tools.architecture.parse`.
-        lengths: see :func:`~.lengths.read_lengths`; what is absent is not judged.
+        args: see :func:`~fairseq_lowrank.tools.architecture.parse_architecture`.
+        lengths: see :func:`~.lengths.read_lengths`; sites without lengths are not judged.
     """
 
     def __init__(self, args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> None:
         self.vocab_size = vocab_size
-        self.model = build(args, vocab_size)
-        self.variants = Variants(args, vocab_size)
-        self.sites: dict[str, nn.Module] = {}
+        self.model = build_model(args, vocab_size)
+        self.what_if = WhatIf(args, vocab_size)
+        sites: dict[str, nn.Module] = {}
         for layer in attention_layers(self.model):
-            self.sites.setdefault(layer.site, layer.module)
-        lengths = lengths_by_site(lengths) if lengths else {}
-        self.lengths = {site: lengths[site] for site in self.sites if site in lengths}
+            sites.setdefault(layer.site, layer.module)
+        # every decoder that writes a word after the other is causal
+        causal = () if isinstance(self.model, FairseqNATModel) else ("decoder",)
+        super().__init__(sites, lengths_by_site(lengths) if lengths else {}, causal)
         self.stacks = [
             Stack(name, layers, width, heads, rank)
             for name, layers, width, heads in stacks(args)
             if (rank := embedding_rank(self.model, name, width)) is not None
         ]
 
-    def is_causal(self, site: str) -> bool:
-        """Whether a site's positions see none after them, as in every decoder that writes a word after the other."""
-        return site == "decoder" and not isinstance(self.model, FairseqNATModel)
-
-    def longest(self, site: str) -> int:
-        """Return the length up to which a site's heads, whose scores have rank r, can produce the attention matrices.
-
-        Without a causal mask the length is r + 1, and every matrix can be produced (Bhojanapalli et al. 2020, Theorem 1,
-        whose scores can be moved by a constant a row). Under a causal mask it is 2·r + 1, and almost every matrix can be
-        produced: all except a set of measure zero. ``tests/tools/test_causal_heads.py`` constructs the scores.
-        """
-        rank = score_rank(self.sites[site])
-        return 2 * rank + 1 if self.is_causal(site) else rank + 1
-
-    def wanted_rank(self, site: str, length: float) -> int:
-        """Return the least rank of scores that is enough for a length: the inverse of :meth:`longest`."""
-        return max(1, math.ceil((length - 1) / 2 if self.is_causal(site) else length - 1))
-
-    def share_beyond(self, site: str) -> float:
-        """Return the share of sequences for which a site's heads are too small."""
-        return float((self.lengths[site] > self.longest(site)).mean())
-
-    def p95(self, site: str) -> float:
-        """Return the length that 95 % of a site's sequences do not exceed."""
-        return describe_lengths(self.lengths[site])["p95"]
-
-    @property
-    def judged(self) -> list[str]:
-        """Sites with known lengths and scores whose rank is bounded."""
-        return [site for site in self.lengths if spec_of(self.sites[site]).score not in UNBOUNDED]
-
-    @property
-    def short(self) -> list[str]:
-        """Sites whose heads are too small for more than 5 % of the sequences."""
-        return [site for site in self.judged if self.share_beyond(site) > 0.05]
-
 
 def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) -> list[Finding]:
-    """All findings for an architecture's arguments, its vocabulary and the lengths of its data, see :class:`Facts`."""
-    return advise_on(Facts(args, vocab_size, lengths))
+    """Return all findings for an architecture's arguments, its vocabulary and the lengths of its data."""
+    return advise_on(ModelSummary(args, vocab_size, lengths))
 
 
-def advise_on(facts: Facts) -> list[Finding]:
-    """All findings for facts that are known already."""
-    return [finding for check in CHECKS for finding in check(facts)]
+def advise_on(summary: ModelSummary) -> list[Finding]:
+    """Return all findings for a summary."""
+    return [finding for check in CHECKS for finding in check(summary)]
 
 
-def verdict(facts: Facts) -> dict:
-    """Say which sites' heads are too small for the lengths, and up to how many heads they would not be.
-
-    Returns:
-        `too_small` and `large_enough`, lists of sites; `most_heads`, for each site the greatest number of heads that are
-        large enough for 95 % of the sequences (0: not even one; None: the number of heads does not matter); and `lines`,
-        two sentences that say it.
-    """
-    short, fine = facts.short, [site for site in facts.judged if site not in facts.short]
-    most = {site: most_heads(facts.sites[site], facts.wanted_rank(site, facts.p95(site))) for site in facts.judged}
-    about = {site: f"{site} (rank {score_rank(facts.sites[site])}: up to n {facts.longest(site)})" for site in most}
-    if not most:
-        lines = ["No site has both known lengths and scores whose rank the head size bounds."]
-    else:
-        parts = {"too small": short, "large enough": fine}
-        said = (f"{name}: {', '.join(about[site] for site in sites)}" for name, sites in parts.items() if sites)
-        counts = {None: "any number", 0: "not even one"}
-        lines = [
-            f"Heads {'; '.join(said)}.",
-            "Most heads that are large enough for 95 % of the sequences: "
-            + ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
-            + ".",
-        ]
-    return {"too_small": short, "large_enough": fine, "most_heads": most, "lines": lines}
-
-
-def head_size(facts: Facts) -> Iterator[Finding]:
+def head_size(summary: ModelSummary) -> Iterator[Finding]:
     """Compare head size with sequence length at every site with known lengths and scores of bounded rank."""
-    wanted = {site: facts.wanted_rank(site, facts.p95(site)) for site in facts.short}
-    for site in facts.judged:
+    wanted = {site: summary.wanted_rank(site, summary.p95(site)) for site in summary.sites_too_small}
+    for site in summary.judged_sites:
         changes = []
         if site in wanted:
-            changes = facts.variants.attention_remedies(site, facts.sites, wanted)
-            changes += wider_heads(site, facts.sites[site], wanted[site], facts.variants)
-        yield _head_size_at(site, facts, changes)
+            changes = summary.what_if.attention_remedies(site, summary.sites, wanted)
+            changes += wider_heads(site, summary.sites[site], wanted[site], summary.what_if)
+        yield head_size_at(site, summary, changes)
 
 
-def _head_size_at(site: str, facts: Facts, changes: list[tuple[str, int | None]]) -> Finding:
-    module, lengths = facts.sites[site], facts.lengths[site]
-    head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
-    rank, mixed_scores, causal = score_rank(module), score_heads(module) > 1, facts.is_causal(site)
-    beyond, limit = facts.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
-    if causal:
-        limit = f"2·{limit}"
-    numbers = {
-        "site": site,
-        "head_dim": head_dim,
-        "heads": heads,
-        "score_rank": rank,
-        "lengths": stats,
-        "share_beyond": beyond,
-    }
-    length = (
-        f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
-        f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
-        if lengths.min() < lengths.max()
-        else f"sequence length n = {lengths[0]}."
-    )
-    size = f"head size d_k = {head_dim}"
-    if mixed_scores:
-        size += f", and {heads} heads whose mixed scores have rank r = {rank} at most"
-    about = f"{site} attention: {size}; {length}"
-    kind = "rank" if mixed_scores else "size"
-    source = f"{FIXEDHEAD}; here d_k = n − 1 suffices"
-    if causal:
-        source = f"{FIXEDHEAD}; here, with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix"
-    if beyond <= 0.05:
-        every = "almost every causal" if causal else "every"
-        text = f"{about} A head of this {kind} can produce {every} attention matrix of such a length."
-        return Finding("head size", FINE, text, source, numbers)
-    spec = spec_of(module)
-    text = f"{about} Above {limit} there are attention matrices that no head of this {kind} can produce."
-    if spec.projection == "single":
-        text += " All heads share one matrix here, so mixing them lifts nothing."
-    elif spec.mixing not in LIFTS_NOTHING:
-        text += (
-            f" Its {heads} heads are mixed after the softmax. That combines their matrices and leaves the rank of a "
-            "head's scores as it is."
-        )
-    if module.embed_dim < facts.wanted_rank(site, stats["p95"]) and spec.score == "dot-product":
-        text += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
-    found = BOTTLENECK if stats["median"] > facts.longest(site) else PARTLY
-    return Finding("head size", found, text, source, numbers, changes)
+def vocabulary_bottleneck(summary: ModelSummary) -> Iterator[Finding]:
+    """Compare the rank of each stack's embedding with its width, and its depth with both."""
+    for stack in summary.stacks:
+        yield _embedding(stack, summary)
+        yield _depth(stack, summary)
 
 
-def vocabulary_bottleneck(facts: Facts) -> Iterator[Finding]:
-    """The rank of each stack's embedding against its width, and its depth against both."""
-    for stack in facts.stacks:
-        yield _embedding(stack, facts)
-        yield _depth(stack, facts)
-
-
-def _embedding(stack: Stack, facts: Facts) -> Finding:
-    """min(embedding rank, vocabulary) against width."""
-    variants, vocab_size, rank, width = facts.variants, facts.vocab_size, stack.rank, stack.width
+def _embedding(stack: Stack, summary: ModelSummary) -> Finding:
+    """Compare the rank of a stack's embedding with its width."""
+    what_if, vocab_size, rank, width = summary.what_if, summary.vocab_size, stack.rank, stack.width
     numbers = {"stack": stack.name, "width": width, "embedding_rank": rank, "vocab_size": vocab_size}
     about = f"{stack.name}: width d = {width}; the input embedding has rank {rank} at most (vocabulary {vocab_size:,})."
     source = f"{WIES}, theorems 1 and 2, §5.1 and §5.2"
@@ -258,23 +119,23 @@ def _embedding(stack: Stack, facts: Facts) -> Finding:
         changes.append((f"{deepen}, for as many parameters in the layers", None))
     if vocab_size <= rank:
         more = f"a vocabulary of at least {width:,} (subwords in place of characters)"
-        changes.append((more, variants.cost(vocab_size=width)))
-    elif vocab_size >= width and getattr(variants.args, "embed_rank", None):
-        changes.append(("no --embed-rank", variants.cost(embed_rank=None, decoder_input_dim=width)))
+        changes.append((more, what_if.cost(vocab_size=width)))
+    elif vocab_size >= width and getattr(what_if.args, "embed_rank", None):
+        changes.append(("no --embed-rank", what_if.cost(embed_rank=None, decoder_input_dim=width)))
     elif vocab_size >= width and stack.name == "decoder":
-        changes.append((f"--decoder-input-dim {width}", variants.cost(decoder_input_dim=width)))
-    if stack.name == "decoder" and not getattr(variants.args, "embed_kernel", None):
+        changes.append((f"--decoder-input-dim {width}", what_if.cost(decoder_input_dim=width)))
+    if stack.name == "decoder" and not getattr(what_if.args, "embed_kernel", None):
         kernel = math.ceil(width / rank)
-        if (cost := variants.cost(embed_kernel=kernel)) is not None:
+        if (cost := what_if.cost(embed_kernel=kernel)) is not None:
             changes.append((f"--embed-kernel {kernel} (a convolution over the last {kernel} tokens)", cost))
     return Finding("embedding rank", BOTTLENECK, text, source, numbers, changes)
 
 
-def _depth(stack: Stack, facts: Facts) -> Finding:
-    """The regime in which the vocabulary-bottleneck theorems are tight: L > log₃ d and H < r."""
+def _depth(stack: Stack, summary: ModelSummary) -> Finding:
+    """Check the conditions under which the vocabulary-bottleneck theorems are tight: L > log₃ d and H < r."""
     layers, heads, rank = stack.layers, stack.heads, stack.rank
     threshold = math.log(stack.width, 3)
-    per_layer = sum(parameter.numel() for parameter in _layers(facts.model, stack.name)[0].parameters())
+    per_layer = sum(parameter.numel() for parameter in _layers(summary.model, stack.name)[0].parameters())
     numbers = {
         "stack": stack.name,
         "layers": layers,
@@ -305,7 +166,7 @@ def _depth(stack: Stack, facts: Facts) -> Finding:
 
 
 def embedding_rank(model: nn.Module, stack: str, width: int) -> int | None:
-    """The greatest rank that a stack's input embedding can have, None without word embeddings."""
+    """Return the greatest rank of a stack's input embedding; None if it has no word embeddings."""
     part = getattr(model, stack, None)
     embed = (
         next((module for name, module in part.named_modules() if name.endswith("embed_tokens")), None) if part else None
@@ -326,14 +187,14 @@ def _layers(model: nn.Module, stack: str) -> nn.ModuleList:
     return next(module for name, module in part.named_modules() if name.endswith("layers"))
 
 
-def attention_width(facts: Facts) -> Iterator[Finding]:
-    """H·d_a against width at every site."""
-    for site, module in facts.sites.items():
-        yield _attention_width_at(site, module, facts)
+def attention_width(summary: ModelSummary) -> Iterator[Finding]:
+    """Compare the attention width H·d_a with the model's width at every site."""
+    for site, module in summary.sites.items():
+        yield _attention_width_at(site, module, summary)
 
 
-def _attention_width_at(site: str, module: nn.Module, facts: Facts) -> Finding:
-    variants = facts.variants
+def _attention_width_at(site: str, module: nn.Module, summary: ModelSummary) -> Finding:
+    what_if = summary.what_if
     heads, head_dim, width = module.num_heads, module.head_dim, module.embed_dim
     ratio = heads * head_dim / width
     numbers = {"site": site, "heads": heads, "head_dim": head_dim, "width": width, "ratio": round(ratio, 3)}
@@ -349,16 +210,16 @@ def _attention_width_at(site: str, module: nn.Module, facts: Facts) -> Finding:
     changes = [(f"width {heads * head_dim} with the same heads (T5.1.1 did so)", None)]
     if width % heads == 0:
         smaller = width // heads
-        if not (site in facts.judged and smaller < facts.wanted_rank(site, facts.p95(site))):
-            changes.append((f"--head-dim {smaller}", variants.cost(head_dim=smaller)))
-        if (narrower := variants.cost(value_dim=smaller)) is not None:
+        if not (site in summary.judged_sites and smaller < summary.wanted_rank(site, summary.p95(site))):
+            changes.append((f"--head-dim {smaller}", what_if.cost(head_dim=smaller)))
+        if (narrower := what_if.cost(value_dim=smaller)) is not None:
             changes.append((f"--value-dim {smaller} (scores keep their rank)", narrower))
     return Finding("attention width", BOTTLENECK, text, source, numbers, changes)
 
 
-def value_width(facts: Facts) -> Iterator[Finding]:
-    """What the values of all heads hold of a position, against width, where that is less."""
-    for site, module in facts.sites.items():
+def value_width(summary: ModelSummary) -> Iterator[Finding]:
+    """Compare the size of the values of all heads with the width, and report sites where it is smaller."""
+    for site, module in summary.sites.items():
         axes = axes_of(module)
         heads, value_dim, width = axes["key_value_heads"], axes["value_dim"], module.embed_dim
         if heads * value_dim >= width:
@@ -371,7 +232,7 @@ def value_width(facts: Facts) -> Iterator[Finding]:
         )
         full = math.ceil(width / heads)
         wider = [size for size in dict.fromkeys((min(2 * value_dim, full), full))]
-        costs = [(f"--value-dim {size}", facts.variants.cost(value_dim=size)) for size in wider]
+        costs = [(f"--value-dim {size}", summary.what_if.cost(value_dim=size)) for size in wider]
         changes = [(change, cost) for change, cost in costs if cost is not None]
         yield Finding("value width", NOTE, text, "the formulas: O_i = P_i (y W_V); docs/evidence.md", numbers, changes)
 
@@ -380,9 +241,9 @@ def _count(number: int, what: str) -> str:
     return f"one {what}" if number == 1 else f"{number} {what}s"
 
 
-def composition(facts: Facts) -> Iterator[Finding]:
-    """Compositions that are allowed but do less than they seem to."""
-    for site, module in facts.sites.items():
+def composition(summary: ModelSummary) -> Iterator[Finding]:
+    """Report compositions that are allowed but have less effect than they seem to."""
+    for site, module in summary.sites.items():
         spec = spec_of(module)
         if spec.mixing == "none":
             continue
@@ -402,45 +263,45 @@ def composition(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def cost(facts: Facts) -> Iterator[Finding]:
-    """What head embeddings would save."""
-    if any(spec_of(module).projection != "independent" for module in facts.sites.values()):
+def cost(summary: ModelSummary) -> Iterator[Finding]:
+    """Report the parameters that head embeddings would save."""
+    if any(spec_of(module).projection != "independent" for module in summary.sites.values()):
         return
-    variants = facts.variants
-    saved = variants.cost(attention="mhe-mul")
+    what_if = summary.what_if
+    saved = what_if.cost(attention="mhe-mul")
     if saved is None or saved >= 0:
         return
     text = (
         f"Attention could be cheaper: head embeddings over one shared projection would save {-saved:,} of "
-        f"{variants.total:,} parameters. {_score_kept(facts)} Here they ended {HEAD_EMBEDDINGS['behind_mha']} bits a "
+        f"{what_if.total:,} parameters. {_score_kept(summary)} Here they ended {HEAD_EMBEDDINGS['behind_mha']} bits a "
         f"token behind plain attention of as many parameters, and {HEAD_EMBEDDINGS['ahead_of_sha']} ahead of one shared "
         "head (sha; four sentences as one, 3 seeds)."
     )
     source = "MHE poster; docs/evidence.md, above the head size"
-    yield Finding("cost", NOTE, text, source, {"total": variants.total}, [("--attention mhe-mul", saved)])
+    yield Finding("cost", NOTE, text, source, {"total": what_if.total}, [("--attention mhe-mul", saved)])
 
 
-def _score_kept(facts: Facts) -> str:
-    """Return what the MHE poster measured of head embeddings in models of this kind."""
-    if set(facts.sites) == {"decoder"}:
+def _score_kept(summary: ModelSummary) -> str:
+    """Return the MHE poster's result for head embeddings in such models, as a sentence."""
+    if set(summary.sites) == {"decoder"}:
         return "The paper did not measure what that does to a language model."
-    task = "WMT'14" if "cross" in facts.sites else "GLUE, SuperGLUE and SQuAD"
+    task = "WMT'14" if "cross" in summary.sites else "GLUE, SuperGLUE and SQuAD"
     least, most = KEPT_BY_MHE[task]
     metric = "the BLEU score" if task == "WMT'14" else "the scores"
     return f"On {task} the paper's models kept {least} to {most} % of {metric}."
 
 
-def cache(facts: Facts) -> Iterator[Finding]:
-    """What fewer heads of keys and values would save while decoding, and in parameters."""
-    variants = facts.variants
-    if "decoder" not in facts.sites or not variants.possible:
+def cache(summary: ModelSummary) -> Iterator[Finding]:
+    """Report the cache and the parameters that fewer heads of keys and values would save."""
+    what_if = summary.what_if
+    if "decoder" not in summary.sites or not what_if.possible:
         return
-    now, kept, changes = cached(variants.changed()), {}, []
-    for change in variants.fewer_keys(facts.sites):
-        if (model := variants.changed(**change)) is not None:
+    now, kept, changes = cached(what_if.changed()), {}, []
+    for change in what_if.fewer_keys(summary.sites):
+        if (model := what_if.changed(**change)) is not None:
             flags, kept_then = as_flags(change), cached(model)
             kept[flags] = kept_then
-            saved = count(model)["total"] - variants.total
+            saved = count(model)["total"] - what_if.total
             changes.append((f"{flags} (keeps {kept_then:,} numbers of a token)", saved))
     if not changes:
         return
@@ -452,7 +313,7 @@ def cache(facts: Facts) -> Iterator[Finding]:
     yield Finding("cache", NOTE, text, "Ainslie et al. 2023, abstract", {"cached": now, "after": kept}, changes)
 
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[ModelSummary], Iterator[Finding]], ...] = (
     head_size,
     vocabulary_bottleneck,
     attention_width,
@@ -461,4 +322,4 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     cost,
     cache,
 )
-"""Every check, in the order in which findings are told."""
+"""Every check, in the order in which findings are printed."""

@@ -1,4 +1,4 @@
-"""Depth against width: the rule L > log₃ d as a curve, and where a model of as many parameters would stand (Wies et al. 2021)."""
+"""Curves of depth against width: the rule L > log₃ d, and models with the same number of parameters (Wies et al. 2021)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from fairseq_lowrank.tools.advice.checks import Stack
 
 
 def widths(stack: Stack) -> list[int]:
-    """Widths from an eighth of a stack's to eight times it, a quarter of an octave apart; its own and its rank among them."""
+    """Return widths from 1/8 to 8 times a stack's, four for each doubling; its own width and its rank are included."""
     steps = (round(stack.width * 2 ** (step / 4)) for step in range(-12, 13))
     return sorted({max(1, width) for width in steps} | {stack.width, stack.rank})
 
 
 def curve(stack: Stack) -> list[dict]:
-    """For each width, the rule's least depth, and the depth that has as many parameters in its layers as the stack has.
+    """Return for each width the rule's least depth, and the depth with the same number of parameters in layers.
 
-    Above log₃ d depth and width both count, exponentially; below, another layer counts for more than width. Beyond the
-    rank r of the embedding width counts for nothing, so that depth counts for more at any L: `effective_width` is
-    min(d, r), the one that the bound L · min(d, r) on log separation rank has (theorems 1 and 2). A layer has a number of
-    parameters proportional to d², 12·d² where the feed-forward size is 4d.
+    Above log₃ d, depth and width both count, exponentially. Below it, another layer counts more than width. Beyond the rank r of
+    the embedding, width does not count, so depth counts more at any L: `effective_width` is min(d, r), from the bound
+    L · min(d, r) on the log separation rank (theorems 1 and 2). A layer has parameters proportional to d² (12·d² if the
+    feed-forward size is 4d).
     """
     return [
         {
@@ -34,8 +34,8 @@ def curve(stack: Stack) -> list[dict]:
     ]
 
 
-def draw(stacks: Sequence[Stack], architecture: str):
-    """Depth against width, a panel for each stack, as a matplotlib figure."""
+def plot_depth(stacks: Sequence[Stack], architecture: str):
+    """Return a figure of depth against width, with a panel for each stack."""
     from fairseq_lowrank.tools import pictures
 
     figure, panels = pictures.grid(len(stacks), width=7.0, height=4.4)

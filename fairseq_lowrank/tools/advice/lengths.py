@@ -1,4 +1,4 @@
-"""How long the sequences of binarised data are, and how large its vocabulary is."""
+"""Lengths of the sequences of binarised data, and the size of its vocabulary."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy
 from fairseq.data import Dictionary, data_utils
 
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.flags import SITES
 
 
 def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
-    """Lengths in tokens (end of sentence included) of binarised data: `source` and `target`, or `text`.
+    """Return the lengths in tokens (end of sentence included) of binarised data: `source` and `target`, or `text`.
 
     Raises:
-        ValueError: no such data.
+        UserError: the data does not exist or is damaged.
     """
     source, target = _language_pair(folder)
     pair = [f"{subset}.{source}-{target}.{language}" for language in (source, target)]
@@ -24,44 +25,33 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
         try:
             data = data_utils.load_indexed_dataset(str(folder / prefix), None)
         except (AssertionError, ValueError) as error:
-            raise ValueError(
-                f"{folder / prefix}.idx cannot be read as fairseq's: it is damaged or cut short"
-            ) from error
+            raise UserError(f"{folder / prefix}.idx is damaged or cut short. Run fairseq-preprocess again.") from error
         if data is None:
-            raise ValueError(f"{folder} holds no {prefix}.idx: --data takes a folder of fairseq-preprocess")
+            raise FlagError("--data", folder, f"holds no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")
         found[name] = numpy.array(data.sizes)  # a copy: the file's memory goes with the data set
     return found
 
 
 def read_vocab_size(folder: Path) -> int:
-    """Size of the dictionary (the source's where there are two), fairseq's special symbols included."""
+    """Return the size of the dictionary (the source's if there are two), fairseq's special symbols included."""
     source, _ = _language_pair(folder)
     file = folder / (f"dict.{source}.txt" if source else "dict.txt")
     if not file.is_file():
-        raise ValueError(f"--data {folder} holds no {file.name}: give --vocab-size")
+        raise FlagError("--data", folder, f"holds no {file.name}", "Add --vocab-size.")
     return len(Dictionary.load(str(file)))
 
 
 def _language_pair(folder: Path) -> tuple[str | None, str | None]:
     if not folder.is_dir():
-        raise ValueError(f"--data {folder}: no such folder")
+        raise FlagError("--data", folder, "no such folder", "Give a folder that fairseq-preprocess wrote.")
     return data_utils.infer_language_pair(str(folder)) or (None, None)
 
 
-def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
-    return {
-        "sequences": len(lengths),
-        "mean": round(float(lengths.mean()), 1),
-        "median": float(numpy.median(lengths)),
-        "p95": float(numpy.percentile(lengths, 95)),
-        "longest": int(lengths.max()),
-    }
-
-
 def lengths_by_site(lengths: dict[str, numpy.ndarray]) -> dict[str, numpy.ndarray]:
-    """The length n of each site, whose matrices heads of n − 1 can all produce: keys, or of fewer queries one more.
+    """Return the length n of each site, such that heads of size n − 1 can produce all its matrices.
 
-    A constant a row, which the softmax ignores, takes a dimension off scores that have as many rows as columns at least.
+    n is the number of keys, or the number of queries plus one if that is smaller. The softmax ignores a constant in each row,
+    which saves one dimension if there are at least as many queries as keys.
     """
     if "text" in lengths:
         return dict.fromkeys(SITES, lengths["text"])

@@ -1,4 +1,4 @@
-"""The project's own measurements that bear on heads below the sequence length, with their limits.
+"""The project's own measurements of heads that are smaller than the sequence length, with their limits.
 
 `tests/tools/test_measured.py` computes every number again from the records in `results/`.
 """
@@ -15,9 +15,9 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Measurement:
-    """One result of docs/evidence.md: the change, what came out, and how far that reaches.
+    """One result of docs/evidence.md: the change, its effect, and the limits of the measurement.
 
-    `text` and `limits` have a field in braces for each of `numbers`.
+    `text` and `limits` contain a field in braces for each of `numbers`.
     """
 
     change: str
@@ -32,7 +32,7 @@ class Measurement:
 
 
 HEAD_EMBEDDINGS = {"behind_mha": 0.467, "ahead_of_sha": 0.009}
-"""Bits of fit between mhe-mul and mha of as many parameters, and between mhe-mul and sha: four sentences as one, 3 seeds."""
+"""Differences in bits of fit: mhe-mul behind mha of the same size, and ahead of sha (four sentences as one, 3 seeds)."""
 
 MEASURED = (
     Measurement(

@@ -1,4 +1,4 @@
-"""What can be changed about an architecture, as flags, and the parameters that it costs, counted on built models."""
+"""Changes of an architecture, as flags, and the parameters that they add, counted on built models."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
-from fairseq_lowrank.tools.architecture import attention_layers, axes_of, build, our_arguments, spec_of
+from fairseq_lowrank.tools.advice.heads import heads_of_size, score_heads, score_rank
+from fairseq_lowrank.tools.architecture import attention_layers, build_model, our_arguments
+from fairseq_lowrank.tools.axes import spec_of
 from fairseq_lowrank.tools.parameters import count
 
-# A scale for each head mixes none with another.
-LIFTS_NOTHING = ("none", "diagonal")
 
-
-class Variants:
-    """Counts parameters of an architecture with some arguments changed, and attention of this package."""
+class WhatIf:
+    """Models of an architecture with some arguments changed and this package's attention, to count their parameters."""
 
     def __init__(self, args: Namespace, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         ours = our_arguments(args)
         self.possible = ours is not None
         self.args = ours or args
-        self.total = count(build(self.args, vocab_size))["total"]
+        self.total = count(build_model(self.args, vocab_size))["total"]
 
     def changed(self, *, vocab_size: int | None = None, **changes: object) -> nn.Module | None:
-        """The model with these changes; None where it refuses them."""
+        """Return the model with these changes; None if it refuses them."""
         if changes and not self.possible:
             return None
         args = copy(self.args)
         for name, value in changes.items():
             setattr(args, name, value)
         try:
-            return build(args, vocab_size or self.vocab_size)
+            return build_model(args, vocab_size or self.vocab_size)
         except ValueError:
             return None
 
     def cost(self, **changes: object) -> int | None:
-        """Parameters that the changes add, see :meth:`changed`."""
+        """Return the number of parameters that the changes add, see :meth:`changed`."""
         model = self.changed(**changes)
         return None if model is None else count(model)["total"] - self.total
 
     def fewer_keys(self, sites: dict[str, nn.Module]) -> list[dict[str, object]]:
-        """Changes that let heads of queries share heads of keys and values: about √h of these for h heads, and one."""
+        """Return changes to fewer heads of keys and values: to about √h for h heads of queries, and to one."""
         if not self.possible:
             return []
         options = AttentionOptions.from_args(self.args)
@@ -68,12 +67,12 @@ class Variants:
     def attention_remedies(
         self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
     ) -> list[tuple[str, int]]:
-        """Return flags that give a site's scores the wanted rank, with their cost: mixed scores, larger heads, or what
-        other sites have.
+        """Return flags that give a site's scores the wanted rank, with their cost.
 
-        A model has one composition, and plain mha at the sites that are not chosen. So a remedy is for all sites of the
-        same composition that need one. If that would leave a third kind of attention, it is for all of that composition.
-        Mixing after the softmax is no remedy: it leaves the rank of scores as it is.
+        The remedies are mixed scores, larger heads, and the composition of other sites. A model has one composition, and plain
+        mha at the sites that are not chosen. So a remedy changes all sites of the same composition that need it. If that would
+        need a third composition, it changes all sites of the same composition. Mixing after the softmax is not a remedy: it
+        does not change the rank of scores.
 
         Args:
             sites: an attention layer for each of the model's sites.
@@ -97,7 +96,7 @@ class Variants:
                 continue
             for changed in (needy, same):
                 if changed is same and goal.head_dim != now[site].head_dim and goal != options.spec:
-                    # sites that need no larger heads keep theirs no smaller
+                    # heads at sites that need no larger ones must not become smaller
                     goal = replace(goal, head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
                 after = {each: goal if each in changed else now[each] for each in sites}
                 if {goal, AttentionSpec()} >= set(after.values()):
@@ -110,7 +109,7 @@ class Variants:
         return found
 
     def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
-        """Return the flags that, together with those given, put a composition at the chosen sites."""
+        """Return the flags that, in addition to the given ones, choose a composition at the chosen sites."""
         preset = getattr(self.args, "attention", None) or "mha"
         changes = {}
         if goal.mixing != options.spec.mixing:
@@ -126,69 +125,24 @@ class Variants:
         return changes
 
 
-def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
-    """Return the number of heads of keys that each head's scores are made of: one, or all if scores are mixed.
-
-    Args:
-        spec: another composition for the layer.
-    """
-    axes = axes_of(module, spec)
-    if axes["score_mixing"] == "none":
-        return 1
-    if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
-        return axes["synthesizer_heads"] or module.num_heads
-    return axes["key_value_heads"]
-
-
-def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
-    """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
-
-    The features of a dense synthesizer are no linear map of its inputs, so the width d does not bound them.
-
-    Args:
-        spec: another composition for the layer.
-    """
-    axes = axes_of(module, spec)
-    rank = score_heads(module, spec) * axes["head_dim"]
-    return rank if axes["score"] == "synthesizer-dense" else min(module.embed_dim, rank)
-
-
-def most_heads(module: nn.Module, wanted: int) -> int | None:
-    """Return the most heads of a layer's width whose scores have the wanted rank.
-
-    0: one head of the whole width is too small. None: the number of heads does not matter, because the head size is given
-    or scores are mixed.
-    """
-    if spec_of(module).head_dim is not None or score_heads(module) > 1:
-        return None
-    return _heads_of_size(module, wanted)
-
-
-def _heads_of_size(module: nn.Module, wanted: int) -> int:
-    """Return the most heads of at least this size that divide the layer's width; 0 if there is no such number."""
-    width, groups = module.embed_dim, spec_of(module).key_value_heads or 1
-    numbers = range(groups, width // wanted + 1, groups)
-    return max((heads for heads in numbers if width % heads == 0), default=0)
-
-
 def as_flags(changes: dict[str, object]) -> str:
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
 
 
 def cached(model: nn.Module) -> int:
-    """The numbers that a model keeps of each token while it decodes."""
+    """Return the number of values that a model caches for each token while it decodes."""
     layers = [layer.module for layer in attention_layers(model) if layer.site == "decoder"]
     return sum(layer.projection.state_heads * sum(layer.score.state_sizes.values()) for layer in layers)
 
 
-def wider_heads(site: str, module: nn.Module, wanted: int, variants: Variants) -> list[tuple[str, int | None]]:
+def wider_heads(site: str, module: nn.Module, wanted: int, what_if: WhatIf) -> list[tuple[str, int | None]]:
     """Return the change to fewer heads of the wanted size in the same width; none if they cannot be that large."""
-    width, fewer = module.embed_dim, _heads_of_size(module, wanted)
+    width, fewer = module.embed_dim, heads_of_size(module, wanted)
     if score_heads(module) > 1 or not 0 < fewer < module.num_heads or width // fewer <= module.head_dim:
         return []
     larger, stack = width // fewer, "encoder" if site == "encoder" else "decoder"
     # a head size that was given does not grow when there are fewer heads
     given = spec_of(module).head_dim is not None
     size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
-    cost = variants.cost(**{f"{stack}_attention_heads": fewer}, **size)
+    cost = what_if.cost(**{f"{stack}_attention_heads": fewer}, **size)
     return [] if cost is None else [(f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost)]

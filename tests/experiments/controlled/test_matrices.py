@@ -10,17 +10,18 @@ from fairseq_lowrank.attention import PRESETS
 
 LENGTH = 6
 
-# mhe-add adds constants to values; others have no values of their own, or outputs that are not linear in them
-OTHERS = ("el", "skv", "mla", "mhe-add", "gated", "gated-head", "xsa")
+# keys and values of the first three are one input; outputs of the others are not linear in the content
+OTHERS = ("el", "skv", "mla", "mhe-add", "tpa", "xsa")
 METHODS = [
     *(Method(preset, preset, needed_axes(preset)) for preset in PRESETS if preset not in OTHERS),
     Method("sigsoftmax", "mixhead-b", {"activation": "sigsoftmax"}),
+    Method("mfa-wide", "mfa", {"head_dim": 64}),
 ]
 
 
 def perturbed(method):
     """A layer whose mixing and head embeddings are away from their starts."""
-    layer = matrices.build(method, 8, seed=3)
+    layer = matrices.build_layer(method, 8, seed=3)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype)
@@ -77,7 +78,7 @@ def test_a_seed_draws_one_problem_for_every_method(monkeypatch):
 def test_the_control_of_fixedhead_has_as_many_parameters_and_small_heads():
     for heads, length in ((8, 16), (32, 16), (4, 32)):
         built = {
-            method.name: matrices.build(method, count, 1)
+            method.name: matrices.build_layer(method, count, 1)
             for method, count in matrices.methods(heads, length)
             if method.exists()
         }
@@ -95,9 +96,10 @@ def test_training_follows_the_gradient_and_is_the_same_each_time():
     assert first["parameters"] == 4 * 64 * 64 + 64
 
 
-def test_a_method_whose_output_is_no_linear_map_of_the_content_is_refused():
-    with pytest.raises(ValueError, match="mhe-add: additive head embeddings"):
-        matrices.build(Method("mhe-add", "mhe-add"), 8, seed=1)
+@pytest.mark.parametrize("preset", ["mhe-add", "tpa"])
+def test_a_method_whose_output_is_no_linear_map_of_the_content_is_refused(preset):
+    with pytest.raises(ValueError, match=f"{preset}: .* no linear map of the content"):
+        matrices.build_layer(Method(preset, preset), 8, seed=1)
 
 
 def test_the_grid_names_each_run_once_and_leaves_out_methods_that_are_not_there(monkeypatch):
@@ -121,10 +123,10 @@ def test_the_legend_covers_no_plot():
     fixed = {"length": 16, "rank": 16, "target": "shared", "seed": 1}
     lines = [
         fixed | {"method": name, "flags": f"--attention {name}", "small_head_dim": size, "value": 0.1}
-        for name in matrices.PRESET_METHODS
+        for name in (*matrices.PRESET_METHODS, *(rival.name for rival in matrices.RIVALS))
         for size in (2, 4)
     ]
-    figure = matrices.draw(lines)
+    figure = matrices.plot(lines)
     figure.draw_without_rendering()
     [legend] = figure.legends
     assert not any(legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)

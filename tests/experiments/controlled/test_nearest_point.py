@@ -95,7 +95,7 @@ def test_a_table_says_how_far_seeds_are_apart_and_which_cells_have_fewer():
 def test_points_stand_near_their_number_of_heads():
     names = ["mha", *(f"method-{number}" for number in range(10))]
     lines = [{"method": name, "heads": 8, "seed": 1, "value": 0.5, "flags": "--attention mha"} for name in names]
-    [axes] = nearest_point.draw(lines).axes
+    [axes] = nearest_point.plot(lines).axes
     places = {bar.get_label(): bar.lines[0].get_xdata()[0] for bar in axes.containers}
     assert places.keys() == set(names) and places["mha"] == 8
     assert all(7 < place < 9.2 for place in places.values())

@@ -42,20 +42,20 @@ def test_a_model_sees_no_later_token():
 
 @pytest.fixture
 def easy(monkeypatch):
-    for name, value in {"PAIRS": 1, "LENGTH": 8, "VOCABULARY": 8, "TEST": 100, "EVERY": 20}.items():
+    for name, value in {"PAIRS": 1, "LENGTH": 8, "VOCABULARY": 8, "TEST": 100, "TEST_INTERVAL": 20}.items():
         monkeypatch.setattr(recall, name, value)
 
 
 def test_an_easy_recall_is_learned_and_training_ends_there(easy):
     journal = Journal("run")
     result = recall.train(MHA, 4, 1, 100 * 20, journal)
-    assert result["value"] <= recall.ENOUGH
+    assert result["value"] <= recall.TARGET_ERROR
     assert result["updates"] < 2000
     assert len(journal.lines) == 1 + result["updates"] / 20
 
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(easy, tmp_path, monkeypatch):
-    monkeypatch.setattr(recall, "ENOUGH", -1.0)
+    monkeypatch.setattr(recall, "TARGET_ERROR", -1.0)
 
     def stop_after(tests):
         def show(line):
@@ -111,7 +111,7 @@ def test_points_stand_within_the_band_of_their_head_size():
         for name in names
         for size in (8, 64)
     ]
-    figure = recall.draw(lines)
+    figure = recall.plot(lines)
     [axes] = figure.axes
     points = [line.get_xdata() for line in axes.lines if line.get_label() in names]
     assert len(points) == 9 and all([round(place) for place in found] == [0, 1] for found in points)

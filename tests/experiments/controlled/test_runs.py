@@ -87,7 +87,7 @@ def test_the_picture_and_the_lines_are_written(tmp_path):
         (["--rows", "("], "--rows '('"),
         (["--rows", "nothing"], "--rows 'nothing'"),
         (["--steps", "0"], "--steps 0"),
-        (["--no-runs"], "holds no finished run"),
+        (["--no-runs"], "has no finished run"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message):

@@ -29,7 +29,7 @@ def test_iwslt14_without_its_training_part_says_what_is_missing_and_whence(prepa
     status, said = prepare("iwslt14", "--data", shorten(corpus("ted-de-en"), tmp_path / "data", IWSLT16=30))
     assert status == 2
     assert "lacks train.tags.de-en.de, train.tags.de-en.en" in said
-    assert "--download from http" in said and "--test-only" in said
+    assert "--download to fetch them from http" in said and "--test-only" in said
 
 
 @pytest.mark.parametrize("fetched", [False, True])

@@ -57,7 +57,7 @@ def test_what_was_begun_from_one_folder_does_not_go_on_from_another(prepare, sho
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:40])
     assert prepare("multi30k", "--data", one, "--pieces", 200)[0] == 2
-    refused = f"was begun from {one}, not from {other}: give --data {one}, or remove that folder"
+    refused = f"was begun from {one}, not from {other}. Add --data {one}, or remove "
     assert refused in prepare("multi30k", "--data", other, "--pieces", 200)[1]
     damaged.write_bytes(whole)
     # and joined sentences are of what they are made from, whatever is said of --data

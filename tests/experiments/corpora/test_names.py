@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.corpora.__main__ import build_parser, expand, folder, locate
-from experiments.corpora.catalogue import CORPORA, parse
-from experiments.corpora.pieces import model_and_dictionary
+from experiments.corpora.catalogue import CORPORA, parse_corpus_name
+from experiments.corpora.pieces import model_and_dictionary_paths
 
 
 def forms(corpus):
@@ -35,8 +35,8 @@ any_form = st.sampled_from(PUBLISHED).flatmap(lambda corpus: st.tuples(st.just(c
 @given(any_form)
 def test_a_name_is_read_as_what_it_was_spelt_from(form):
     corpus, values = form
-    name = corpus.form(values)
-    assert parse(name) == (corpus, values)
+    name = corpus.variant_name(values)
+    assert parse_corpus_name(name) == (corpus, values)
     assert [one.name for one in CORPORA.values() if one.values(name) is not None] == [corpus.name]
 
 
@@ -47,17 +47,17 @@ def test_a_name_is_read_as_what_it_was_spelt_from(form):
 )
 def test_what_can_be_read_is_spelt_the_same(name):
     try:
-        corpus, values = parse(name)
+        corpus, values = parse_corpus_name(name)
     except ValueError as error:
-        assert str(error).startswith(f"no corpus '{name}' here; expected one of ")
+        assert str(error).startswith(f"no corpus '{name}' here. Use one of ")
     else:
-        assert corpus.form(values) == name
+        assert corpus.variant_name(values) == name
 
 
 @given(any_form)
 def test_a_name_on_the_command_line_makes_the_folder_of_that_name(form):
     corpus, values = form
-    name = corpus.form(values)
+    name = corpus.variant_name(values)
     args = build_parser().parse_args(expand([name]))
     assert {key: getattr(args, key) for key in values} == values
     locate(args)
@@ -82,7 +82,7 @@ def test_a_name_on_the_command_line_makes_the_folder_of_that_name(form):
     ],
 )
 def test_names_stay_what_they_were(name, words):
-    corpus, values = parse(name)
+    corpus, values = parse_corpus_name(name)
     assert corpus.name == re.match("[a-z0-9]+", name)[0] and corpus.words(values) == words.split()
 
 
@@ -90,8 +90,8 @@ def test_names_stay_what_they_were(name, words):
     "name", ["iwslt14-bpe2000", "wikitext", "wikitext-3", "brown-bpe9-head5", "brown-head05", "wmt14-x2"]
 )
 def test_a_name_of_no_form_is_refused_with_those_there_are(name):
-    with pytest.raises(ValueError, match=rf"^no corpus '{name}' here; expected one of .*brown\[-headN\]\[-bpeN\], "):
-        parse(name)
+    with pytest.raises(ValueError, match=rf"^no corpus '{name}' here\. Use one of .*brown\[-headN\]\[-bpeN\], "):
+        parse_corpus_name(name)
 
 
 def test_a_command_line_without_a_form_is_left_as_it_is():
@@ -104,4 +104,6 @@ def test_a_folder_is_named_for_the_published_bert(tmp_path, monkeypatch):
     names = [folder(["rte", *words]).name for words in ([], ["--bert", str(tmp_path / "bert-large")])]
     assert names == ["rte", "rte-from-bert-large"]
     args = build_parser().parse_args(expand(["rte-from-bert-large"]))
-    assert model_and_dictionary(args)[0] == tmp_path / "bert-large" / "wordpieces.json"
+    (tmp_path / "elsewhere" / "bert-large").mkdir(parents=True)  # the published folder, not the imported one
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert model_and_dictionary_paths(args)[0] == tmp_path / "bert-large" / "wordpieces.json"

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from experiments.corpora.catalogue import parse
+from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.own import check_binarised
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
@@ -39,8 +39,8 @@ def test_own_text_becomes_a_corpus_of_its_name(prepare, text, tmp_path, flags, u
     assert (status, said) == (0, str(made / "bin"))
     assert (made / "bin" / "train.de-en.de.bin").exists()
     assert piece in (made / ("bpe" if undone else "tok") / "train.de").read_text()
-    corpus, values = parse("mine")
-    assert corpus.undo(values) == undone and corpus.training(values) == list(PARALLEL)
+    corpus, values = parse_corpus_name("mine")
+    assert corpus.bpe_to_remove(values) == undone and corpus.training(values) == list(PARALLEL)
     assert prepare("mine") == (0, said)
 
 
@@ -51,7 +51,7 @@ def test_own_text_of_a_language_model_is_a_file_a_split(prepare, tmp_path):
         files += [f"--{split}", tmp_path / f"{split}.gz"]
     assert prepare("own", "--name", "mine", *files)[0] == 0
     assert (tmp_path / "work/data/mine/bin/dict.txt").exists()
-    corpus, values = parse("mine")
+    corpus, values = parse_corpus_name("mine")
     assert corpus.training(values) == ["--task", "language_modeling"]
 
 
@@ -80,7 +80,7 @@ def test_text_that_is_no_corpus_is_refused_in_one_line(prepare, text, tmp_path, 
     elif fault == "language":
         flags, expected = ["--source-lang", "de"], "--source-lang and --target-lang: one is missing"
     elif fault == "name":
-        name, expected = "brown", "--name brown: is a corpus here"
+        name, expected = "brown", "--name brown: another corpus has this name"
     else:
         for language in LINES:
             (folder / f"test.{language}").write_text("")
@@ -91,8 +91,8 @@ def test_text_that_is_no_corpus_is_refused_in_one_line(prepare, text, tmp_path, 
 
 
 def test_a_path_is_a_corpus_of_binarised_data(tmp_path, translation_data):
-    corpus, values = parse(str(translation_data))
-    assert corpus.form(values) == str(translation_data) and corpus.undo(values) is None
+    corpus, values = parse_corpus_name(str(translation_data))
+    assert corpus.variant_name(values) == str(translation_data) and corpus.bpe_to_remove(values) is None
     check_binarised(translation_data)
     with pytest.raises(UserError, match=f"CORPUS {tmp_path}"):
         check_binarised(tmp_path)

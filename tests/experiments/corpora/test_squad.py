@@ -7,7 +7,7 @@ import pytest
 
 from experiments.corpora.squad import read_paragraphs
 from experiments.corpora.xquad import unanswerable
-from fairseq_lowrank.tasks.spans import Pieces
+from fairseq_lowrank.tasks.spans import SubwordOffsets
 from fairseq_lowrank.tools.cutting import words
 
 
@@ -23,7 +23,7 @@ def question(name="q", text="308", start=2, **more) -> dict:
 def test_answers_stand_where_they_are_said_to(tmp_path):
     right = {"context": "Up 308 points", "qas": [question(start=3)]}
     assert list(read_paragraphs(write(tmp_path / "a.json", right))) == [right]
-    with pytest.raises(ValueError, match=r"a.json: the answer to q does not stand at 2"):
+    with pytest.raises(ValueError, match=r"a.json: the answer to q is not at character 2"):
         list(read_paragraphs(write(tmp_path / "a.json", {"context": "Up 308 points", "qas": [question()]})))
     (tmp_path / "a.json").write_text('{"data": [{"title": "T"}]}')
     with pytest.raises(ValueError, match="not in SQuAD's format"):
@@ -34,7 +34,7 @@ def test_nearly_every_answer_of_real_paragraphs_can_be_said_in_whole_words(corpu
     answers, exact = 0, 0
     for paragraph in read_paragraphs(corpus("xquad") / "xquad.en.json.gz"):
         spans = words(paragraph["context"])
-        pieces = Pieces(spans, [1] * len(spans))
+        pieces = SubwordOffsets(spans, [1] * len(spans))
         for asked in paragraph["qas"]:
             text, start = asked["answers"][0]["text"], asked["answers"][0]["answer_start"]
             begin, end = pieces.characters(*pieces.covering(start, start + len(text)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.corpora.rte import CORPUS, TASK
-from experiments.corpora.sentences import Example, lay_out
+from experiments.corpora.sentences import Example, write_task_data
 from experiments.corpora.steps import preprocess
 from experiments.corpora.text import BytePieces
 from experiments.recipes.logs import progress
@@ -44,7 +44,7 @@ def work(tmp_path, monkeypatch):
         output=tmp_path / "data" / "rte-by-brown-bpe300", pieces_of="brown-bpe300", bert=None, workers=1, corpus=CORPUS
     )
     examples = [Example((line, lines[0]), TASK.labels[place % 2]) for place, line in enumerate(lines[:12])]
-    lay_out(args, TASK, {"train": examples, "valid": examples[:5], "test": examples[5:]})
+    write_task_data(args, TASK, {"train": examples, "valid": examples[:5], "test": examples[5:]})
     return tmp_path
 
 
@@ -156,6 +156,7 @@ def test_a_published_checkpoint_stands_for_a_pre_training_but_not_in_a_trial(wor
     ("corpus", "small"),
     [
         ("glue-mnli", "rte-by-brown-head500-bpe2000"),
+        ("glue-sst-2", "sentence-polarity-by-brown-head500-bpe2000"),
         ("sentence-polarity-by-brown-bpe8000", "sentence-polarity-by-brown-head500-bpe2000"),
         ("squad-1.1", "xquad-by-brown-head500-bpe2000"),
         ("squad-2.0-by-wikitext-103-bpe30000", "xquad-unanswerable-by-brown-head500-bpe2000"),
@@ -207,5 +208,5 @@ def test_scores_of_a_line_are_of_the_test_part_where_its_answers_are_known(tmp_p
     line = read_scores(file)
     assert line["value"] == 88 and line["scores"] == {"mrpc-f1": 90.0, "mrpc-accuracy": 86.0}
     file.write_text(json.dumps(scores(test=("rte", {}))))
-    with pytest.raises(ValueError, match="holds no scores"):
+    with pytest.raises(ValueError, match="has no scores"):
         read_scores(file)

@@ -64,7 +64,7 @@ def test_beside_another_source_a_sentence_loses_what_it_loses_with_that_source_i
 
 
 def test_no_other_source_is_taken_where_sentences_have_none(trained):
-    with pytest.raises(ValueError, match="expected a translation task"):
+    with pytest.raises(ValueError, match="needs a translation task"):
         sentence_losses(*load_model(trained("mixhead-b")), "valid", own_source=False)
 
 
@@ -82,9 +82,9 @@ def test_the_script_of_source_use_appends_a_line_a_run_once(trained, tmp_path, r
     assert (line["table"], line["row"], line["seed"], len(line["sentence_values"])) == ("t-source-use", "h4-mhe", 3, 12)
     assert line["value"] == pytest.approx(sum(line["sentence_values"]) / 12, abs=1e-3)
     refused = subprocess.run([*command, tmp_path], capture_output=True, text=True, cwd=root)
-    assert refused.returncode == 2 and "expected a folder ROW-seedN" in refused.stderr
+    assert refused.returncode == 2 and "Give a folder ROW-seedN" in refused.stderr
 
 
 def test_a_subset_that_is_not_there_is_named(trained):
-    with pytest.raises(ValueError, match="no subset 'fit' in the data"):
+    with pytest.raises(ValueError, match="the data has no such subset"):
         sentence_losses(*load_model(trained("mhe")), "fit")

@@ -28,7 +28,7 @@ def test_a_recipe_with_fit_records_losses_that_are_compared_by_sentence(recipe, 
     assert experiments.main(["compare", str(settings.results), *asked]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     losses = [lines[name]["losses"]["fit"]["bits"] for name in ("mha", "gain")]
-    assert (row["sentences"], row["notes"][0]) == (50, "one seed: nothing is known of others")
+    assert (row["sentences"], row["notes"][0]) == (50, "one seed: other seeds may differ")
     assert row["mean"] == pytest.approx(losses[0] - losses[1], abs=1e-3) and row["mean"] != 0
 
 
@@ -63,5 +63,5 @@ def test_how_many_pairs_must_be_a_number(request):
         ["fit", "many"],
         ["row", "mha", "iwslt14", "", "", "--attention", "mha"],
     ]
-    with pytest.raises(ValueError, match=r"^FIT=many: expected how many training pairs$"):
+    with pytest.raises(ValueError, match=r"^FIT=many: expected a number of training pairs"):
         Recipe.read("translation", request.config.rootpath, records)

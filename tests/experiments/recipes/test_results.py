@@ -86,7 +86,7 @@ def test_an_incomplete_line_is_not_written_and_broken_ones_are_named_by_their_nu
     assert not path.exists() and results.read_results(path) == []
     path.write_text("\n".join(["{}", json.dumps(LINE), "{", "7", "", "[" * 100_000]) + "\n")
     assert results.read_results(path, said.append) == [LINE]
-    broken = [(1, "lacks paper, table"), (3, "not JSON"), (4, "7 is no result"), (5, "not JSON"), (6, "not JSON")]
+    broken = [(1, "lacks paper, table"), (3, "not JSON"), (4, "7 is not a result"), (5, "not JSON"), (6, "not JSON")]
     for text, (number, wrong) in zip(said, broken, strict=True):
         assert text.startswith(f"{path}, line {number}: {wrong}")
     path.write_bytes(b"\xff\xfe")

@@ -25,7 +25,7 @@ def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
     assert scoring.read_hypotheses(tmp_path / "out") == ["", "two words"]
     assert scoring.read_references(tmp_path / "out") == ["A", "B"]
     write_lines(tmp_path / "out", lines[:6])
-    with pytest.raises(ValueError, match="not those numbered 0 to 0"):
+    with pytest.raises(ValueError, match="not those with the numbers 0 to 0"):
         scoring.read_hypotheses(tmp_path / "out")
 
 

@@ -25,7 +25,7 @@ def test_a_vocabulary_of_pieces_is_known_before_its_corpus_is_prepared(run, tmp_
 
 
 def test_a_vocabulary_of_words_is_not(run):
-    with pytest.raises(ValueError, match="not known before preparation"):
+    with pytest.raises(ValueError, match="size of the vocabulary is unknown"):
         sizes.vocab_size(run("lm1b", ""))
 
 

@@ -106,7 +106,7 @@ def test_trials_are_left_out_and_the_last_line_of_a_seed_counts(tmp_path, capsys
     write(path, {"a": {2: 100.0}}, smoke=True)
     (row,) = compared(capsys, str(path), "--pair", "a", "b")
     assert row["seed_means"] == [7, 5]
-    assert row["notes"] == ["of lines of one row and seed the last counts: 1 left out"]
+    assert row["notes"] == ["of lines of one row and seed, only the last is used: 1 left out"]
 
 
 def test_lines_of_several_commits_are_said_to_be(tmp_path, capsys):
@@ -187,10 +187,10 @@ def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, ca
     ("arguments", "message"),
     [
         ([], "--pair A B"),
-        (["--pair", "mha", "nothing"], "row 'nothing': no line has it; rows there are: gain, mha, mixhead-a"),
-        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has it"),
+        (["--pair", "mha", "nothing"], "row 'nothing': no line has this row. Choose from gain, mha, mixhead-a"),
+        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has this row"),
         (["--pair", "zero", "mha", "--logarithm"], "--logarithm needs values above 0"),
-        (["--pair", "two", "mha"], "lines of several metrics: choose one with --metric bleu|loss"),
+        (["--pair", "two", "mha"], "its lines have several metrics. Choose one with --metric bleu|loss"),
         (["--pair", "mha", "late"], "mha − late: no common seed: [1, 2, 3] and [7]"),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_named_contrast_that_cannot_be_made_yet_says_why_and_leaves_the_others
     other_metric = {"name": "other metric", "rows": ["a", "c"], "metric": "bits"}
     pairs = [{"name": "apart", "rows": ["a", "b"]}, other_metric, {"name": "complete", "rows": ["a", "c"]}]
     apart, other, complete = compared(capsys, lines, *named(tmp_path / "named.json", *pairs))
-    assert (apart["mean"], apart["notes"]) == (None, ["no seed that every row has (a: 1; b: 2)"])
+    assert (apart["mean"], apart["notes"]) == (None, ["no common seed (a: 1; b: 2)"])
     assert (other["mean"], other["notes"]) == (None, ["run, without bits of test: a, c"])
     assert complete["mean"] == 0.5
 
@@ -348,9 +348,9 @@ def test_a_prediction_that_cannot_be_tested_is_refused(tmp_path, capsys, entry):
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
-        ('{"t": []}', ["--table", "other"], "no contrasts for table 'other'; expected one of t"),
+        ('{"t": []}', ["--table", "other"], "no contrasts for table 'other'. Choose from t"),
         ('{"t": [{"name": "x"}]}', ["--table", "t"], '{"name": "x"} is not a contrast'),
-        ('{"t": [', ["--table", "t"], "expected a JSON file"),
+        ('{"t": [', ["--table", "t"], "Give a JSON file"),
         ('{"t": []}', [], "--table"),
         ('{"t": []}', ["--table", "t", "--pair", "mha", "gain"], "--pair"),
         ('{"t": []}', ["--table", "t", "--split", "fit"], "--contrasts"),

@@ -68,10 +68,10 @@ def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp
 @pytest.mark.parametrize(
     "flag, text, words",
     [
-        ("--generate-log", "nothing", "holds no hypotheses of fairseq-generate"),
-        ("--generate-log", TRANSLATED.format(1, "a", "a"), "holds 1 sentences but not those numbered 0 to 0"),
-        ("--eval-log", "nothing", "holds no perplexity of fairseq-eval-lm"),
-        ("--train-log", "nothing", "holds no finished epoch of fairseq-train"),
+        ("--generate-log", "nothing", "has no hypotheses of fairseq-generate"),
+        ("--generate-log", TRANSLATED.format(1, "a", "a"), "has 1 sentences, but not those"),
+        ("--eval-log", "nothing", "has no perplexity of fairseq-eval-lm"),
+        ("--train-log", "nothing", "has no finished epoch of fairseq-train"),
         ("--score", "[1]", "expected an object such as"),
         ("--score", '{"metric": "accuracy", "value": "high"}', "value is"),
     ],

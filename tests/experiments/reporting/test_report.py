@@ -40,13 +40,13 @@ def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_
         line("h4-mha", 24.0, seed=3, scoring="--beam 5"),
         line("h4-mixhead-b", 25.0, scoring="--beam 5"),
     ]
-    [table] = comparison.build(lines, papers.load_papers())
+    [table] = comparison.build_report(lines, papers.load_papers())
     [score] = rows_of(table)["h4-mha"]["ours"]["scores"]
     assert score["mean"] == 22 and not any("scored" in note for note in table["notes"])
     assert rows_of(table)["h4-mha"]["ours"]["left_out"] == ["scored with --beam 1: seed 2"]
     header, cells = columns(table)
     assert "scored with --beam 1: seed 2" in cells[0][header.index("left out")]
-    [table] = comparison.build([*lines, line("h4-mixhead-b", 25.0, seed=2, scoring="")], papers.load_papers())
+    [table] = comparison.build_report([*lines, line("h4-mixhead-b", 25.0, seed=2, scoring="")], papers.load_papers())
     assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
 
 
@@ -55,7 +55,7 @@ def rows_of(table):
 
 
 def only(lines, **chosen):
-    (table,) = comparison.build(lines, PAPERS, **chosen)
+    (table,) = comparison.build_report(lines, PAPERS, **chosen)
     return rows_of(table)
 
 
@@ -104,7 +104,7 @@ def test_every_prr_of_the_poster_follows_from_its_scores_within_their_rounding(t
 
 
 def test_prr_and_peop_refuse_scores_they_are_not_made_for():
-    with pytest.raises(ValueError, match="positive MHA score"):
+    with pytest.raises(ValueError, match="PRR needs a positive score"):
         comparison.prr(3.0, 0.0)
     with pytest.raises(ValueError, match="differs from SHA"):
         comparison.peop(80.0, 79.0, 5, 5)
@@ -175,7 +175,7 @@ def test_a_run_with_another_size_of_attention_than_the_papers_is_marked():
 
 def test_attention_parameters_stand_beside_the_papers():
     lines = [line("base-mha", 24.0, paper="mhe", table="wmt14", parameters=60_000_000, attention_parameters=18_874_368)]
-    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build_report(lines, PAPERS)[0])
     assert header[1:4] == ["parameters", "attention parameters", "attention parameters, paper"]
     assert cells[0][1:4] == ["60.00M", "18.87M", "18.87M"]
     assert cells[1][1:4] == ["", "", "6.52M"]
@@ -205,7 +205,7 @@ def test_runs_in_the_blocks_of_the_papers_text_stand_beside_table_3():
     gbw = {"architecture": "lowrank_transformer_lm_gbw", "parameters": 330_500_000}
     flags = "--tokens-per-sample 512"
     lines = [line("baevski-mha", 38.0, table="table3-n512", metric="perplexity", flags=flags, **gbw)]
-    (table,) = comparison.build(lines, PAPERS)
+    (table,) = comparison.build_report(lines, PAPERS)
     assert table["title"].endswith("n 512, as the text says")
     assert rows_of(table)["baevski-mha"]["ours"]["other_scale"] == []
     same = rows_of(PAPERS["mixhead"]["tables"]["table3"])
@@ -251,7 +251,7 @@ def test_tasks_of_a_row_stand_side_by_side_whatever_the_scale_of_each():
     ours = only(lines)["mha"]["ours"]
     assert {score["metric"]: score["mean"] for score in ours["scores"]} == {"mnli-m": 80.0, "cola": 50.0, "rte": 60.0}
     assert ours["other_scale"] == ["cola: 60 of 100 updates", "rte: 70 of 100 updates"]
-    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build_report(lines, PAPERS)[0])
     shown = {cell[0]: dict(zip(header, cell, strict=True)) for cell in cells}["BERT-base, the authors' run"]
     assert shown["updates"] == "60 to 100"
     # within a task the rule is that of rows: the paper's scale wins, and what is the same everywhere is said once
@@ -262,7 +262,7 @@ def test_tasks_of_a_row_stand_side_by_side_whatever_the_scale_of_each():
 
 
 def test_scores_of_development_parts_stand_beside_the_papers_of_the_test_server():
-    header, (_, cells, _) = columns(comparison.build([fine_tuned("mha", "cola", 51.0, "cola")], PAPERS)[0])
+    header, (_, cells, _) = columns(comparison.build_report([fine_tuned("mha", "cola", 51.0, "cola")], PAPERS)[0])
     place = header.index("valid cola")
     assert header[place + 1] == "test cola, paper" and cells[place : place + 2] == ["51.00", "52.6"]
     assert cells[header.index("test rte, paper")] == "68.0"  # as printed
@@ -272,7 +272,7 @@ def test_ratios_stand_behind_the_score_and_beside_the_papers():
     counts = {"table": "encoder", "paper": "mhe", "metric": "squad1.1", "split": "valid"}
     rows = {"sha": (80.0, 9_000_000), "mha": (88.0, 28_000_000), "mhe-mul": (84.0, 9_100_000)}
     lines = [line(row, value, attention_parameters=count, **counts) for row, (value, count) in rows.items()]
-    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build_report(lines, PAPERS)[0])
     place = header.index("valid squad1.1")
     own = ["valid squad1.1", "PRR squad1.1", "PEoP squad1.1"]
     assert header[place : place + 6] == own + [f"{name}, paper" for name in own]
@@ -282,7 +282,7 @@ def test_ratios_stand_behind_the_score_and_beside_the_papers():
 
 def test_each_task_has_a_plot_of_its_own():
     lines = [fine_tuned(row, task, 60.0, task) for row in ("mha", "mixhead-b") for task in ("rte", "cola")]
-    tables = comparison.build(lines, PAPERS)
+    tables = comparison.build_report(lines, PAPERS)
     plots = with_logs(tables, [])
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table5-rte": 2, "mixhead-table5-cola": 2}
     text = as_markdown(tables, {"mixhead-table5-rte": "rte.png", "mixhead-table5-cola": "cola.png"})
@@ -308,7 +308,7 @@ def test_ratios_are_of_the_seeds_that_both_rows_have():
     lines = [line("h4-mha", 30.0), line("h4-mha", 20.0, seed=2), line("h4-mixhead-a", 29.0)]
     ours = only(lines)["h4-mixhead-a"]["ours"]
     assert ours["scores"][0]["prr"] == pytest.approx(100 * 29 / 30)
-    assert ours["left_out"] == ["of PRR, for not both rows have it: seed 2"]
+    assert ours["left_out"] == ["of PRR, because not both rows have it: seed 2"]
     apart = only([line("h4-mha", 30.0), line("h4-mixhead-a", 29.0, seed=2)])["h4-mixhead-a"]["ours"]
     assert "prr" not in apart["scores"][0]
     assert only([line("h4-mha", 30.0), line("h4-mixhead-a", 29.0)])["h4-mixhead-a"]["ours"]["left_out"] == []
@@ -348,23 +348,23 @@ def test_peop_is_reported_where_single_head_attention_was_run_too():
 
 def test_tables_that_the_paper_calls_incomparable_stay_apart():
     lines = [line("mha", 22.0, table="table7", metric="perplexity"), line("h8-mha", 23.0, table=8, metric="perplexity")]
-    tables = comparison.build(lines, PAPERS)
+    tables = comparison.build_report(lines, PAPERS)
     assert [table["table"] for table in tables] == ["table7", "table8"]
     assert all("comparable only within itself" in " ".join(table["notes"]) for table in tables)
     assert [sum(row["ours"] is not None for row in table["rows"]) for table in tables] == [1, 1]
     curves = [{"updates": 1, "train_loss": 2.0, "valid_loss": 2.0}]
-    plots = with_logs(comparison.build([{**line, "curve": curves} for line in lines], PAPERS), [])
+    plots = with_logs(comparison.build_report([{**line, "curve": curves} for line in lines], PAPERS), [])
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table7": 1, "mixhead-table8": 1}
 
 
 def test_scores_of_the_validation_set_in_the_same_line_are_shown_beside_the_papers():
-    (table,) = comparison.build([line("h4-mha", 34.0, tokenised_bleu=34.5, valid_tokenised_bleu=35.0)], PAPERS)
+    (table,) = comparison.build_report([line("h4-mha", 34.0, tokenised_bleu=34.5, valid_tokenised_bleu=35.0)], PAPERS)
     header, cells = columns(table)
     shown = dict(zip(header, cells[0], strict=True))
     assert shown["test BLEU (sacrebleu)"] == "34.00" and shown["test BLEU (tokenised)"] == "34.50"
     assert (shown["valid BLEU (tokenised)"], shown["valid BLEU, paper"]) == ("35.00", "35.28")
     lines = [line("mha", 21.0, table="table7", metric="perplexity", valid_perplexity=22.0)]
-    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build_report(lines, PAPERS)[0])
     shown = dict(zip(header, cells[0], strict=True))
     assert (shown["valid perplexity"], shown["valid perplexity, paper"]) == ("22.00", "21.82")
 
@@ -374,7 +374,7 @@ def test_losses_a_sentence_are_shown_in_bits_to_three_decimals_with_their_spread
         return {"fit": {"bits": fit, "sentence_values": [fit]}, "test": {"bits": 3.0, "sentence_values": [3]}}
 
     lines = [line("mha", 20.0, losses=losses(2.0)), line("mha", 20.0, seed=2, losses=losses(2.01))]
-    header, cells = columns(comparison.build([{**one, "table": "own"} for one in lines], PAPERS)[0])
+    header, cells = columns(comparison.build_report([{**one, "table": "own"} for one in lines], PAPERS)[0])
     shown = dict(zip(header, cells[0], strict=True))
     assert shown["fit loss (bits a token)"] == "2.005 ± 0.007"
     assert shown["test loss (bits a token)"] == "3.000 ± 0.000"
@@ -386,7 +386,7 @@ def test_perplexities_of_training_stand_beside_those_of_the_papers_text():
         {"updates": 18, "train_loss": 4.25, "valid_loss": 4.4},
     ]
     lines = [line(row, 21.0, table="table8", metric="perplexity", curve=curve) for row in ("h8-mha", "h2-mha")]
-    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build_report(lines, PAPERS)[0])
     shown = {cell[0]: dict(zip(header, cell, strict=True)) for cell in cells}
     first, last = shown["Baseline, h 8"], shown["Baseline, h 2"]
     assert (first["train perplexity"], first["train perplexity, paper"]) == ("19.03", "19.9")  # 2^4.25
@@ -407,19 +407,19 @@ def test_a_speed_is_shown_only_where_it_was_taken_alone():
         line("mixhead-a", 21.0, table="table7", alone=False, tokens_per_second=4500),
         line("avghead", 21.0, table="table7", tokens_per_second=4500),
     ]
-    header, cells = columns(comparison.build(lines, PAPERS)[0])
+    header, cells = columns(comparison.build_report(lines, PAPERS)[0])
     assert {row[0]: row[header.index("tokens/s")] for row in cells if row[header.index("updates")]} == {
         "Baseline": "3000",
         "Mixhead A": "",
         "Avghead": "",
     }
-    header, _ = columns(comparison.build(lines[1:], PAPERS)[0])
+    header, _ = columns(comparison.build_report(lines[1:], PAPERS)[0])
     assert "tokens/s" not in header
 
 
 def test_markdown_shows_hostile_names_as_text():
     lines = [line("<script>alert(1)</script>|x", 3.0, paper="own", table="<b>")]
-    tables = comparison.build(lines, PAPERS)
+    tables = comparison.build_report(lines, PAPERS)
     markdown = as_markdown(tables, {})
     assert "<script>" not in markdown and "<b>" not in markdown
     row = next(text for text in markdown.splitlines() if "alert" in text)
@@ -519,13 +519,13 @@ def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
     [
         (None, [], "does not exist"),
         ("", [], "no results in"),
-        ("", ["--table", "table99"], "no results and no published values for table99; known: mixhead table1"),
+        ("", ["--table", "table99"], "no results and no published values for table99. Choose from mixhead table1"),
         ("{", [], "line 1: not JSON"),
         ('{"paper": "mixhead"}', [], "line 1: lacks table"),
-        ("7", [], "line 1: 7 is no result"),
+        ("7", [], "line 1: 7 is not a result"),
         (json.dumps(line("mha", None)), [], "line 1: value is null, expected a number"),
         (json.dumps(line("mha", 30.0)), ["--paper", "mhe"], "no results for mhe in"),
-        (json.dumps(line("mha", 30.0)), ["--logs", "logs"], "--logs logs: curves are drawn into --output"),
+        (json.dumps(line("mha", 30.0)), ["--logs", "logs"], "--logs logs: curves need a folder. Add --output"),
     ],
 )
 def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):

@@ -82,20 +82,20 @@ def test_equivalence_at_the_margin_is_claimed_one_time_in_twenty():
 
 def test_pairs_are_of_the_same_seed_and_sentence():
     first, second = {1: [1, 2], 2: [5, 5], 9: [0, 0]}, {2: [1, 2], 1: [0, 0]}
-    seeds, matrix = statistics.differences(first, second)
+    seeds, matrix = statistics.paired_differences(first, second)
     assert seeds == [1, 2]
     assert matrix.tolist() == [[1, 2], [4, 3]]
 
 
 def test_what_cannot_be_paired_is_refused():
     with pytest.raises(ValueError, match=r"no common seed: \[1\] and \[2\]"):
-        statistics.differences({1: 0}, {2: 0})
+        statistics.paired_differences({1: 0}, {2: 0})
     with pytest.raises(ValueError, match="different sentences"):
-        statistics.differences({1: [1, 2]}, {1: [1, 2, 3]})
+        statistics.paired_differences({1: [1, 2]}, {1: [1, 2, 3]})
     with pytest.raises(ValueError, match="infinite or not a number"):
-        statistics.differences({1: math.nan}, {1: 0})
-    with pytest.raises(ValueError, match="expected one a sentence"):
-        statistics.differences({1: [[1, 2]]}, {1: [[1, 2]]})
+        statistics.paired_differences({1: math.nan}, {1: 0})
+    with pytest.raises(ValueError, match="expected one per sentence"):
+        statistics.paired_differences({1: [[1, 2]]}, {1: [[1, 2]]})
 
 
 def test_one_seed_says_nothing_of_seeds():

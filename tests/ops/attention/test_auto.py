@@ -19,6 +19,7 @@ MASKS = {
     "causal and padding": AttentionMask(True, torch.arange(LENGTH)[None] < 3),
     "appended": AttentionMask(True, num_appended_keys=1),
     "beams": AttentionMask(True, query_repeats=4),
+    "window": AttentionMask(True, window=100),
 }
 RULES = [("none", "none"), ("static", "static"), ("none", "positionwise"), ("none", "diagonal")]
 CASES = list(
@@ -108,6 +109,7 @@ def test_on_a_gpu_half_precision_takes_the_kernels_that_were_compiled():
         {"dropout_p": 0.1},
         {"rules": ("none", "static"), "activation": "sigsoftmax"},
         {"mask": "appended"},
+        {"mask": "window"},
         {"mask": "beams"},
         {"heads": 4},
         {"heads": 32},

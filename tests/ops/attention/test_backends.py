@@ -111,6 +111,23 @@ def test_long_sequences_cross_the_borders_of_blocks(backend, activation, mixing,
 
 
 @pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
+def test_windows_cross_the_borders_of_blocks(backend, activation, mixing, device):
+    length = 150
+    long = problem(activation, mixing, device, length)
+    key_padding = torch.zeros(2, length, dtype=torch.bool, device=device)
+    key_padding[0, -70:], key_padding[1, :70] = True, True
+    for mask in (
+        AttentionMask(True, window=1),
+        AttentionMask(True, key_padding, window=30),
+        AttentionMask(True, query_repeats=2, window=65),
+        AttentionMask(True, key_padding, num_appended_keys=2, window=70),
+        AttentionMask(True, window=149),
+    ):
+        long["mask"] = mask
+        assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)
+
+
+@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
 def test_blocks_that_grow_with_the_length_give_the_same(backend, activation, mixing, device):
     long = problem(activation, mixing, device, 1100) | {"mask": AttentionMask(True)}
     assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)

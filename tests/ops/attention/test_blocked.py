@@ -77,6 +77,22 @@ def test_no_tensor_grows_with_the_square_of_the_length(options):
     assert largest.bytes < length * length
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"prob_mixing": "static"}, {"dropout_p": 0.1}], ids=["plain", "static", "dropout"]
+)
+def test_a_window_bounds_the_keys_of_every_block(options):
+    length, window = 4096, 100
+    built = problem(length, "cpu", **options, mask=AttentionMask(True, window=window))
+    with LargestTensor() as largest:
+        heads, _ = attend(**built, backend="blocked")
+        gradients(heads, built)
+    rows = blocked.MAX_BLOCK_ROWS
+    assert largest.bytes <= max(4 * HEADS * rows * (rows + window), 4 * HEADS * length * DIM)
+    call = call_of(**{name: part for name, part in built.items() if part is not None})
+    parts = list(blocked.BlockedAttention(call, 0).blocks())
+    assert len(parts) == length // rows and all(block.num_keys < rows + window for block in parts)
+
+
 def test_the_reference_does_build_all_scores():
     built = problem(512, "cpu")
     with LargestTensor() as largest:

@@ -66,6 +66,12 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
             r"mask.num_appended_keys=-1: expected 0 to 5, the number of keys",
         ),
         (
+            {"mask": AttentionMask(True, window=0)},
+            r"mask.window=0: expected a positive integer, together with causal=True",
+        ),
+        ({"mask": AttentionMask(True, window=2.0)}, r"mask.window=2.0: expected a positive integer"),
+        ({"mask": AttentionMask(window=2)}, r"mask.window=2: .* together with causal=True"),
+        (
             {"mask": AttentionMask(additive=torch.zeros(4, 4))},
             r"mask.additive of shape \[4, 4\] does not broadcast to scores \[2, 3, 4, 5\]",
         ),
@@ -112,12 +118,13 @@ def test_the_first_of_more_causal_queries_than_keys_see_none(device):
     assert rows(key_padding=torch.tensor([[False, True]], device=device)) == [False, True, True]
 
 
+@pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("additive", [None, (3, 4), (1, 1, 3, 1)])
-def test_a_mask_grows_with_keys_and_repeats_queries(additive, device):
+def test_a_mask_grows_with_keys_and_repeats_queries(additive, window, device):
     """As the tensor of all that is hidden would."""
     padding = torch.tensor([[False, True, False, False]], device=device)
     additive = None if additive is None else torch.rand(additive, device=device) < 0.4
-    mask = AttentionMask(True, padding, additive)
+    mask = AttentionMask(True, padding, additive, window=window)
     before = mask.hidden(3, 4, torch.device(device)).expand(1, 1, 3, 4)
     after = (
         mask.append_keys(4, 1).append_keys(5, 1).repeat_queries(2).repeat_queries(2).hidden(12, 6, torch.device(device))

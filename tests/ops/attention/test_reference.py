@@ -46,7 +46,7 @@ def test_positionwise_mixing_is_made_of_the_queries(device):
         for shape in ((2, 3, 4, 5), (5, 3), (3, 3))
     )
     mixing = PositionwiseMixing.of_queries(query, query_weight, base)
-    expected = brute_force.matrices(query.cpu(), query_weight.cpu(), base.cpu())
+    expected = brute_force.mixing_matrix(query.cpu(), query_weight.cpu(), base.cpu())
     torch.testing.assert_close(mixing.weight.cpu(), expected)
 
 

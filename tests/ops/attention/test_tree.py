@@ -115,7 +115,7 @@ class TableBlocks:
         self.scores = scores
 
     def forward(self, block, out):
-        out.copy_(self.scores.weight[:, self.scores.index[block.rows, : block.keys]][None])
+        out.copy_(self.scores.weight[:, self.scores.index[block.rows, block.keys]][None])
 
 
 def test_numbers_by_which_scores_from_outside_look_up_stay_whole_under_autocast():

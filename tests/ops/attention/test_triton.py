@@ -466,6 +466,7 @@ def test_what_it_cannot_compute_is_said(device):
         ({"need_weights": True}, "the attention weights"),
         ({"score_bias": torch.zeros(1)}, "a score_bias"),
         ({"mask": AttentionMask(additive=torch.zeros(1, requires_grad=True))}, "a gradient of the float mask"),
+        ({"mask": AttentionMask(True, window=2)}, "a sliding window"),
         ({"score_mixing": mixing_of("positionwise", torch.randn, (1, HEADS, LENGTH, LENGTH))}, "before the softmax"),
     ]:
         assert reason in triton.unsupported_reason(call_of(**plain | options))
@@ -485,16 +486,16 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
 
     calls = {"mixhead-a": None, "mixhead-b": None}
     monkeypatch.setattr(check_kernels, "common_calls", lambda device: calls)
-    assert [state for _, state in env.kernels()] == ["checked against the reference: right"]
+    assert [state for _, state in env.kernels()] == ["equal to the reference"]
     monkeypatch.setattr(selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult("q by 0.3"))
     (row,) = env.kernels()
-    assert row[1] == "wrong, so that blocked computes instead: mixhead-a (q by 0.3); mixhead-b (q by 0.3)"
+    assert row[1] == "wrong, so blocked is used instead: mixhead-a (q by 0.3); mixhead-b (q by 0.3)"
     monkeypatch.setattr(
         selfcheck, "self_check", lambda call: selfcheck.SelfCheckResult(None, "row_sums spills 8 registers")
     )
     (row,) = env.kernels()
     assert row[1] == (
-        "checked against the reference: right, left to blocked by auto: "
+        "equal to the reference, auto uses blocked for: "
         "mixhead-a (row_sums spills 8 registers); mixhead-b (row_sums spills 8 registers)"
     )
 

@@ -1,0 +1,222 @@
+"""The rule for head sizes: how long sequences may be, for heads whose scores have a given rank (Bhojanapalli et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+
+import numpy
+from torch import nn
+
+from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.tools.axes import axes_of, spec_of
+
+BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
+FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
+# A scale for each head mixes none with another.
+WITHOUT_MIXING = ("none", "diagonal")
+UNBOUNDED = ("synthesizer-random", "relative")
+"""Scores whose rank the head size does not bound: free numbers, and products that are shifted row by row."""
+
+
+@dataclass
+class Finding:
+    """One piece of advice: what was compared, the verdict in plain words, its source, and changes with their cost.
+
+    `changes` are pairs of flags and the parameters that they add (negative: save; None: not counted).
+    """
+
+    topic: str
+    verdict: str
+    text: str
+    source: str
+    numbers: dict
+    changes: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def as_dict(self) -> dict:
+        changes = [{"change": change, "parameters": parameters} for change, parameters in self.changes]
+        return asdict(self) | {"changes": changes}
+
+
+class Heads:
+    """The attention of a model, and the lengths of its sequences.
+
+    Args:
+        sites: an attention layer for each site.
+        lengths: the sequence lengths of each site that is judged.
+        causal: the sites whose positions see none after them.
+    """
+
+    def __init__(self, sites: dict[str, nn.Module], lengths: dict[str, numpy.ndarray], causal: Collection[str]) -> None:
+        self.sites, self.causal = sites, causal
+        self.lengths = {site: lengths[site] for site in sites if site in lengths}
+
+    def max_length(self, site: str) -> int:
+        """Return the length up to which a site's heads, whose scores have rank r, can produce the attention matrices.
+
+        Without a causal mask the length is r + 1, and every matrix can be produced (Bhojanapalli et al. 2020, Theorem 1,
+        whose scores can be moved by a constant a row). Under a causal mask it is 2·r + 1, and almost every matrix can be
+        produced: all except a set of measure zero. ``tests/tools/test_causal_heads.py`` constructs the scores.
+        """
+        rank = score_rank(self.sites[site])
+        return 2 * rank + 1 if site in self.causal else rank + 1
+
+    def wanted_rank(self, site: str, length: float) -> int:
+        """Return the least rank of scores that is enough for a length: the inverse of :meth:`max_length`."""
+        return max(1, math.ceil((length - 1) / 2 if site in self.causal else length - 1))
+
+    def share_beyond(self, site: str) -> float:
+        """Return the share of sequences for which a site's heads are too small."""
+        return float((self.lengths[site] > self.max_length(site)).mean())
+
+    def p95(self, site: str) -> float:
+        """Return the length that 95 % of a site's sequences do not exceed."""
+        return describe_lengths(self.lengths[site])["p95"]
+
+    @property
+    def judged_sites(self) -> list[str]:
+        """Sites with known lengths and scores whose rank is bounded."""
+        return [site for site in self.lengths if spec_of(self.sites[site]).score not in UNBOUNDED]
+
+    @property
+    def sites_too_small(self) -> list[str]:
+        """Sites whose heads are too small for more than 5 % of the sequences."""
+        return [site for site in self.judged_sites if self.share_beyond(site) > 0.05]
+
+
+def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+    """Return the number of heads of keys that each head's scores are made of: one, or all if scores are mixed.
+
+    Args:
+        spec: another composition for the layer.
+    """
+    axes = axes_of(module, spec)
+    if axes["score_mixing"] == "none":
+        return 1
+    if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
+        return axes["synthesizer_heads"] or module.num_heads
+    return axes["key_value_heads"]
+
+
+def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+    """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
+
+    The features of a dense synthesizer are no linear map of its inputs, so the width d does not bound them.
+
+    Args:
+        spec: another composition for the layer.
+    """
+    axes = axes_of(module, spec)
+    rank = score_heads(module, spec) * axes["head_dim"]
+    return rank if axes["score"] == "synthesizer-dense" else min(module.embed_dim, rank)
+
+
+def most_heads(module: nn.Module, wanted: int) -> int | None:
+    """Return the most heads of a layer's width whose scores have the wanted rank.
+
+    0: one head of the whole width is too small. None: the number of heads does not matter, because the head size is given
+    or scores are mixed.
+    """
+    if spec_of(module).head_dim is not None or score_heads(module) > 1:
+        return None
+    return heads_of_size(module, wanted)
+
+
+def heads_of_size(module: nn.Module, wanted: int) -> int:
+    """Return the most heads of at least this size that divide the layer's width; 0 if there is no such number."""
+    width, groups = module.embed_dim, spec_of(module).key_value_heads or 1
+    numbers = range(groups, width // wanted + 1, groups)
+    return max((heads for heads in numbers if width % heads == 0), default=0)
+
+
+def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
+    return {
+        "sequences": len(lengths),
+        "mean": round(float(lengths.mean()), 1),
+        "median": float(numpy.median(lengths)),
+        "p95": float(numpy.percentile(lengths, 95)),
+        "longest": int(lengths.max()),
+    }
+
+
+def verdict(summary: Heads) -> dict:
+    """Say which sites' heads are too small for the lengths, and up to how many heads they would not be.
+
+    Returns:
+        `too_small` and `large_enough`, lists of sites; `most_heads`, for each site the greatest number of heads that are
+        large enough for 95 % of the sequences (0: not even one; None: the number of heads does not matter); and `lines`,
+        two sentences that say it.
+    """
+    short, fine = (
+        summary.sites_too_small,
+        [site for site in summary.judged_sites if site not in summary.sites_too_small],
+    )
+    most = {
+        site: most_heads(summary.sites[site], summary.wanted_rank(site, summary.p95(site)))
+        for site in summary.judged_sites
+    }
+    about = {
+        site: f"{site} (rank {score_rank(summary.sites[site])}: up to n {summary.max_length(site)})" for site in most
+    }
+    if not most:
+        lines = ["No site has both known lengths and scores whose rank the head size bounds."]
+    else:
+        parts = {"too small": short, "large enough": fine}
+        said = (f"{name}: {', '.join(about[site] for site in sites)}" for name, sites in parts.items() if sites)
+        counts = {None: "any number", 0: "not even one"}
+        lines = [
+            f"Heads {'; '.join(said)}.",
+            "Most heads that are large enough for 95 % of the sequences: "
+            + ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
+            + ".",
+        ]
+    return {"too_small": short, "large_enough": fine, "most_heads": most, "lines": lines}
+
+
+def head_size_at(site: str, summary: Heads, changes: list[tuple[str, int | None]]) -> Finding:
+    module, lengths = summary.sites[site], summary.lengths[site]
+    head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
+    rank, mixed_scores, causal = score_rank(module), score_heads(module) > 1, site in summary.causal
+    beyond, limit = summary.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
+    if causal:
+        limit = f"2·{limit}"
+    numbers = {
+        "site": site,
+        "head_dim": head_dim,
+        "heads": heads,
+        "score_rank": rank,
+        "lengths": stats,
+        "share_beyond": beyond,
+    }
+    length = (
+        f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
+        f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
+        if lengths.min() < lengths.max()
+        else f"sequence length n = {lengths[0]}."
+    )
+    size = f"head size d_k = {head_dim}"
+    if mixed_scores:
+        size += f", and {heads} heads whose mixed scores have rank r = {rank} at most"
+    about = f"{site} attention: {size}; {length}"
+    kind = "rank" if mixed_scores else "size"
+    source = f"{FIXEDHEAD}; here d_k = n − 1 suffices"
+    if causal:
+        source = f"{FIXEDHEAD}; here, with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix"
+    if beyond <= 0.05:
+        every = "almost every causal" if causal else "every"
+        text = f"{about} A head of this {kind} can produce {every} attention matrix of such a length."
+        return Finding("head size", FINE, text, source, numbers)
+    spec = spec_of(module)
+    text = f"{about} Above {limit} there are attention matrices that no head of this {kind} can produce."
+    if spec.projection == "single":
+        text += " All heads share one matrix here, so mixing them lifts nothing."
+    elif spec.mixing not in WITHOUT_MIXING:
+        text += (
+            f" Its {heads} heads are mixed after the softmax. That combines their matrices and leaves the rank of a "
+            "head's scores as it is."
+        )
+    if module.embed_dim < summary.wanted_rank(site, stats["p95"]) and spec.score == "dot-product":
+        text += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
+    found = BOTTLENECK if stats["median"] > summary.max_length(site) else PARTLY
+    return Finding("head size", found, text, source, numbers, changes)

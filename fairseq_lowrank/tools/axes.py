@@ -1,0 +1,21 @@
+"""What an attention layer is on each axis."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fairseq_lowrank.attention import AXES, AttentionSpec
+
+
+def spec_of(module: nn.Module) -> AttentionSpec:
+    """What an attention layer computes; fairseq's own is plain."""
+    return getattr(module, "spec", None) or AttentionSpec()
+
+
+def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, int | str]:
+    """What an attention layer is on every axis, or would be with another `spec`: a choice, or the size that comes of it."""
+    spec = spec or spec_of(module)
+    projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
+    sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
+    sizes |= {name: getattr(projection, name, getattr(projection, "rank", None)) for name in projection.sizes}
+    return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}

@@ -1,0 +1,234 @@
+"""Read a model of ``transformers`` from a folder, and count, inspect, measure and judge its attention. It needs no fairseq.
+
+A folder is what ``from_pretrained`` reads. Nothing is downloaded, and no code in the folder is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+
+from fairseq_lowrank.attention import MultiheadAttention, build_attention
+from fairseq_lowrank.huggingface import (
+    CHOSEN,
+    apply_attention,
+    attention_modules,
+    attention_weights,
+    load_attention,
+    mixing_tensors,
+    recorded_attention,
+)
+from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.tools.advice.heads import Finding, Heads, head_size_at, score_rank
+from fairseq_lowrank.tools.inspection import describe
+from fairseq_lowrank.tools.spectrum import Spectra
+from fairseq_lowrank.tools.transformers_models import query_sizes
+
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
+
+def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
+    """Return the model of a folder in evaluation mode, with its mixing if the folder has one.
+
+    Args:
+        folder: what ``from_pretrained`` reads.
+        weights: False gives parameters that have shapes but no memory.
+
+    Raises:
+        UserError: the folder holds no such model, or its attention cannot be chosen.
+    """
+    if not (folder / "config.json").is_file():
+        raise FlagError("--transformers", folder, "no config.json here", "Give a folder that from_pretrained reads.")
+    with _reading(folder):
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+        classes = (getattr(transformers, name, None) for name in config.architectures or ())
+        kind = next(filter(None, classes), AutoModel)
+        if weights:
+            model, info = kind.from_pretrained(folder, **LOCAL, output_loading_info=True)
+        else:
+            with torch.device("meta"):
+                model, info = AutoModel.from_config(config) if kind is AutoModel else kind(config), {}
+    if not (found := [module for module, _, _ in attention_modules(model)]):
+        reason = f"{type(model).__name__} computes its attention itself"
+        remedy = "Choose one of those that fairseq-lowrank architectures --transformers lists."
+        raise FlagError("--transformers", folder, reason, remedy)
+    places = [f"{name}." for name, module in model.named_modules() if module in found]
+    if missing := [key for key in sorted(info.get("missing_keys", ())) if key.startswith(tuple(places))]:
+        reason = f"{len(missing)} weights of attention are missing, {missing[0]} for one"
+        raise FlagError("--transformers", folder, reason, "Give a folder that save_pretrained wrote.")
+    if record := recorded_attention(folder):
+        load_attention(model, folder) if weights else apply_attention(model, "mha", **record)
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn what transformers says of a folder that it cannot read into a UserError; its reports are silent meanwhile."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        remedy = "Give a folder that from_pretrained reads."
+        raise FlagError("--transformers", folder, f"transformers cannot read it ({reason})", remedy) from error
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        transformers.logging.enable_progress_bar()
+
+
+def count(model: PreTrainedModel) -> dict:
+    """Count a model's parameters by what they are for; shared ones count once.
+
+    Returns:
+        `total`; its parts `attention` (projections, their biases and mixing), `embeddings` (words, positions, what takes other
+        inputs to the model's width, and the output matrix) and `other`; `sites`, attention at each site; and `axes`, at each
+        site the number of layers, heads, and heads of keys, and the head size, of its first layer.
+    """
+    kinds: dict[nn.Parameter, str] = {}
+    sites, axes = {}, {}
+    names = {module: name for name, module in model.named_modules()}
+    for module, site, layer in attention_modules(model):
+        dims = query_sizes(module)
+        sizes = {"num_heads": dims.num_heads, "head_dim": dims.head_dim, "key_value_heads": _key_value_heads(module)}
+        axes[site] = axes.get(site, sizes) | {"layers": layer + 1}
+        name = names[module]
+        # BERT's output projection is in the module around the one that attends
+        while "att" in (outer := name.rpartition(".")[0]).rpartition(".")[2].lower():
+            name = outer
+        for parameter in _without_norms(model.get_submodule(name)):
+            if parameter not in kinds:
+                kinds[parameter] = "attention"
+                sites[site] = sites.get(site, 0) + parameter.numel()
+    embeddings = [module for module in model.modules() if type(module).__name__.endswith(("Embedding", "Embeddings"))]
+    for module in (*embeddings, model.get_output_embeddings()):
+        for parameter in _without_norms(module) if module is not None else ():
+            kinds.setdefault(parameter, "embeddings")
+    parts = dict.fromkeys(("attention", "embeddings", "other"), 0)
+    for parameter in model.parameters():
+        parts[kinds.get(parameter, "other")] += parameter.numel()
+    return {"model": type(model).__name__, "total": sum(parts.values()), **parts, "sites": sites, "axes": axes}
+
+
+def _without_norms(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of a module except those of its layer norms."""
+    for part in module.modules():
+        if "norm" not in type(part).__name__.lower():
+            yield from part.parameters(recurse=False)
+
+
+def _key_value_heads(module: nn.Module) -> int:
+    return query_sizes(module).num_heads // getattr(module, "num_key_value_groups", 1)
+
+
+def inspect(model: PreTrainedModel) -> list[dict]:
+    """Return a dict for each layer that mixes or maps its heads, as :func:`~fairseq_lowrank.tools.inspection.inspect` does."""
+    names = {module: name for name, module in model.named_modules()}
+    layers = []
+    for module, site, layer in attention_modules(model):
+        if not (tensors := mixing_tensors(module)):
+            continue
+        dims = query_sizes(module)
+        record = {axis: model.config.lowrank_attention[axis] for axis in CHOSEN}
+        axes = {"num_heads": dims.num_heads, "head_dim": dims.head_dim} | record
+        tensors = {name: tensor.detach().double() for name, tensor in tensors.items()}
+        found = describe(tensors, axes, None, dims.num_heads * dims.head_dim)
+        layers.append({"name": names[module], "site": site, "layer": layer, "axes": axes, **found})
+    return layers
+
+
+def attention_flags(model: PreTrainedModel) -> dict[str, object]:
+    """Return the preset and the axes of a model's attention, which give its colour in pictures."""
+    record = getattr(model.config, "lowrank_attention", None) or {}
+    return {"preset": "mha"} | {axis: record[axis] for axis in CHOSEN if record.get(axis) is not None}
+
+
+def sequences(
+    folder: Path, text: Path, *, count: int, seed: int, min_length: int, max_length: int | None
+) -> list[torch.Tensor]:
+    """Return tokens ``[1, T]`` of `count` lines of a text, drawn without replacement, with lengths in range.
+
+    Args:
+        folder: holds the tokenizer, which adds its own special tokens.
+        max_length: longer lines are left out; by default those that the tokenizer calls too long.
+
+    Raises:
+        UserError: there is no text, no tokenizer, or no line of such a length.
+    """
+    with _reading(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
+    longest = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
+    lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]
+    chosen = []
+    for index in torch.randperm(len(lines), generator=torch.Generator().manual_seed(seed)).tolist():
+        tokens = tokenizer(lines[index], return_tensors="pt", verbose=False)["input_ids"]
+        if min_length <= tokens.size(1) <= longest:
+            chosen.append(tokens)
+        if len(chosen) == count:
+            return chosen
+    if not chosen:
+        reason = f"no line has a length of {min_length} to {longest} tokens"
+        raise FlagError("--text", text, reason, "Change --min-length or --max-length, or give another text.")
+    return chosen
+
+
+@torch.no_grad()
+def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> dict[str, dict]:
+    """Return the spectra of a model's attention on tokens, as :meth:`~.spectrum.Spectra.summary` does.
+
+    An encoder-decoder reads the same tokens on both sides.
+    """
+    if getattr(model.config, "lowrank_attention", None) is None:
+        apply_attention(model, "mha")
+    spectra = Spectra()
+
+    def receive(module: nn.Module, site: str, layer: int, weights: torch.Tensor) -> None:
+        spectra.add(site, layer, query_sizes(module).head_dim, weights.transpose(0, 1))
+
+    with attention_weights(model, receive):
+        for tokens in tqdm(chosen, desc=label, disable=None):
+            both = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+            model(input_ids=tokens, **both)
+    return spectra.summary()
+
+
+def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
+    """Judge the head size at every site for sequences of a length. A site is judged by the layer of lowest rank."""
+    layers: dict[str, list[MultiheadAttention]] = {}
+    for module, site, _ in attention_modules(model):
+        layers.setdefault(site, []).append(_layer_like(module))
+    sites = {site: min(found, key=score_rank) for site, found in layers.items()}
+    summary = Heads(sites, dict.fromkeys(sites, numpy.array([length])), causal=("decoder",))
+    findings = []
+    for site in summary.judged_sites:
+        layer, changes = sites[site], []
+        mixed = min(layer.embed_dim, layer.num_heads * layer.head_dim)
+        if site in summary.sites_too_small and mixed >= summary.wanted_rank(site, length):
+            cost = sum(one.num_heads**2 for one in layers[site])
+            changes = [(f'score_mixing="static" in apply_attention, sites=["{site}"]', cost)]
+        findings.append(head_size_at(site, summary, changes))
+    return summary, findings
+
+
+def _layer_like(module: nn.Module) -> MultiheadAttention:
+    """Return a layer of this package with the sizes and the score mixing of a module, without memory."""
+    dims, groups = query_sizes(module), _key_value_heads(module)
+    width = dims.embed_dim or dims.num_heads * dims.head_dim
+    axes: dict[str, object] = {}
+    if dims.num_heads * dims.head_dim != width:
+        axes["head_dim"] = dims.head_dim
+    if groups != dims.num_heads:
+        axes["key_value_heads"] = groups
+    if getattr(module, "score_mixing", None) is not None:
+        axes["score_mixing"] = "static"
+    return build_attention("mha", width, dims.num_heads, self_attention=True, device="meta", **axes)

@@ -1,0 +1,43 @@
+"""A layer with rotary positions, normalised queries and keys and a window against the same layer of ``transformers``."""
+
+import pytest
+import torch
+import transformers
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
+
+from fairseq_lowrank.attention import CAUSAL, RotaryPositions, SlidingWindow, build_attention
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_an_attention_layer_of_qwen3_is_one_of_ours(window):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.Qwen3Config(
+        **sizes, num_hidden_layers=1, rope_parameters={"rope_type": "default", "rope_theta": 5000.0}
+    )
+    config._attn_implementation = "eager"
+    theirs = Qwen3Attention(config, layer_idx=0).double().eval()
+    for norm in (theirs.q_norm, theirs.k_norm):
+        norm.weight.data = torch.rand(8, dtype=torch.float64) + 0.5
+    layer = build_attention(
+        "gqa",
+        24,
+        4,
+        key_value_heads=2,
+        head_dim=8,
+        self_attention=True,
+        bias=False,
+        batch_first=True,
+        qk_norm=True,
+        rotary=RotaryPositions(5000.0),
+    ).double()
+    layer.load_state_dict({name.replace("o_proj", "out_proj"): tensor for name, tensor in theirs.state_dict().items()})
+    x = torch.randn(2, 11, 24, dtype=torch.float64)
+    angles = Qwen3RotaryEmbedding(config).double()(x, torch.arange(11)[None])
+    hidden = torch.ones(11, 11, dtype=torch.bool).triu(1)
+    if window is not None:
+        hidden |= torch.ones(11, 11, dtype=torch.bool).tril(-window)
+    mask = torch.zeros(11, 11, dtype=torch.float64).masked_fill(hidden, -torch.inf)
+    expected, _ = theirs(x, position_embeddings=angles, attention_mask=mask[None, None])
+    output, _ = layer(x, x, x, attn_mask=CAUSAL if window is None else SlidingWindow(window), need_weights=False)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)  # their angles are of float32
