@@ -3,6 +3,7 @@
 #
 #   scripts/test.sh [ARGUMENT…]      arguments go to pytest: scripts/test.sh tests/ops -k causal
 #   scripts/test.sh -m 'not corpus'  only what needs no real corpus
+#   scripts/test.sh --all            every preset in every test too, which takes more than twice as long
 #   LOWRANK_DATA=…                   the folder with real corpora (default: ../shared/data); without a corpus its tests
 #                                    are skipped, or fail where CI is set
 set -euo pipefail

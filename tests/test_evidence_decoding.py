@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ from experiments.recipes.results import read_results
 from fairseq_lowrank.tools import architecture
 from fairseq_lowrank.tools.checkpoints import load_model, load_state
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16", "--lr", "0.1"),
     *("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16", "--max-update", "2"),
@@ -75,27 +71,19 @@ def test_unmix_gives_the_model_without_decoder_mixing(run, tmp_path):
 
 
 @pytest.mark.parametrize("run", ["mixhead-a"], indirect=True)
-def test_decoding_script_appends_a_line_a_search_once(run, tmp_path):
-    results = tmp_path / "lines.jsonl"
+def test_decoding_script_appends_a_line_a_search_once(run, tmp_path, monkeypatch, fairseq_command, plugins_leave):
+    results, searches = tmp_path / "lines.jsonl", []
+
+    def execute(words, output):
+        searches.append(words[0])
+        output.write_text(fairseq_command("generate", *words[1:]))
+
+    monkeypatch.setattr(decoding, "Commands", lambda: execute)
     for _ in range(2):
-        said = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "experiments.evidence.decoding",
-                "--results",
-                results,
-                "--table",
-                "t",
-                "--generate",
-                "--beam 2 --cpu",
-                run,
-            ],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
-        assert said.returncode == 0, said.stderr
+        words = ["--results", results, "--table", "t", "--generate", "--beam 2 --cpu", run]
+        monkeypatch.setattr("sys.argv", ["decoding", *map(str, words)])
+        decoding.main()
+    assert searches == ["fairseq-generate"] * 3
     lines = read_results(results, measurements=True)
     assert [line["row"] for line in lines] == [
         f"h4-mixed{end}" for end in ("", "-decoder-self-unmixed", "-decoder-unmixed")
