@@ -67,7 +67,7 @@ def run(args) -> None:
     pairs = len(list(stacks(model_args))) == 2
     if args.length is not None:
         if args.length < 1:
-            raise FlagError("--length", args.length, "expected at least 1", "Give a length in tokens.")
+            raise FlagError("--length", args.length, "expected a number >= 1", "Give a length in tokens.")
         lengths = {name: numpy.array([args.length]) for name in (("source", "target") if pairs else ("text",))}
     elif data is None:
         raise UserError("sequence lengths are unknown. Add --data DIR or --length N.")
@@ -110,7 +110,7 @@ def run_transformers(args) -> None:
     """Judge the head sizes of a model of transformers; its other checks are for models of fairseq."""
     _output.refuse_with_transformers(args, {"vocab_size": None, "data": None, "subset": "train"}, args.flags)
     if args.length is None or args.length < 1:
-        raise FlagError("--length", args.length, "expected at least 1", "Give the length of the sequences.")
+        raise FlagError("--length", args.length, "expected a number >= 1", "Give the length of the sequences.")
     from fairseq_lowrank.tools import pretrained
     from fairseq_lowrank.tools.advice import heads
 

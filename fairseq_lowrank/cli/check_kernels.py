@@ -46,7 +46,7 @@ def run(args) -> int:
     longest = args.longest if args.longest is not None else 200 if device.type == "cuda" else 20
     for flag, number in (("--cases", args.cases), ("--compositions", args.compositions), ("--longest", longest)):
         if number < 1:
-            raise FlagError(flag, number, "expected 1 or more", "Give a positive number.")
+            raise FlagError(flag, number, "expected a number >= 1", "Give a positive number.")
     if device.type == "cuda" and not torch.cuda.is_available():
         remedy = "Set TRITON_INTERPRET=1 and add --device cpu to interpret the kernels."
         raise FlagError("--device", args.device, "there is no GPU", remedy)

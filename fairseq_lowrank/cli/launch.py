@@ -59,7 +59,7 @@ def workers(args) -> int:
             raise UserError("--workers: missing, and this machine has no GPU. Add it, such as --workers 2.")
         return gpus
     if args.workers < 1:
-        raise FlagError("--workers", args.workers, "expected at least 1", "Give a number of processes.")
+        raise FlagError("--workers", args.workers, "expected a number >= 1", "Give a number of processes.")
     if args.workers > gpus > 0 and "--cpu" not in args.fairseq_command:
         reason = f"this machine has {gpus} GPUs"
         raise FlagError("--workers", args.workers, reason, "Lower it, or add --cpu at the end to train without them.")
@@ -72,7 +72,7 @@ def torchrun(args) -> list[str]:
     if Path(name).name != COMMAND:
         raise UserError(f"after -- comes {COMMAND} and its arguments, not {name or 'nothing'}. Add the command.")
     if args.nodes < 1:
-        raise FlagError("--nodes", args.nodes, "expected at least 1", "Give a number of machines.")
+        raise FlagError("--nodes", args.nodes, "expected a number >= 1", "Give a number of machines.")
     if (args.nodes > 1) != bool(args.rendezvous):
         raise UserError("--nodes above 1 and --rendezvous HOST:PORT go together. Add the other, or remove both.")
     if args.rendezvous:

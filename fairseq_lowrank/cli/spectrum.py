@@ -89,7 +89,7 @@ def check_data_arguments(args) -> None:
     """Refuse numbers below 1."""
     for name in ("sequences", "min_length", "max_length", "length"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise FlagError(flag_name(name), value, "expected at least 1", "Give a positive number.")
+            raise FlagError(flag_name(name), value, "expected a number >= 1", "Give a positive number.")
 
 
 def run(args) -> None:

@@ -28,7 +28,7 @@ def run(args) -> None:
     from fairseq_lowrank.tools.wordpieces import WordPieces
 
     if args.workers < 1:
-        raise FlagError("--workers", args.workers, "expected at least 1", "Give a number of processes.")
+        raise FlagError("--workers", args.workers, "expected a number >= 1", "Give a number of processes.")
     for path in (args.pieces, args.text):
         if not path.is_file():
             raise UserError(f"{path} does not exist. Give the path of a file.")

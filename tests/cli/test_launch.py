@@ -148,10 +148,10 @@ def test_several_machines_meet_at_the_rendezvous(capsys):
         (["--workers", "2"], "after -- comes fairseq-train and its arguments, not nothing"),
         (["--workers", "2", "--", "fairseq-generate", "data"], "not fairseq-generate"),
         (["--workers", "2", "--", "fairseq-validate", "data"], "not fairseq-validate"),
-        (["--workers", "0", "--", "fairseq-train", "data", "--cpu"], "--workers 0: expected at least 1"),
+        (["--workers", "0", "--", "fairseq-train", "data", "--cpu"], "--workers 0: expected a number >= 1"),
         (["--workers", "2", "--nodes", "2", "--", "fairseq-train"], "--nodes above 1 and --rendezvous HOST:PORT"),
         (["--workers", "2", "--rendezvous", "a:1", "--", "fairseq-train"], "--nodes above 1 and --rendezvous"),
-        (["--workers", "2", "--nodes", "0", "--", "fairseq-train"], "--nodes 0: expected at least 1"),
+        (["--workers", "2", "--nodes", "0", "--", "fairseq-train"], "--nodes 0: expected a number >= 1"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_in_one_line(capsys, arguments, message):
