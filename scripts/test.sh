@@ -3,7 +3,7 @@
 #
 #   scripts/test.sh [ARGUMENT…]      arguments go to pytest: scripts/test.sh tests/ops -k causal
 #   scripts/test.sh -m 'not corpus'  only what needs no real corpus
-#   scripts/test.sh --all            every preset in every test too, which takes more than twice as long
+#   scripts/test.sh --all            the whole grid too: further presets in tests of whole commands
 #   LOWRANK_DATA=…                   the folder with real corpora (default: ../shared/data); without a corpus its tests
 #                                    are skipped, or fail where CI is set
 set -euo pipefail

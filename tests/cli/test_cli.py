@@ -108,8 +108,3 @@ def test_a_reader_that_stops_early_costs_no_file_and_no_message(tmp_path):
     pytest.importorskip("fairseq")
     to_a_reader_that_stopped("params", "--arch", "transformer", "--vocab-size", "100", "--output", tmp_path)
     assert (tmp_path / "params.json").is_file()
-
-
-@pytest.mark.parametrize("name", ["env", "user-dir"])
-def test_a_reader_that_stops_early_costs_no_message_of_a_plain_command(name):
-    to_a_reader_that_stopped(name)
