@@ -137,7 +137,7 @@ class Recipe:
         name = folder.resolve().name
         published = {base.name for base in self.bases.values() if base.checkpoint}
         if not published:
-            raise ValueError(f"BERT={folder}: no row of this recipe starts from a published BERT. Remove BERT.")
+            raise UserError(f"BERT={folder}: no row of this recipe starts from a published BERT. Remove BERT.")
         self.table += f"-{name}"
         for base in published:
             row = self.bases[base]

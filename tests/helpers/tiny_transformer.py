@@ -82,7 +82,7 @@ def build_language_model(task, arch, vocab_size, *flags, device="meta"):
     made = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     torch.manual_seed(1)
     with torch.device(device):
-        return attention.build(cls, config, made, lambda config: cls.build_model(config, made))
+        return attention.build_with_chosen_attention(cls, config, made, lambda config: cls.build_model(config, made))
 
 
 def shake(model):

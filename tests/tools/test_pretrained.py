@@ -152,8 +152,8 @@ def test_advise_judges_heads_by_the_length(family, site, longest, tmp_path, caps
     before = pretrained.count(model)["total"]
     apply_attention(model, "mha", score_mixing="static", sites=[site])
     assert pretrained.count(model)["total"] - before == change["parameters"]
-    facts, findings = pretrained.advise(model, longest + 1)
-    assert not facts.short and findings[0].verdict == "fine"
+    summary, findings = pretrained.advise(model, longest + 1)
+    assert not summary.sites_too_small and findings[0].verdict == "fine"
 
 
 @pytest.mark.parametrize(
