@@ -511,7 +511,7 @@ def test_a_recipe_without_its_corpus_says_what_to_get_and_leaves_nothing_behind(
     assert done.returncode == 2
     said = done.stdout.splitlines()[-1]
     assert "lacks wiki.train.tokens or train.txt" in said and "wikitext-2-v1.zip" in said
-    assert 'LOWRANK_DATA=FOLDER, with them in FOLDER/wikitext-2, or PREPARE="--download"' in said
+    assert 'LOWRANK_DATA=FOLDER, with the files in FOLDER/wikitext-2, or PREPARE="--download"' in said
     assert not (tmp_path / "results.jsonl").exists() and not (tmp_path / "work" / "runs").exists()
 
 
