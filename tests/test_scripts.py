@@ -53,7 +53,8 @@ def test_tests_of_a_real_corpus_are_marked_and_no_others(tmp_path):
         "def test_other(tmp_path): pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "-m", "not corpus"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    environment = os.environ | {"PYTEST_ADDOPTS": ""}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert [line for line in result.stdout.splitlines() if "::" in line] == ["test_it.py::test_other"]
     assert "2 deselected" in result.stdout
 

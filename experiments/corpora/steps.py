@@ -63,13 +63,16 @@ def preprocess(folder: Path, *flags: str) -> None:
 
     import fairseq_lowrank.plugin  # noqa: F401  repairs that fairseq needs here
 
-    disabled = logging.root.manager.disable
+    disabled, handlers = logging.root.manager.disable, list(preprocess.logger.handlers)
     logging.disable(logging.INFO)  # its progress would go to our standard output
     try:
         with whole_folder(folder) as part:
             preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
     finally:
         logging.disable(disabled)
+        for handler in set(preprocess.logger.handlers) - set(handlers):  # its log is in a folder that has moved
+            preprocess.logger.removeHandler(handler)
+            handler.close()
 
 
 def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] | None, *flags: str) -> Path:

@@ -1,6 +1,7 @@
 """The grammar's German and English, and the corpus that it makes."""
 
 import hashlib
+import logging
 import re
 from collections import Counter
 from dataclasses import replace
@@ -436,6 +437,8 @@ def test_the_grammar_is_a_corpus_like_any_other(prepare, tmp_path):
     folder = tmp_path / "work" / "data" / f"{NAME}-head300"
     assert (status, said) == (0, str(folder / "bin"))
     assert (folder / "bin" / "train.de-en.de.bin").exists() and not (folder / "tok.part").exists()
+    files = [getattr(handler, "baseFilename", "") for handler in logging.getLogger("fairseq_cli.preprocess").handlers]
+    assert not [file for file in files if ".part" in file]  # no log stays open in a folder that has moved
     corpus.write(tmp_path / "again", corpus.SPLITS | {"train": 300}, seed=1)
     for file in (tmp_path / "again").iterdir():
         assert (folder / "tok" / file.name).read_text() == file.read_text()
