@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 
 import fairseq_lowrank
+from experiments.locks import locked
 from experiments.recipes import provenance
 from experiments.recipes.provenance import machine, versions
 from experiments.recipes.results import append_measurement, read_results
@@ -188,7 +189,7 @@ def complete(
 ) -> None:
     """Train every run that has no line in ``results``, appending each line as its run ends.
 
-    A long run saves its state next to ``results`` and resumes from it after an interruption.
+    A long run saves its state next to ``results`` and resumes from it after an interruption. A run of another process is skipped.
 
     Args:
         task: a module of :data:`~experiments.controlled.TASKS`.
@@ -200,24 +201,32 @@ def complete(
     done = finished(results, task.TABLE)
     commit = checked_out_commit()
     left = [run for run in runs if (run.row, run.seed, run.smoke) not in done]
+    results.parent.mkdir(parents=True, exist_ok=True)
     for number, run in enumerate(left, start=1):
         name = f"{run.row} seed {run.seed}"
         state = results.with_name(f"{results.stem}.{run.row}-seed{run.seed}.pt")
-        journal = Journal(
-            f"# {name} commit {commit}",
-            state,
-            lambda line, name=name, number=number: show(f"{number} of {len(left)}, {name}: {line}"),
-        )
-        outcome = run.train(run.seed, run.steps, journal)
-        seconds = journal.seconds
-        journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with gzip.open(log, "at", encoding="utf-8") as file:
-                file.write("\n".join(journal.lines) + "\n")
-        append_measurement(results, as_line(task, run, outcome, seconds, commit))
-        journal.forget()
-        say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+        lock = state.with_suffix(".lock")
+        with locked(lock, wait=False) as handle:
+            if handle is None:
+                say(f"{name}: another process is running this row; skipping it")
+                continue
+            if (run.row, run.seed, run.smoke) not in finished(results, task.TABLE):
+                journal = Journal(
+                    f"# {name} commit {commit}",
+                    state,
+                    lambda line, name=name, number=number: show(f"{number} of {len(left)}, {name}: {line}"),
+                )
+                outcome = run.train(run.seed, run.steps, journal)
+                seconds = journal.seconds
+                journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
+                if log is not None:
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    with gzip.open(log, "at", encoding="utf-8") as file:
+                        file.write("\n".join(journal.lines) + "\n")
+                append_measurement(results, as_line(task, run, outcome, seconds, commit))
+                journal.forget()
+                say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+            lock.unlink(missing_ok=True)  # whoever waits with the old file finds the line
 
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:

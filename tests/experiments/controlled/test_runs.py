@@ -9,6 +9,7 @@ import torch
 from experiments import __main__ as experiments
 from experiments.controlled import matrices, runs
 from experiments.controlled.runs import Journal
+from experiments.locks import locked
 from experiments.recipes.results import read_results
 
 ROWS = "n16-shared-h(16|32)-mha"
@@ -44,6 +45,17 @@ def test_what_is_finished_is_not_run_again_and_what_is_not_goes_on(tmp_path, cap
     assert again[0] == kept
     assert json.loads(again[1])["value"] == json.loads(second)["value"]
     assert "h16" not in capsys.readouterr().err
+
+
+def test_a_run_of_another_process_is_skipped(tmp_path, capsys):
+    with locked(tmp_path / "lines.n16-shared-h16-mha-2-updates-seed1.lock"):
+        assert command(tmp_path) == 0
+    assert "n16-shared-h16-mha-2-updates seed 1: another process is running this row" in capsys.readouterr().err
+    [line] = read_results(tmp_path / "lines.jsonl", measurements=True)
+    assert line["row"] == "n16-shared-h32-mha-2-updates"
+    assert command(tmp_path) == 0
+    assert len(read_results(tmp_path / "lines.jsonl", measurements=True)) == 2
+    assert not list(tmp_path.glob("*.lock"))
 
 
 def test_of_lines_of_one_row_and_seed_the_last_one_counts(tmp_path):
