@@ -37,8 +37,8 @@ class Journal:
     """A run's log, and the state from which it resumes after an interruption.
 
     Args:
-        head: the first line of the log. A state that other code kept counts as none.
-        file: where the state is kept; without it, nowhere.
+        head: the first line of the log. A state that other code saved counts as none.
+        file: where the state is saved; without it, nowhere.
         show: takes every line of the log as it is written.
 
     Attributes:
@@ -58,15 +58,15 @@ class Journal:
         """Processor time of the run so far, that of before an interruption included."""
         return time.process_time() - self._start
 
-    def keep(self, state: dict) -> None:
+    def save(self, state: dict) -> None:
         """Save the state from which the run can resume: tensors, numbers and texts, in lists and dictionaries."""
         if self._file is None:
             return
-        kept = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
+        saved = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
         with whole_file(self._file, "wb") as file:
-            torch.save(kept, file)
+            torch.save(saved, file)
 
-    def kept(self) -> dict | None:
+    def load(self) -> dict | None:
         """Return the state saved last, if there is one; the log and the seconds continue from there.
 
         Raises:
@@ -83,14 +83,14 @@ class Journal:
             ) from error
         if code != this_code():
             warnings.warn(
-                f"{self._file} was kept by other code, '{lines[0]}': this run, '{self.lines[0]}', starts from scratch",
+                f"{self._file} was saved by other code, '{lines[0]}': this run, '{self.lines[0]}', starts from scratch",
                 stacklevel=2,
             )
             return None
         self.lines, self._start = lines, time.process_time() - seconds
         return state
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Delete the state."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
@@ -178,7 +178,7 @@ def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
     }
 
 
-def complete(
+def run_missing(
     task: ModuleType,
     runs: Iterable[Run],
     results: Path,
@@ -216,7 +216,7 @@ def complete(
             with gzip.open(log, "at", encoding="utf-8") as file:
                 file.write("\n".join(journal.lines) + "\n")
         append_measurement(results, as_line(task, run, outcome, seconds, commit))
-        journal.forget()
+        journal.clear()
         say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
 
 
