@@ -111,7 +111,7 @@ class Method:
     axes: dict[str, int | str] = field(default_factory=dict)
 
     def exists(self) -> bool:
-        """Whether this version of the package has the preset and the axes."""
+        """Return True if this version of the package has the preset and the axes."""
         return self.preset in PRESETS and set(self.axes) <= {axis.name for axis in dataclasses.fields(AttentionSpec)}
 
 
@@ -159,18 +159,18 @@ class Table:
 
 
 def over_seeds(seeds: Sequence[int], cells: Iterable[Sequence[float]]) -> str:
-    """The end of a table's title: over which seeds its cells are, and what marks those over fewer."""
+    """Return the end of a table's title: the seeds of its cells, and what marks a cell with fewer."""
     fewer = any(len(cell) < len(seeds) for cell in cells)
     return f"over seeds {', '.join(map(str, seeds))}" + (" ([1]: over one of them)" if fewer else "")
 
 
 def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
-    """The text of a cell, with its number of seeds where these are fewer than the table's."""
+    """Return the text of a cell, with its number of seeds if it has fewer than the table."""
     return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
 
 
 def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
-    """(row, seed, smoke) of every line of the table."""
+    """Return (row, seed, smoke) of every line of the table."""
     return {
         (line["row"], line["seed"], line["smoke"])
         for line in read_results(path, measurements=True)
@@ -221,7 +221,7 @@ def run_missing(
 
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
-    """The line of a finished run. Its ``seconds`` are of processor time."""
+    """Return the line of a finished run. Its ``seconds`` are processor time."""
     axes = "".join(f" {flag_name(axis)} {value}" for axis, value in run.method.axes.items())
     return {
         "paper": PAPER,
@@ -252,7 +252,7 @@ def this_code() -> str:
 
 
 def checked_out_commit() -> str:
-    """The commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
+    """Return the commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
     return provenance.commit(Path(fairseq_lowrank.__file__).parents[1])
 
 

@@ -51,7 +51,7 @@ class Engine:
                 self.run_row(run)
 
     def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
-        """The line of each row that has one."""
+        """Return the line of each row that has one."""
         if self.settings.dry_run:
             return {}
         ours = {"paper": self.recipe.paper, "table": self.recipe.table}
@@ -229,7 +229,7 @@ class Engine:
         print(f"{run.row}: {line['metric']} {line['value']} ({about}), in {self.results}", flush=True)
 
     def losses_of(self, run: Run) -> dict:
-        """The field of a line for losses a sentence, where the recipe asks for it."""
+        """Return the field of a line for the loss of each sentence, if the recipe asks for it."""
         if not self.recipe.fit:
             return {}
         return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
@@ -271,8 +271,9 @@ class Engine:
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
-        """Spectra of the attention of rows on the test set, in the folder `name` (with another seed than 1 `name`-seedN) next to the
-        lines of results.
+        """Compute spectra of the attention of rows on the test set, in the folder `name` next to the lines of results.
+
+        With another seed than 1 the folder is `name`-seedN.
 
         Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
         in a clone of the repository, is trained for it.
@@ -314,7 +315,7 @@ class Engine:
 
 
 def pretraining(run: Run) -> dict:
-    """What a line says of the pre-training that its run starts from."""
+    """Return what a line says of the pre-training that its run starts from."""
     if run.published:
         return {"row": run.row, "published": run.published.parent.name, "sha256": checksum(run.published)}
     trained = read_training_log(run.log)

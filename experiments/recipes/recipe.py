@@ -375,7 +375,7 @@ def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
 
 
 def smoke_fine_tuning(flags: Sequence[str], *, whole: bool = False) -> list[str]:
-    """A small and short form; with `whole` the model has the sizes of the published one that it starts from."""
+    """Return a small and short form of the flags. With `whole` the model keeps the sizes of its published checkpoint."""
     small = [*(smoke_updates(flags) if whole else smoke_encoder(flags)), "--batch-size", "8"]
     return small + (["--window", "128"] if "question_answering" in flags else [])
 

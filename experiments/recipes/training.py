@@ -119,7 +119,7 @@ def put_aside(folder: Path) -> None:
 
 
 def dictionaries(run: Run) -> str:
-    """The SHA-256 of the dictionaries of what a run is trained on: their counts tell one text from another."""
+    """Return the SHA-256 of the dictionaries of a run's corpus: their counts tell one text from another."""
     digest = hashlib.sha256()
     for file in sorted((run.bin).rglob("dict*.txt")):
         digest.update(file.read_bytes())
@@ -152,7 +152,7 @@ def has_ended(run: Run) -> bool:
 
 
 def reached(checkpoint: Path, *, update: int = 0, epoch: int = 0) -> bool:
-    """Whether a checkpoint has that many updates, or finished that many epochs; 0: no such end."""
+    """Return True if a checkpoint has that many updates, or finished that many epochs; 0: no such end."""
     from fairseq_lowrank.tools.checkpoints import load_state
 
     try:
