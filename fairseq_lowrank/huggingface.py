@@ -241,7 +241,7 @@ def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: 
 
 @contextlib.contextmanager
 def attention_weights(model: PreTrainedModel, receive: Callable[[nn.Module, str, int, Tensor], None]) -> Iterator[None]:
-    """While open, call ``receive(module, site, layer, weights)`` with each layer's mixed weights, ``[B, H, T, S]``.
+    """Call ``receive(module, site, layer, weights)`` with each layer's mixed weights ``[B, H, T, S]`` while the context is open.
 
     The model has its attention from :func:`apply_attention`.
     """

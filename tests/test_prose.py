@@ -74,3 +74,18 @@ def test_docstrings_and_messages_have_no_banned_words():
         for match in BANNED.finditer(text)
     ]
     assert not found, "\n".join(found)
+
+
+# A capitalised word in its base form: no plural, article, pronoun or conjunction.
+VERB = re.compile(r"(?!(?:An?|The|What|Whether|As|Of|How|Why|That|For|While|Where|If|In|See)\b)[A-Z][a-z]*[a-rt-z]\b")
+
+
+def test_docstrings_of_functions_start_with_a_verb():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {text.splitlines()[0]}"
+        for path in CODE
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)) and not VERB.match(text)
+        if not any(ast.unparse(mark).endswith("property") for mark in node.decorator_list)
+    ]
+    assert not found, "\n".join(found)

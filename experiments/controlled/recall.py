@@ -120,7 +120,7 @@ def train(
     )
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
     done, wrong = 0, 1.0
-    if state := journal.kept():
+    if state := journal.load():
         done, wrong = state["done"], state["wrong"]
         for name, part in parts.items():
             part.load_state_dict(state[name])
@@ -137,7 +137,7 @@ def train(
             wrong = error_rate(model, *test)
             journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
             states = {name: part.state_dict() for name, part in parts.items()}
-            journal.keep({"done": done, "wrong": wrong, "drawn": generator.get_state(), **states})
+            journal.save({"done": done, "wrong": wrong, "drawn": generator.get_state(), **states})
     return {"value": wrong, "updates": done, "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 

@@ -38,8 +38,8 @@ class Journal:
     """A run's log, and the state from which it resumes after an interruption.
 
     Args:
-        head: the first line of the log. A state that other code kept counts as none.
-        file: where the state is kept; without it, nowhere.
+        head: the first line of the log. A state that other code saved counts as none.
+        file: where the state is saved; without it, nowhere.
         show: takes every line of the log as it is written.
 
     Attributes:
@@ -59,15 +59,15 @@ class Journal:
         """Processor time of the run so far, that of before an interruption included."""
         return time.process_time() - self._start
 
-    def keep(self, state: dict) -> None:
+    def save(self, state: dict) -> None:
         """Save the state from which the run can resume: tensors, numbers and texts, in lists and dictionaries."""
         if self._file is None:
             return
-        kept = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
+        saved = {"code": this_code(), "lines": self.lines, "seconds": self.seconds, "state": state}
         with whole_file(self._file, "wb") as file:
-            torch.save(kept, file)
+            torch.save(saved, file)
 
-    def kept(self) -> dict | None:
+    def load(self) -> dict | None:
         """Return the state saved last, if there is one; the log and the seconds continue from there.
 
         Raises:
@@ -84,14 +84,14 @@ class Journal:
             ) from error
         if code != this_code():
             warnings.warn(
-                f"{self._file} was kept by other code, '{lines[0]}': this run, '{self.lines[0]}', starts from scratch",
+                f"{self._file} was saved by other code, '{lines[0]}': this run, '{self.lines[0]}', starts from scratch",
                 stacklevel=2,
             )
             return None
         self.lines, self._start = lines, time.process_time() - seconds
         return state
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Delete the state."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ class Method:
     axes: dict[str, int | str] = field(default_factory=dict)
 
     def exists(self) -> bool:
-        """Whether this version of the package has the preset and the axes."""
+        """Return True if this version of the package has the preset and the axes."""
         return self.preset in PRESETS and set(self.axes) <= {axis.name for axis in dataclasses.fields(AttentionSpec)}
 
 
@@ -160,18 +160,18 @@ class Table:
 
 
 def over_seeds(seeds: Sequence[int], cells: Iterable[Sequence[float]]) -> str:
-    """The end of a table's title: over which seeds its cells are, and what marks those over fewer."""
+    """Return the end of a table's title: the seeds of its cells, and what marks a cell with fewer."""
     fewer = any(len(cell) < len(seeds) for cell in cells)
     return f"over seeds {', '.join(map(str, seeds))}" + (" ([1]: over one of them)" if fewer else "")
 
 
 def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
-    """The text of a cell, with its number of seeds where these are fewer than the table's."""
+    """Return the text of a cell, with its number of seeds if it has fewer than the table."""
     return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
 
 
 def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
-    """(row, seed, smoke) of every line of the table."""
+    """Return (row, seed, smoke) of every line of the table."""
     return {
         (line["row"], line["seed"], line["smoke"])
         for line in read_results(path, measurements=True)
@@ -179,7 +179,7 @@ def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
     }
 
 
-def complete(
+def run_missing(
     task: ModuleType,
     runs: Iterable[Run],
     results: Path,
@@ -224,13 +224,13 @@ def complete(
                     with gzip.open(log, "at", encoding="utf-8") as file:
                         file.write("\n".join(journal.lines) + "\n")
                 append_measurement(results, as_line(task, run, outcome, seconds, commit))
-                journal.forget()
+                journal.clear()
                 say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
             lock.unlink(missing_ok=True)  # whoever waits with the old file finds the line
 
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
-    """The line of a finished run. Its ``seconds`` are of processor time."""
+    """Return the line of a finished run. Its ``seconds`` are processor time."""
     axes = "".join(f" {flag_name(axis)} {value}" for axis, value in run.method.axes.items())
     return {
         "paper": PAPER,
@@ -261,7 +261,7 @@ def this_code() -> str:
 
 
 def checked_out_commit() -> str:
-    """The commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
+    """Return the commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
     return provenance.commit(Path(fairseq_lowrank.__file__).parents[1])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.recipes.commands import CommandFailed
-from experiments.recipes.engine import Busy, Engine
+from experiments.recipes.engine import Engine, RunLocked
 from experiments.recipes.recipe import SMOKE, Recipe, records
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.messages import UserError
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
         if str(error):
             print(error, file=sys.stderr)
         return 2 if error.code == 2 else 1
-    except Busy as error:
+    except RunLocked as error:
         print(error, file=sys.stderr)
         return 1
     except (UserError, UnicodeError, OSError) as error:

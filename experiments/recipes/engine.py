@@ -19,12 +19,12 @@ from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_
 from experiments.recipes.results import ORIGIN, append_result, check, check_writable, read_results
 from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
-from experiments.recipes.training import check_data, has_ended, is_locked, is_of_this_code, lock, read_note, train
+from experiments.recipes.training import check_data, has_ended, is_locked, is_of_this_code, lock, read_manifest, train
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
 
 
-class Busy(Exception):
+class RunLocked(Exception):
     """Another process is at a row that is needed."""
 
 
@@ -51,7 +51,7 @@ class Engine:
                 self.run_row(run)
 
     def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
-        """The line of each row that has one."""
+        """Return the line of each row that has one."""
         if self.settings.dry_run:
             return {}
         ours = {"paper": self.recipe.paper, "table": self.recipe.table}
@@ -187,7 +187,7 @@ class Engine:
         curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
         if found["metric"] in ("perplexity", "loss"):
             found["valid_perplexity"] = valid_perplexity
-        *earlier, last = starts = read_note(run.folder)["starts"]
+        *earlier, last = starts = read_manifest(run.folder)["starts"]
         earlier = [{key: start[key] for key in ORIGIN} for start in earlier]
         earlier = [start for start in earlier if start != {key: last[key] for key in ORIGIN}]
         line = {
@@ -229,7 +229,7 @@ class Engine:
         print(f"{run.row}: {line['metric']} {line['value']} ({about}), in {self.results}", flush=True)
 
     def losses_of(self, run: Run) -> dict:
-        """The field of a line for losses a sentence, where the recipe asks for it."""
+        """Return the field of a line for the loss of each sentence, if the recipe asks for it."""
         if not self.recipe.fit:
             return {}
         return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
@@ -239,7 +239,7 @@ class Engine:
 
         A log of that name that another run left stays: this one's name then carries the run's fingerprint.
         """
-        folder = Path("logs") / run.where.name
+        folder = Path("logs") / run.root_dir.name
         places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"}
         places |= {str(self.settings.work): "$LOWRANK_WORK", str(self.root): "$ROOT"}
         text = "".join(f"{line}\n" for line in read_lines(run.log))
@@ -271,8 +271,9 @@ class Engine:
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
-        """Spectra of the attention of rows on the test set, in the folder `name` (with another seed than 1 `name`-seedN) next to the
-        lines of results.
+        """Compute spectra of the attention of rows on the test set, in the folder `name` next to the lines of results.
+
+        With another seed than 1 the folder is `name`-seedN.
 
         Words with `--` in front are options of `fairseq-lowrank spectrum`. A row that has its line but no checkpoint here, as
         in a clone of the repository, is trained for it.
@@ -295,11 +296,11 @@ class Engine:
         )
 
     def refuse_busy(self, runs: Iterable[Run]) -> None:
-        """Raise Busy if another process is at one of these runs."""
+        """Raise RunLocked if another process is at one of these runs."""
         for run in runs if not self.settings.dry_run else ():
             if is_locked(run.folder):
                 again = "call this again when that has ended"
-                raise Busy(f"{self.recipe.paper} {self.recipe.table}: another process is at {run}; {again}")
+                raise RunLocked(f"{self.recipe.paper} {self.recipe.table}: another process is at {run}; {again}")
 
     def tool(self, program: str, *words: str) -> int:
         """Print a command of `fairseq-lowrank` or `python -m experiments` and run it, unless this is a dry run."""
@@ -314,7 +315,7 @@ class Engine:
 
 
 def pretraining(run: Run) -> dict:
-    """What a line says of the pre-training that its run starts from."""
+    """Return what a line says of the pre-training that its run starts from."""
     if run.published:
         return {"row": run.row, "published": run.published.parent.name, "sha256": checksum(run.published)}
     trained = read_training_log(run.log)

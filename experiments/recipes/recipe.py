@@ -185,7 +185,7 @@ class Recipe:
         if settings.smoke:
             published = base is not None and base.published is not None
             flags += smoke_fine_tuning(flags, whole=True) if published else SMOKE[self.kind](flags)
-        where = work / "runs" / f"{self.paper}-{self.table}"
+        root_dir = work / "runs" / f"{self.paper}-{self.table}"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
         results = self.results(settings)
         apart = "" if results == self.results(replace(settings, results=None)) else str(results.absolute())
@@ -195,7 +195,7 @@ class Recipe:
             corpus,
             tuple(flags),
             data,
-            where,
+            root_dir,
             plugin,
             base,
             patches=settings.patches,
@@ -211,7 +211,7 @@ class Recipe:
             flags += smoke_masked_language_model(flags)
             if any(other.base == row.name for other in self.bases.values()):
                 flags += ["--tokens-per-sample", "32", "--max-update", "5"]
-        where = work / "runs" / f"{self.paper}-pretraining"
+        root_dir = work / "runs" / f"{self.paper}-pretraining"
         data, plugin = settings.work / "data" / corpus, self.root / self.plugin
         base = self.pretraining(self.bases[row.base], settings) if row.base else None
         return Run(
@@ -220,7 +220,7 @@ class Recipe:
             corpus,
             tuple(flags),
             data,
-            where,
+            root_dir,
             plugin,
             base,
             published=published,
@@ -251,7 +251,7 @@ class Run:
     corpus: str
     flags: tuple[str, ...]
     data: Path
-    where: Path
+    root_dir: Path
     plugin: Path
     base: Run | None = None
     published: Path | None = None
@@ -261,7 +261,7 @@ class Run:
 
     @cached_property
     def fingerprint(self) -> str:
-        what = [self.corpus, sorted(last_values(self.flags).items())]
+        what = [self.corpus, sorted(effective_flags(self.flags).items())]
         if self.base and self.base.published:  # the file may not exist in a dry run
             what.append(checksum(self.base.published) if self.base.published.is_file() else self.base.published.name)
         elif self.base:
@@ -272,7 +272,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        return self.where / f"{self.row}-seed{self.seed}-{self.fingerprint}"
+        return self.root_dir / f"{self.row}-seed{self.seed}-{self.fingerprint}"
 
     @property
     def bin(self) -> Path:
@@ -285,10 +285,10 @@ class Run:
         return Path(self.corpus).name
 
     @property
-    def others(self) -> list[Path]:
+    def stale_dirs(self) -> list[Path]:
         """Return folders of the same row and seed with other flags, or of a version without fingerprints."""
         names = re.compile(rf"{re.escape(self.row)}-seed{self.seed}(-[0-9a-f]{{8}})?")
-        folders = self.where.iterdir() if self.where.is_dir() else ()
+        folders = self.root_dir.iterdir() if self.root_dir.is_dir() else ()
         return sorted(path for path in folders if names.fullmatch(path.name) and path != self.folder)
 
     @property
@@ -309,7 +309,7 @@ class Run:
         return f"{self.row} (seed {self.seed})"
 
 
-def last_values(flags: Sequence[str]) -> dict[str, str]:
+def effective_flags(flags: Sequence[str]) -> dict[str, str]:
     """Return the flags that affect numbers, each with its values in one string; the last of a repeated flag."""
     found, name = {}, ""
     for word in flags:
@@ -323,7 +323,7 @@ def last_values(flags: Sequence[str]) -> dict[str, str]:
 
 def differences(flags: Sequence[str], others: Sequence[str]) -> str:
     """Return the flags that affect numbers and differ between two trainings, with the second's values in brackets."""
-    ours, theirs = last_values(flags), last_values(others)
+    ours, theirs = effective_flags(flags), effective_flags(others)
 
     def spell(values: dict[str, str], name: str) -> str:
         return f"{name} {values[name]}".strip() if name in values else f"no {name}"
@@ -375,7 +375,7 @@ def smoke_masked_language_model(flags: Sequence[str]) -> list[str]:
 
 
 def smoke_fine_tuning(flags: Sequence[str], *, whole: bool = False) -> list[str]:
-    """A small and short form; with `whole` the model has the sizes of the published one that it starts from."""
+    """Return a small and short form of the flags. With `whole` the model keeps the sizes of its published checkpoint."""
     small = [*(smoke_updates(flags) if whole else smoke_encoder(flags)), "--batch-size", "8"]
     return small + (["--window", "128"] if "question_answering" in flags else [])
 
@@ -425,4 +425,4 @@ def training_flags(name: str) -> Sequence[str]:
 
 def last_value(flags: Sequence[str], name: str, default: str) -> str:
     """Return the value of a flag; the last one if it is repeated."""
-    return last_values(flags).get(name, default)
+    return effective_flags(flags).get(name, default)

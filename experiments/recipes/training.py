@@ -1,4 +1,4 @@
-"""A run's training: started once with its flags noted, gone on with where it stopped, never trained past its end."""
+"""A run's training: started once with its flags recorded, continued from where it stopped, never trained past its end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from experiments.locks import locked
 from experiments.recipes import provenance
-from experiments.recipes.recipe import Run, differences, last_values
+from experiments.recipes.recipe import Run, differences, effective_flags
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import say, whole_file
 from fairseq_lowrank.messages import UserError
 
-LOCK, NOTE = "lock", "run.json"  # files in a run's folder
+LOCK, MANIFEST = "lock", "run.json"  # files in a run's folder
 
 Execute = Callable[..., None]
 
@@ -62,10 +62,10 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
                 raise UserError(f"{run}: trained, but {checkpoints} lacks {run.best.name}, which is scored")
             say(f"{run}: trained already, see {run.folder}")
             return
-        note_start(run, settings, root)
+        record_start(run, settings, root)
     execute(words, run.log, keep)
     if not settings.dry_run:
-        write_note(run.folder, read_note(run.folder) | {"ended": True})
+        write_manifest(run.folder, read_manifest(run.folder) | {"ended": True})
 
 
 def code_of(run: Run, root: Path) -> str:
@@ -78,10 +78,10 @@ def is_of_this_code(run: Run, root: Path) -> bool:
 
     Trainings from before code was noted are of the code of their commit.
     """
-    note = read_note(run.folder)
-    if not (note and note["starts"]):
+    manifest = read_manifest(run.folder)
+    if not (manifest and manifest["starts"]):
         return True
-    start = note["starts"][-1]
+    start = manifest["starts"][-1]
     if "code" not in start:
         return start["commit"] == provenance.commit(root)
     return start["code"] == code_of(run, root)
@@ -96,7 +96,7 @@ def check_code(run: Run, root: Path, *, rerun: bool = False) -> None:
     if is_of_this_code(run, root):
         return
     if not rerun:
-        theirs = read_note(run.folder)["starts"][-1]["commit"]
+        theirs = read_manifest(run.folder)["starts"][-1]["commit"]
         raise UserError(
             f"{run.folder}: trained by the code of commit {theirs}, and the code here is that of commit "
             f"{provenance.commit(root)}. Check out the first one, or train again with RERUN=1, which keeps the old training "
@@ -110,8 +110,8 @@ def put_aside(folder: Path) -> None:
     earlier = folder / "earlier"
     place = next(place for number in count(1) if not (place := earlier / str(number)).exists())
     place.mkdir(parents=True)
-    # The note goes last: after an interruption the rest is still refused.
-    files = sorted(folder.iterdir(), key=lambda path: path.name == NOTE)
+    # The manifest goes last: after an interruption the rest is still refused.
+    files = sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST)
     for path in files:
         if path.name not in (LOCK, earlier.name):
             path.rename(place / path.name)
@@ -119,7 +119,7 @@ def put_aside(folder: Path) -> None:
 
 
 def dictionaries(run: Run) -> str:
-    """The SHA-256 of the dictionaries of what a run is trained on: their counts tell one text from another."""
+    """Return the SHA-256 of the dictionaries of a run's corpus: their counts tell one text from another."""
     digest = hashlib.sha256()
     for file in sorted((run.bin).rglob("dict*.txt")):
         digest.update(file.read_bytes())
@@ -132,27 +132,27 @@ def check_data(run: Run) -> None:
     Raises:
         UserError: the dictionaries are not those of the training. One of before they were noted is not refused.
     """
-    note = read_note(run.folder) or {}
-    if note.get("dictionaries", ours := dictionaries(run)) != ours:
+    manifest = read_manifest(run.folder) or {}
+    if manifest.get("dictionaries", ours := dictionaries(run)) != ours:
         raise UserError(
             f"{run.folder} was trained with other dictionaries than {run.data} has now. Move that folder away to train from scratch."
         )
 
 
 def has_ended(run: Run) -> bool:
-    """Return True if a training came to its end, by its note or by the updates and epochs of its last checkpoint."""
+    """Return True if a training came to its end, by its manifest or by the updates and epochs of its last checkpoint."""
     if not run.last.exists():
         return False
-    if (read_note(run.folder) or {}).get("ended"):
+    if (read_manifest(run.folder) or {}).get("ended"):
         return True
-    ends = {name: last_values(run.flags).get(f"--max-{name}", "") for name in ("update", "epoch")}
+    ends = {name: effective_flags(run.flags).get(f"--max-{name}", "") for name in ("update", "epoch")}
     if not any(value.isdigit() for value in ends.values()):
         return False
     return reached(run.last, **{name: int(value) for name, value in ends.items() if value.isdigit()})
 
 
 def reached(checkpoint: Path, *, update: int = 0, epoch: int = 0) -> bool:
-    """Whether a checkpoint has that many updates, or finished that many epochs; 0: no such end."""
+    """Return True if a checkpoint has that many updates, or finished that many epochs; 0: no such end."""
     from fairseq_lowrank.tools.checkpoints import load_state
 
     try:
@@ -165,19 +165,19 @@ def reached(checkpoint: Path, *, update: int = 0, epoch: int = 0) -> bool:
     return bool(update and updates >= update) or bool(epoch and next_epoch > epoch)
 
 
-def note_start(run: Run, settings: Settings, root: Path) -> None:
+def record_start(run: Run, settings: Settings, root: Path) -> None:
     """Note the flags, the code and the machine of a training before it starts or continues."""
-    note = read_note(run.folder)
-    if note is None:
+    manifest = read_manifest(run.folder)
+    if manifest is None:
         if run.last.exists():
             raise UserError(f"{run.last} is of a training whose flags are not known: move {run.folder} away")
-        note = {"corpus": run.corpus, "dictionaries": dictionaries(run), "flags": list(run.flags), "starts": []}
-        note |= {"patches": dict(run.patches), "results": run.apart}
-        for folder in run.others:
+        manifest = {"corpus": run.corpus, "dictionaries": dictionaries(run), "flags": list(run.flags), "starts": []}
+        manifest |= {"patches": dict(run.patches), "results": run.apart}
+        for folder in run.stale_dirs:
             say(f"{run}: {folder} holds this row with other flags: {difference(run, folder)}")
     elif wrong := difference(run, run.folder):
         raise UserError(f"{run.folder} holds a training with other flags: {wrong}")
-    note["starts"].append(
+    manifest["starts"].append(
         {
             "commit": provenance.commit(root),
             "code": code_of(run, root),
@@ -187,24 +187,28 @@ def note_start(run: Run, settings: Settings, root: Path) -> None:
             "date": datetime.date.today().isoformat(),
         }
     )
-    write_note(run.folder, note)
+    write_manifest(run.folder, manifest)
 
 
-def write_note(folder: Path, note: dict) -> None:
-    """Write the note of a run's folder."""
-    with whole_file(folder / NOTE) as file:
-        json.dump(note, file, indent=1, ensure_ascii=False)
+def write_manifest(folder: Path, manifest: dict) -> None:
+    """Write the manifest of a run's folder."""
+    with whole_file(folder / MANIFEST) as file:
+        json.dump(manifest, file, indent=1, ensure_ascii=False)
 
 
-def read_note(folder: Path) -> dict | None:
-    """Return what :func:`write_note` wrote in a run's folder, or None."""
-    file = folder / NOTE
+def read_manifest(folder: Path) -> dict | None:
+    """Return what :func:`write_manifest` wrote in a run's folder, or None."""
+    file = folder / MANIFEST
     if not file.exists():
         return None
     try:
-        note = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(note["flags"], list) and isinstance(note["starts"], list) and isinstance(note["corpus"], str):
-            return note
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        if (
+            isinstance(manifest["flags"], list)
+            and isinstance(manifest["starts"], list)
+            and isinstance(manifest["corpus"], str)
+        ):
+            return manifest
     except (ValueError, KeyError, TypeError):
         pass
     raise UserError(f"{file} is damaged: move {folder} away")
@@ -212,15 +216,15 @@ def read_note(folder: Path) -> dict | None:
 
 def difference(run: Run, folder: Path) -> str:
     """Return the differences of a run to the training in a folder, with that one's values in brackets; empty if there are none."""
-    note = read_note(folder)
-    if note is None:
+    manifest = read_manifest(folder)
+    if manifest is None:
         return "which ones is not known"
     found = []
-    if note["corpus"] != run.corpus:
-        found.append(f"corpus {run.corpus} ({note['corpus']})")
-    found.append(differences(run.flags, note["flags"]))
+    if manifest["corpus"] != run.corpus:
+        found.append(f"corpus {run.corpus} ({manifest['corpus']})")
+    found.append(differences(run.flags, manifest["flags"]))
     ours = {**run.patches, "RESULTS": run.apart}
-    theirs = {**note.get("patches", {}), "RESULTS": note.get("results", "")}
+    theirs = {**manifest.get("patches", {}), "RESULTS": manifest.get("results", "")}
     found += [
         f"{name}={ours.get(name, '')} ({theirs.get(name, '')})"
         for name in sorted({*ours, *theirs})

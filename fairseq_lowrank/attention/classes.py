@@ -109,7 +109,7 @@ def _own(projection: Any, copies: int = 1) -> Weights:
 
 
 def _grouped(layer: Any) -> Plain:
-    """Queries of one or all heads, keys and values of one, some or all."""
+    """Return queries, keys and values of every head, copied where heads share them."""
     dims = layer.projection.dims
     size = {"q_proj": dims.head_dim, "k_proj": dims.head_dim, "v_proj": dims.value_dim}
 

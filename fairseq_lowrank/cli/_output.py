@@ -30,7 +30,7 @@ def add_json_argument(parser) -> None:
 
 
 def add_transformers_argument(parser) -> None:
-    """`--transformers FOLDER`, which :func:`refuse_with_transformers` keeps apart from flags for models of fairseq."""
+    """Add `--transformers FOLDER`. :func:`refuse_with_transformers` keeps it apart from flags for models of fairseq."""
     parser.add_argument(
         "--transformers",
         type=Path,

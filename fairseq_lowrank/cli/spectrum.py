@@ -212,7 +212,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
 
 
 def measure_transformers(folder: Path, label: str, args) -> list[dict]:
-    """The spectra of a model of transformers on a text."""
+    """Return the spectra of a model of transformers on a text."""
     from fairseq_lowrank.tools import pretrained
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}

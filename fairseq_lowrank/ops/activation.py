@@ -22,15 +22,18 @@ class Softmax:
     """Whether what is added to every score of a row cancels."""
 
     def logits(self, scores: Tensor) -> Tensor:
-        """The scores whose softmax this is."""
+        """Return the scores whose softmax this is."""
         return scores
 
     def forward(self, scores: Tensor, buffer: BufferFn) -> tuple[Tensor, Tensor | None]:
-        """Probabilities of finite ``scores``, in place, and what :meth:`backward` reads besides."""
+        """Compute the probabilities of finite ``scores`` in place, and return them with what :meth:`backward` reads."""
         return torch.softmax(scores, -1, out=scores), None
 
     def backward(self, weights: Tensor, grad: Tensor, sums: Tensor | None, kept: Tensor | None) -> Tensor:
-        """ds = P ∘ (dP − Σ_s P ∘ dP), in place of ``grad``, or of ``weights`` where the ``sums`` Σ_s P ∘ dP are known."""
+        """Compute ds = P ∘ (dP − Σ_s P ∘ dP) in place of ``grad``.
+
+        If the ``sums`` Σ_s P ∘ dP are given, the result replaces ``weights`` instead.
+        """
         if sums is not None:
             return torch.mul(grad.sub_(sums), weights, out=weights)
         return torch.ops.aten._softmax_backward_data.out(grad, weights, -1, weights.dtype, grad_input=grad)
@@ -42,11 +45,11 @@ class SigSoftmax(Softmax):
     shift_invariant = False
 
     def logits(self, scores: Tensor) -> Tensor:
-        """s + log σ(s)."""
+        """Return s + log σ(s)."""
         return scores + F.logsigmoid(scores)
 
     def forward(self, scores: Tensor, buffer: BufferFn) -> tuple[Tensor, Tensor]:
-        """exp(s) σ(s) normalised, in place, and σ(s).
+        """Compute exp(s) σ(s), normalised, in place, and return it with σ(s).
 
         Rows that lie below −40 are shifted up to it within σ: there σ(s) = exp(s) to the last bit, so only a factor
         of the row changes, and it cannot vanish.
@@ -57,7 +60,7 @@ class SigSoftmax(Softmax):
         return weights.div_(weights.sum(dim=-1, keepdim=True)), sigmoid
 
     def backward(self, weights: Tensor, grad: Tensor, sums: Tensor | None, kept: Tensor | None) -> Tensor:
-        """That of softmax, and ds/dz of z = s + log σ(s), which is 2 − σ(s)."""
+        """Compute the gradient of softmax times dz/ds = 2 − σ(s), for z = s + log σ(s)."""
         assert kept is not None
         return super().backward(weights, grad, sums, None).mul_(torch.sub(2, kept, out=kept))
 
@@ -97,7 +100,7 @@ def check_activation(activation: str) -> None:
 
 
 def sigsoftmax(logits: Tensor, dim: int = -1) -> Tensor:
-    """sigsoftmax(s)_j = exp(s_j) σ(s_j) / Σ_k exp(s_k) σ(s_k), computed as softmax(s + log σ(s)).
+    """Compute sigsoftmax(s)_j = exp(s_j) σ(s_j) / Σ_k exp(s_k) σ(s_k) as softmax(s + log σ(s)).
 
     Source: Mixhead paper, eq. 21, after Kanai et al. (2018). The second form neither overflows nor divides 0 by 0 for
     rows of very low scores.
@@ -113,7 +116,10 @@ def sigsoftmax(logits: Tensor, dim: int = -1) -> Tensor:
 
 
 def dtype_of_operations(tensor: Tensor) -> torch.dtype:
-    """That in which operations take ``tensor``: its own, or what autocast makes of floats other than float64 on its device."""
+    """Return the dtype in which operations take ``tensor``.
+
+    It is the tensor's dtype. Where autocast is on, floats other than float64 have autocast's.
+    """
     own, device = tensor.dtype, tensor.device.type
     if tensor.is_meta or own == torch.float64 or not own.is_floating_point or not torch.is_autocast_enabled(device):
         return own

@@ -21,7 +21,7 @@ def refuse_transforms(message: str, gradient: Tensor | None = None) -> None:
 
 
 def first_order(gradients: Sequence[Tensor | None], sources: Sequence[Tensor | None], message: str) -> tuple:
-    """``gradients`` as they are, except that differentiating them raises ``message``.
+    """Return ``gradients`` as they are, except that differentiating them raises ``message``.
 
     ``torch.autograd.function.once_differentiable`` only cuts gradients off from what they were computed from, so that a
     graph which holds another path gives a wrong second derivative without a word.

@@ -22,7 +22,7 @@ BLOCK_NUMBERS = 2**22
 
 
 def mixing_orthogonality(mixing: HeadMixing, query_padding: Tensor | None = None) -> Tensor:
-    """‖MᵀM − I‖²_F (Mixhead paper, eq. 16): 0 where the mixed heads are orthonormal combinations of the heads.
+    """Compute ‖MᵀM − I‖²_F (Mixhead paper, eq. 16): 0 where the mixed heads are orthonormal combinations of the heads.
 
     For position-wise mixing it is the mean over the positions of a sequence that are not padding. Computed in float32
     or better.
@@ -47,7 +47,7 @@ def mixing_orthogonality(mixing: HeadMixing, query_padding: Tensor | None = None
 
 
 def head_overlap(call: AttentionCall, spaces: Sequence[str], query_padding: Tensor | None = None) -> Tensor:
-    """How much the row or column spaces of the heads' attention matrices overlap, for each sequence.
+    """Compute how much the row or column spaces of the heads' attention matrices overlap, for each sequence.
 
     ``row`` is R_d = Σ_{i<j} ‖P_i P_jᵀ‖²_F and ``column`` is R_c = Σ_{i<j} ‖P_iᵀ P_j‖²_F (Mixhead paper, eq. 20, summed
     over all pairs of heads), of the probabilities P_i before mixing and dropout, with zeros in the rows of padding.
@@ -98,7 +98,7 @@ _TIMES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _probabilities(call: AttentionCall, query_padding: Tensor | None, batch: slice, head: int) -> Tensor:
-    """P of one head for some sequences, ``[N, T, S]``."""
+    """Compute P of one head for some sequences, ``[N, T, S]``."""
     one = replace(
         call,
         scores=call.scores.select_head(
@@ -113,14 +113,14 @@ def _probabilities(call: AttentionCall, query_padding: Tensor | None, batch: sli
 
 
 def _blocks(call: AttentionCall) -> Iterator[slice]:
-    """As many sequences at a time as :data:`BLOCK_NUMBERS` allows, and at least one."""
+    """Return slices of as many sequences as :data:`BLOCK_NUMBERS` allows, and at least one."""
     batch, _, queries, keys = call.scores.shape
     size = max(1, BLOCK_NUMBERS // max(queries, keys) ** 2)
     return (slice(start, start + size) for start in range(0, batch, size))
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """At least float32, and no longer of the graph; what is no float, as it is."""
+    """Return floats in float32 or better, detached from the graph, and other tensors as they are."""
     return at_least_float32(tensor.detach()) if tensor.is_floating_point() else tensor
 
 
@@ -167,7 +167,7 @@ class _HeadOverlap(torch.autograd.Function):
     def gradients(
         ctx, query_padding: Tensor | None, tensors: Sequence[Tensor], grad_values: Tensor
     ) -> list[Tensor | None]:
-        """Of the tensors, each where it is needed; summed over heads, and in half precision too, in float32."""
+        """Return the gradient of each tensor that needs one, summed over heads in float32 or better."""
         needed = ctx.needs_input_grad[3:]
         leaves = [_wide(tensor).requires_grad_(wants) for tensor, wants in zip(tensors, needed, strict=True)]
         call = unflatten(ctx.layout[0], leaves, ctx.layout[1])

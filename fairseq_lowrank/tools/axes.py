@@ -8,12 +8,12 @@ from fairseq_lowrank.attention import AXES, AttentionSpec
 
 
 def spec_of(module: nn.Module) -> AttentionSpec:
-    """What an attention layer computes; fairseq's own is plain."""
+    """Return what an attention layer computes; fairseq's attention is plain."""
     return getattr(module, "spec", None) or AttentionSpec()
 
 
 def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, int | str]:
-    """What an attention layer is on every axis, or would be with another `spec`: a choice, or the size that comes of it."""
+    """Return an attention layer's choice or size on every axis, or that which it would have with another `spec`."""
     spec = spec or spec_of(module)
     projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
     sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}

@@ -121,7 +121,7 @@ def count(model: PreTrainedModel) -> dict:
 
 
 def _without_norms(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters of a module except those of its layer norms."""
+    """Return the parameters of a module except those of its layer norms."""
     for part in module.modules():
         if "norm" not in type(part).__name__.lower():
             yield from part.parameters(recurse=False)

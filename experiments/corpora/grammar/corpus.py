@@ -298,7 +298,7 @@ class Sampler:
         return Sentence(self.negated(self.clause()))
 
     def inversion(self) -> Sentence:
-        """Something other than the subject comes first: a time, a place, or an object its case gives away."""
+        """Return a sentence that starts with a time, a place, or an object that its case gives away, not with the subject."""
         fronts: list[str | int] = []
         while not fronts:
             clause = self.negated(self.clause())
@@ -374,7 +374,7 @@ class Sampler:
         return Sentence(clause, "ob" if whether else "dass", self.second_clause(clause))
 
     def infinitive(self) -> Sentence:
-        """versuchen, … zu lesen; or: in die Stadt gehen, um … zu kaufen."""
+        """Return a sentence such as: versuchen, … zu lesen; or: in die Stadt gehen, um … zu kaufen."""
         action = self.choose([verb for verb in EVENTS if "person" in verb.subjects and verb.slots])
         control = self.chance(0.65)
         verb = self.choose(lexicon.CONTROL_VERBS if control else GOING)

@@ -68,7 +68,7 @@ _ANY_DEVICE = _Preference()
 
 
 def attention(call: AttentionCall, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Multi-head attention over projected heads.
+    """Compute multi-head attention over projected heads.
 
     Args:
         call: the tensors and the choices.

@@ -60,7 +60,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this backend does not run on a device in a dtype: it does everywhere."""
+    """Return why this backend does not run on a device in a dtype: always ``None``, for it runs everywhere."""
     return None
 
 
@@ -69,7 +69,7 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
 
 
 def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
-    """The heads ``[B, H, T, Dv]``; nothing is kept for the backward pass."""
+    """Compute the heads ``[B, H, T, Dv]``; nothing is kept for the backward pass."""
     _, heads, queries, _ = call.scores.shape
     with without_autocast(call.v):
         problem = BlockedAttention(call, seed)
@@ -91,7 +91,7 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
 def input_gradients(
     call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor] = ()
 ) -> list[Tensor | None]:
-    """Gradients of the tensors of ``call``, in its order; of biases and mixing that need none, ``None``."""
+    """Compute the gradients of the tensors of ``call``, in its order; ``None`` for biases and mixing that need none."""
     with without_autocast(call.v):
         problem = BlockedAttention(call, seed)
         values = KeyGradient(call.v, problem.work)
@@ -185,7 +185,7 @@ class BlockedAttention:
         return rows.start % self.positions + self.offset + 1
 
     def probabilities(self, block: Block) -> tuple[Tensor, Tensor | None]:
-        """P ``[b, H, rows, keys]``, and what the activation keeps for its backward pass."""
+        """Compute P ``[b, H, rows, keys]``, and return it with what the activation keeps for its backward pass."""
         shape = _length(block.batch), self.heads, _length(block.rows), block.num_keys
         scores = self.work.buffer("scores" if self.score_mixing is None else "unmixed scores", *shape)
         self.scores.forward(block, scores)
@@ -228,7 +228,7 @@ class BlockedAttention:
         )
 
     def dropout_mask(self, block: Block, shape: torch.Size) -> Tensor | None:
-        """1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
+        """Return 1 where dropout keeps a weight, else 0: the same for the same block of the same call."""
         if self._generator is None:
             return None
         generator = self._generator.manual_seed(self.seed + block.index)

@@ -39,7 +39,7 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory that every block reuses under this name."""
+        """Return memory that every block reuses under this name."""
         size = 1
         for length in shape:
             size *= length
@@ -52,7 +52,7 @@ class Workspace:
         self._buffers.clear()
 
     def product(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """scale · left @ right in the dtype of the operation, into float32 or better."""
+        """Compute scale · left @ right in the dtype of the operation, into float32 or better."""
         if self.like.dtype == torch.float16 and scale != 1:
             # Unscaled products may pass the largest float16.
             left, right = (left * scale, right) if left.numel() < right.numel() else (left, right * scale)
@@ -96,19 +96,19 @@ class KeyGradient:
                 part.add_(self.work.product(rows, part_of_weights, scale=scale))
 
     def result(self) -> Tensor:
-        """The tiles as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
+        """Return the tiles as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
         batch, groups, count, _ = self.keys.shape
         tiles = self.total.unflatten(1, (batch, groups)).permute(0, 4, 1, 2, 3)
         return tiles.flatten(0, 1)[:count].permute(1, 2, 0, 3).to(self.keys.dtype)
 
 
 def block_keys(tensor: Tensor, block: Block) -> Tensor:
-    """A block's part of keys or values ``[B, G, S, D]``, as ``[b·G, keys, D]``."""
+    """Return a block's part of keys or values ``[B, G, S, D]``, as ``[b·G, keys, D]``."""
     return tensor[block.batch, :, block.keys].flatten(0, 1)
 
 
 def group_queries(tensor: Tensor, groups: int) -> Tensor:
-    """``[b, H, rows, N]`` as ``[b·G, (H/G)·rows, N]``: heads that share a key become further queries of it.
+    """Reshape ``[b, H, rows, N]`` to ``[b·G, (H/G)·rows, N]``: heads that share a key become further queries of it.
 
     So keys and values are never expanded. Head i is of group ⌊i·G/H⌋.
     """
@@ -116,7 +116,7 @@ def group_queries(tensor: Tensor, groups: int) -> Tensor:
 
 
 def slice_block(tensor: Tensor, block: Block) -> Tensor:
-    """The part of a tensor broadcastable to ``[B, H, T, S]`` that a block sees, still unexpanded."""
+    """Return the part of a tensor broadcastable to ``[B, H, T, S]`` that a block sees, still unexpanded."""
     tensor = tensor[(None,) * (4 - tensor.dim())]
     parts = (block.batch, slice(None), block.rows, block.keys)
     return tensor[tuple(part if size > 1 else slice(None) for part, size in zip(parts, tensor.shape, strict=True))]

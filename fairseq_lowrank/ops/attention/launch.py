@@ -41,14 +41,14 @@ class Kernel(NamedTuple):
     options: dict[str, Any]
 
     def run(self) -> object:
-        """What was launched, as the compiler left it; ``None`` where it was interpreted."""
+        """Launch the kernel. Return the compiled kernel, or ``None`` in Triton's interpreter."""
         return self.function[self.grid](*self.arguments, **self.options)
 
 
 def tile_of(
     kernel: str, together: int, dim: int, value_dim: int, dtype: torch.dtype, dropout: bool, plain: bool
 ) -> Tile:
-    """The tile of a kernel.
+    """Return the tile of a kernel.
 
     Args:
         kernel: its name.
@@ -98,7 +98,7 @@ class Launch:
         self.empty = not (self.batch and self.queries and self.keys and self.v.size(3))
 
     def forward(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The heads, and what the backward pass reads: they, and the log-sum-exp of each row."""
+        """Compute the heads, and return them with what the backward pass reads: the heads and the log-sum-exp of each row."""
         output = empty_heads(self.v, self.queries, self.heads, self.v.size(3))
         lse = self._row_numbers()
         if self.empty:
@@ -109,7 +109,7 @@ class Launch:
         return output, (output, lse)
 
     def backward(self, grad_output: Tensor, output: Tensor, lse: Tensor) -> list[Tensor | None]:
-        """Gradients of the call's tensors in their order, ``None`` of masks and of what needs none."""
+        """Compute the gradients of the call's tensors in their order; ``None`` for masks and for what needs none."""
         call = self.call
         needed = (
             call.dot_product.q,
@@ -156,7 +156,7 @@ class Launch:
         return [grad_q, grad_k, grad_v, *of_score_mixing, *of_mixing]
 
     def _key_gradient(self, arguments: tuple, of: Tensor) -> Tensor:
-        """Of keys or values ``[B, G, S, D]``: those of heads that share them, added up in float32."""
+        """Compute the gradient of keys or values ``[B, G, S, D]``, added up in float32 over heads that share them."""
         groups, dim = of.size(1), of.size(3)
         like = of if groups == self.heads else of.new_empty(0, dtype=torch.float32).expand(self.batch, -1)
         result = empty_heads(like, self.keys, self.heads, dim)

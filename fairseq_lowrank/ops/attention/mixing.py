@@ -39,7 +39,7 @@ class HeadMixing(TensorTree):
         raise NotImplementedError
 
     def blocks(self) -> Any:
-        """For the blocked backend, see :class:`HeadMixing`."""
+        """Return the mixing of blocks for the blocked backend, see :class:`HeadMixing`."""
         raise NotImplementedError
 
     def check(self, scores: tuple[int, int, int, int]) -> None:
@@ -248,7 +248,7 @@ class _WideProduct(torch.autograd.Function):
 
 
 def _rows(by_query: Tensor) -> Tensor:
-    """``[B, rows, H, keys]`` as ``[B·rows, H, keys]``: a view where B is 1, so that nothing is copied."""
+    """Reshape ``[B, rows, H, keys]`` to ``[B·rows, H, keys]``: a view where B is 1, so that nothing is copied."""
     return by_query.reshape(-1, *by_query.shape[2:])
 
 

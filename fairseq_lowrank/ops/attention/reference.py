@@ -12,12 +12,12 @@ from fairseq_lowrank.ops.attention.scores import grouped_product
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """What of ``call`` this backend cannot compute: nothing."""
+    """Return what of ``call`` this backend cannot compute: always ``None``."""
     return None
 
 
 def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this backend does not run on a device in a dtype: it does everywhere."""
+    """Return why this backend does not run on a device in a dtype: always ``None``, for it runs everywhere."""
     return None
 
 
@@ -35,7 +35,7 @@ def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def masked_scores(call: AttentionCall) -> Tensor:
-    """What the activation sees, ``[B, H, T, S]`` in float32 or better: mixed scores, biases, −inf where hidden."""
+    """Compute the input of the activation ``[B, H, T, S]`` in float32 or better: mixed scores, biases, −inf where hidden."""
     scores = call.scores.dense()
     if call.score_mixing is not None:
         scores = call.score_mixing.mix_heads(scores)

@@ -123,17 +123,19 @@ class _RelativeBlocks:
         return [*self.content.gradients(), self._grad_p, positions]
 
     def _rows(self, block: Block) -> Tensor:
-        """The queries of a block, ``[G, b·(H/G)·rows, D]``."""
+        """Return the queries of a block, ``[G, b·(H/G)·rows, D]``."""
         p = self.p[block.batch, :, block.rows].unflatten(1, (self.groups, -1))
         return p.transpose(0, 1).flatten(1, 3)
 
     def _block_positions(self, distances: slice) -> Tensor:
-        """``[G, D, n]``"""
+        """Return the positions of these distances, ``[G, D, n]``."""
         return self.positions[0, :, distances].transpose(1, 2)
 
     def _buffer(self, block: Block) -> tuple[Tensor, slice]:
-        """Memory ``[G, b·(H/G)·rows, rows + keys − 1]`` for the distances between a block's queries and keys, and those of
-        them that there are positions of."""
+        """Return memory ``[G, b·(H/G)·rows, rows + keys − 1]`` for the distances between a block's queries and keys.
+
+        Also return the slice of those distances that have positions.
+        """
         rows, batch = block.rows.stop - block.rows.start, block.batch.stop - block.batch.start
         width, count = rows + block.num_keys - 1, self.positions.size(2)
         start = min(self.queries - block.rows.stop + block.keys.start, count)
@@ -142,7 +144,7 @@ class _RelativeBlocks:
         return products, slice(start, min(start + width, count))
 
     def _diagonals(self, products: Tensor, block: Block) -> Tensor:
-        """``[b, G, H/G, rows, keys]``: of the distances of a block those of each query to each key, as a view."""
+        """Return a view ``[b, G, H/G, rows, keys]``: of the products with all distances, those of each query with each key."""
         rows, batch = block.rows.stop - block.rows.start, block.batch.stop - block.batch.start
         heads, width = self.p.size(1) // self.groups, products.size(2)
         whole = products.view(self.groups, batch, heads, rows, width).transpose(0, 1)

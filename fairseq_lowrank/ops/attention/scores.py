@@ -26,7 +26,7 @@ class ScoreBlocks(Protocol):
         """Add what the gradient ``[b, H, rows, keys]`` of a block's scores makes of the tensors' gradients."""
 
     def gradients(self) -> list[Tensor | None]:
-        """Those of the tensors in their order. Blocks that see no key were left out."""
+        """Return the gradients of the tensors in their order. Blocks that see no key were left out."""
 
 
 class Scores(Protocol):
@@ -37,20 +37,22 @@ class Scores(Protocol):
         """``[B, H, T, S]``"""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """See :meth:`.TensorTree.map_tensors`."""
+        """Apply ``change`` to every tensor, see :meth:`.TensorTree.map_tensors`."""
 
     def check(self) -> None:
         """Raise ``ValueError`` where the tensors do not fit together."""
 
     def dense(self) -> Tensor:
-        """The formula, ``[B, H, T, S]``, in float32 or better."""
+        """Compute the formula, ``[B, H, T, S]``, in float32 or better."""
 
     def select_head(self, batch: slice, head: int, column: Tensor | None = None) -> Scores:
-        """The scores of one head for some batch entries, or Σ_j column[j] S_j for a ``column`` broadcastable to
-        ``[b, H, T, 1]``: with H = 1, and nothing of size T×S made."""
+        """Return the scores of one head for some batch entries, with H = 1; nothing of size T×S is made.
+
+        With a ``column`` broadcastable to ``[b, H, T, 1]`` they are Σ_j column[j] S_j.
+        """
 
     def blocks(self, work: Workspace) -> ScoreBlocks:
-        """For the blocked backend."""
+        """Return the scores of blocks for the blocked backend."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class _DotProductBlocks:
 
 
 def head_queries_and_keys(q: Tensor, k: Tensor, head: int, column: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Queries ``[b, H, T, D]`` and keys ``[b, G, S, D]`` of one head, or such as make Σ_j column[j] q_j k_gᵀ."""
+    """Return queries ``[b, H, T, D]`` and keys ``[b, G, S, D]`` of one head, or such as make Σ_j column[j] q_j k_gᵀ."""
     heads, groups = q.size(1), k.size(1)
     if column is None:
         return select_head(q, slice(None), head), select_head(k, slice(None), head * groups // heads)

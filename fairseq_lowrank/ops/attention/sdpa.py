@@ -45,7 +45,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 
 
 def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why this backend does not run on a device in a dtype: it does everywhere."""
+    """Return why this backend does not run on a device in a dtype: always ``None``, for it runs everywhere."""
     return None
 
 
@@ -68,14 +68,18 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
 
 
 def value_columns(call: AttentionCall) -> int:
-    """How many columns of values each head reads where heads are mixed: for each score a forward pass takes 4 operations a
-    column and a backward pass 10, where unmixed heads have the columns of one value."""
+    """Return how many columns of values each head reads if heads are mixed; unmixed heads read those of one value.
+
+    For each score, a forward pass takes 4 operations a column, and a backward pass 10.
+    """
     return call.v.size(1) * _width(call)
 
 
 def is_fused(call: AttentionCall) -> bool:
-    """Whether PyTorch has a fused kernel for what :func:`compute` asks of a GPU where heads are mixed and nothing but
-    causality hides: it has none for bfloat16 before sm_80, and would build all T×S weights."""
+    """Return True if PyTorch has a fused GPU kernel for :func:`compute` with mixed heads, where only causality hides.
+
+    It has none for bfloat16 before sm_80, and would build all T×S weights.
+    """
     recording = torch.is_grad_enabled()
     examples = (
         tensor.new_empty(1, 1, 8, _width(call)).requires_grad_(recording and tensor.requires_grad)
@@ -86,12 +90,12 @@ def is_fused(call: AttentionCall) -> bool:
 
 
 def _width(call: AttentionCall) -> int:
-    """A size of queries, keys and values that every fused kernel takes: the same for all, and a multiple of 8."""
+    """Return a size of queries, keys and values that every fused kernel takes: one for all, a multiple of 8."""
     return -(-max(call.dot_product.q.size(3), call.v.size(3)) // 8) * 8
 
 
 def _mixed(call: AttentionCall, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-    """Σ_j M_t[j, i] (P_j V_i)[t] ``[B, H, T, Dv]``."""
+    """Compute Σ_j M_t[j, i] (P_j V_i)[t] ``[B, H, T, Dv]``."""
     assert call.prob_mixing is not None
     width, groups, dim = _width(call), call.v.size(1), call.v.size(3)
     q, k, v = (
@@ -125,7 +129,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
 
 
 def _shared(tensor: Tensor, heads: int) -> Tensor:
-    """Keys or values ``[B, G, S, D]`` for each head: a view where all share one, or none does."""
+    """Return keys or values ``[B, G, S, D]`` for each head: a view where all share one, or none does."""
     groups = tensor.size(1)
     if groups in (1, heads):
         return tensor.expand(-1, heads, -1, -1)
@@ -133,7 +137,7 @@ def _shared(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _grouped(mask: Tensor, batch: int, groups: int) -> Tensor:
-    """A mask broadcastable to ``[B, H, T, S]`` as one broadcastable to ``[B·G, H/G, T, S]``."""
+    """Return a mask broadcastable to ``[B, H, T, S]`` as one broadcastable to ``[B·G, H/G, T, S]``."""
     mask = mask[(None,) * (4 - mask.dim())]
     if mask.size(1) > 1:
         return mask.expand(batch, -1, -1, -1).unflatten(1, (groups, -1)).flatten(0, 1)
@@ -157,11 +161,14 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
 
 
 def has_other_masks(call: AttentionCall) -> bool:
-    """Whether anything but causality hides keys or is added to scores: to SDPA a tensor, which flash attention does not take."""
+    """Return True if anything but causality hides keys or is added to scores.
+
+    SDPA takes that as a tensor, which flash attention does not take.
+    """
     mask = call.mask
     return any(part is not None for part in (mask.key_padding, mask.additive, mask.window, call.score_bias))
 
 
 def has_two_sizes(call: AttentionCall) -> bool:
-    """Whether values are wider or narrower than keys, which the CPU's fused kernel does not take."""
+    """Return True if values are wider or narrower than keys, which the CPU's fused kernel does not take."""
     return isinstance(call.scores, DotProduct) and call.scores.q.size(3) != call.v.size(3)

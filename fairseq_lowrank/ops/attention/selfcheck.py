@@ -44,7 +44,7 @@ _warned: set[tuple] = set()
 
 
 def is_verified(call: AttentionCall) -> bool:
-    """Whether the kernels compute ``call`` rightly here; a warning says once where they do not."""
+    """Return True if the kernels compute ``call`` correctly here. Warn once if they do not."""
     key, (error, _) = _composition(call), _tried(call)
     if error is not None and key not in _warned:
         _warned.add(key)
@@ -57,17 +57,20 @@ def is_verified(call: AttentionCall) -> bool:
 
 
 def has_no_spills(call: AttentionCall) -> bool:
-    """Whether they do so without a spilled register; that they do not fit is no reason to warn."""
+    """Return True if they do so without a spilled register. Kernels that do not fit give no warning."""
     return _tried(call).resource_issue is None and is_verified(call)
 
 
 def _is_recorded(call: AttentionCall) -> bool:
-    """Whether a graph is being recorded, in which nothing can be compared."""
+    """Return True if a graph is being recorded, in which nothing can be compared."""
     return call.v.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _tried(call: AttentionCall) -> SelfCheckResult:
-    """The trial of its composition, once; what was not tried before a graph is recorded, in its warm-up, is taken for right."""
+    """Return the result of the self-check of the call's composition, which runs once.
+
+    While a graph is recorded, a composition that its warm-up did not check counts as correct.
+    """
     key = _composition(call)
     if key not in _results:
         if _is_recorded(call):
@@ -102,7 +105,7 @@ def self_check(call: AttentionCall) -> SelfCheckResult:
 
 
 def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) -> dict[str, float]:
-    """‖x − reference‖ / ‖reference‖ of the heads and of the gradient of every float tensor of ``call`` (no dropout)."""
+    """Compute ‖x − reference‖ / ‖reference‖ of the heads and of the gradient of every float tensor of ``call`` (no dropout)."""
     with torch.inference_mode(False), torch.enable_grad():
         ours = call.map_tensors(lambda tensor: _leaf(tensor, tensor.dtype))
         exact = call.map_tensors(lambda tensor: _leaf(tensor, torch.float64))
@@ -128,7 +131,7 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
 
 
 def describe(call: AttentionCall) -> str:
-    """A composition in a few words."""
+    """Describe a composition in a few words."""
     kinds = [type(mixing).__name__ if mixing else "no mixing" for mixing in (call.score_mixing, call.prob_mixing)]
     batch, heads, queries, keys = call.scores.shape
     return (
@@ -159,12 +162,12 @@ def _composition(call: AttentionCall) -> tuple:
 
 
 def _alike(length: int) -> int:
-    """A short length for which the compiler makes the same kernels: it tells apart 1, multiples of 16, and the others."""
+    """Return a short length with the same compiled kernels: the compiler tells apart 1, multiples of 16, and the others."""
     return 1 if length == 1 else 20 if length % 16 else 48
 
 
 def _like(call: AttentionCall) -> AttentionCall:
-    """A small random call of the same composition."""
+    """Return a small random call of the same composition."""
     generator = torch.Generator().manual_seed(0)
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
     appended, repeats = min(mask.num_appended_keys, 3), min(mask.query_repeats, 3)
@@ -224,7 +227,7 @@ def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _differentiable(call: AttentionCall) -> dict[str, Tensor]:
-    """The tensors that the kernels differentiate, by name, in the order of their gradients."""
+    """Return the tensors that the kernels differentiate, by name, in the order of their gradients."""
     mixings = {"score mixing": call.score_mixing, "mixing": call.prob_mixing}
     weights = {name: mixing.weight for name, mixing in mixings.items() if mixing}
     return {"q": call.dot_product.q, "k": call.dot_product.k, "v": call.v, **weights}
@@ -235,7 +238,7 @@ def _given(gradients: list[Tensor | None]) -> list[Tensor]:
 
 
 def _distance(tensor: Tensor, exact: Tensor, nothing: float) -> float:
-    """‖x − exact‖ / ‖exact‖, or 0 where both are ``nothing``, a number."""
+    """Compute ‖x − exact‖ / ‖exact‖, or 0 where both are at most the number ``nothing``."""
     norms, one = torch.stack((tensor.double().norm(), exact.norm())), exact.numel() ** 0.5
     if bool((norms <= nothing * one).all()):
         return 0.0

@@ -91,8 +91,9 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 
 
 def is_precompiled_config(call: AttentionCall) -> bool:
-    """Whether the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 and found to keep all in registers and shared memory
-    (benchmarks/results/kernels.json): "auto" takes no others.
+    """Return True if the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 without a spill.
+
+    They keep all in registers and shared memory (benchmarks/results/kernels.json). "auto" takes no other kernels.
 
     A finite set, so that all of it could be tried: the mixing of our presets (matrices of queries in float32, as
     :meth:`~.mixing.PositionwiseMixing.of_queries` makes them), or sigsoftmax, each head with its own key and value, these
@@ -111,7 +112,7 @@ def is_precompiled_config(call: AttentionCall) -> bool:
 
 
 def has_no_spills(call: AttentionCall) -> bool:
-    """Whether the kernels of ``call``, tried on its device, spill no register there and do not lack shared memory.
+    """Return True if the kernels of ``call``, tried on its device, spill no register and have enough shared memory.
 
     A compiler that looks at operations without running them is told so.
     """
@@ -130,7 +131,7 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
 
 
 def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
-    """The heads ``[B, H, T, Dv]``; they and the log-sum-exp of each row are kept for the backward pass."""
+    """Compute the heads ``[B, H, T, Dv]``; they and the log-sum-exp of each row are kept for the backward pass."""
     from fairseq_lowrank.ops.attention.launch import Launch
     from fairseq_lowrank.ops.attention.selfcheck import is_verified
 
@@ -139,7 +140,7 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
 
 
 def input_gradients(call: AttentionCall, seed: int, grad_output: Tensor, kept: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of the tensors of ``call``, in its order, ``None`` of masks. What was not kept is computed again."""
+    """Compute the gradients of the tensors of ``call``, in its order; ``None`` for masks. What was not kept is computed again."""
     from fairseq_lowrank.ops.attention.launch import Launch
     from fairseq_lowrank.ops.attention.selfcheck import is_verified
 

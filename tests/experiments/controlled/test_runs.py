@@ -108,21 +108,21 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path, capsys, flags, message)
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_a_state_is_resumed_only_by_the_code_that_kept_it(tmp_path, monkeypatch):
+def test_a_state_is_resumed_only_by_the_code_that_saved_it(tmp_path, monkeypatch):
     file = tmp_path / "below" / "state.pt"
     first = Journal("# run commit 1", file)
     first("half")
-    first.keep({"done": 3, "weights": torch.ones(2)})
+    first.save({"done": 3, "weights": torch.ones(2)})
     again = Journal("# run commit 1", file)
-    assert again.kept()["done"] == 3 and again.lines == ["# run commit 1", "half"]
+    assert again.load()["done"] == 3 and again.lines == ["# run commit 1", "half"]
     assert again.seconds > 0
-    assert Journal("# run commit 2", file).kept()["done"] == 3
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="kept by other code, '# run commit 1'"):
+    assert Journal("# run commit 2", file).load()["done"] == 3
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="saved by other code, '# run commit 1'"):
         patch.setattr(runs, "this_code", lambda: "other")
-        assert Journal("# run commit 2", file).kept() is None
-    assert Journal("# run commit 1").kept() is None
-    again.forget()
-    assert Journal("# run commit 1", file).kept() is None
+        assert Journal("# run commit 2", file).load() is None
+    assert Journal("# run commit 1").load() is None
+    again.clear()
+    assert Journal("# run commit 1", file).load() is None
 
 
 @pytest.mark.parametrize("content", [b"", b"nothing", pytest.param(None, id="a state of something else")])
@@ -130,7 +130,7 @@ def test_a_file_that_is_no_state_is_named(tmp_path, content):
     file = tmp_path / "state.pt"
     torch.save([1], file) if content is None else file.write_bytes(content)
     with pytest.raises(ValueError, match=r"state\.pt holds no state of an interrupted run"):
-        Journal("# run", file).kept()
+        Journal("# run", file).load()
 
 
 def test_tables_stand_in_the_order_of_the_tasks_runs(tmp_path):

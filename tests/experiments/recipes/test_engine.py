@@ -11,8 +11,8 @@ import pytest
 from experiments import __main__ as experiments
 from experiments.recipes import engine as engines
 from experiments.recipes import provenance, training
-from experiments.recipes.engine import Busy
-from experiments.recipes.recipe import Recipe, differences, last_values, records, smoke_corpus
+from experiments.recipes.engine import RunLocked
+from experiments.recipes.recipe import Recipe, differences, effective_flags, records, smoke_corpus
 from experiments.recipes.results import read_results
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
@@ -206,12 +206,12 @@ def test_a_speed_is_marked_as_taken_alone_only_where_every_start_was(recipe, set
         run = own.run(own.rows["mha"], chosen)
         run.folder.mkdir(parents=True)
         for alone in starts:
-            training.note_start(run, type(chosen)(**vars(chosen) | {"alone": alone}), own.root)
+            training.record_start(run, type(chosen)(**vars(chosen) | {"alone": alone}), own.root)
         run.last.parent.mkdir()
         run.last.touch()
         run.best.touch()
         run.log.write_text(LOG)
-        training.write_note(run.folder, training.read_note(run.folder) | {"ended": True})
+        training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": True})
         engine(own, chosen).run_rows()
         assert read_results(chosen.results)[0]["alone"] is (name == "yes")
 
@@ -226,12 +226,12 @@ def test_a_training_that_went_on_elsewhere_names_every_place(recipe, settings, e
         run.folder.mkdir(parents=True)
         for place in places:
             monkeypatch.setattr(provenance, "machine", lambda threads, place=place: {"cpu": place, "threads": threads})
-            training.note_start(run, chosen, own.root)
+            training.record_start(run, chosen, own.root)
         run.last.parent.mkdir()
         run.last.touch()
         run.best.touch()
         run.log.write_text(LOG)
-        training.write_note(run.folder, training.read_note(run.folder) | {"ended": True})
+        training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": True})
         engine(own, chosen).run_rows()
         [line] = read_results(chosen.results)
         assert line["machine"]["cpu"] == places[-1]
@@ -321,7 +321,7 @@ def test_a_checkpoint_of_other_code_is_refused_or_rerun(recipe, settings, engine
         engine(own, once).run_rows()
     quick.fails = ()
     quick.calls.clear()
-    [theirs] = training.read_note(own.run(own.rows["mha"], once).folder)["starts"]
+    [theirs] = training.read_manifest(own.run(own.rows["mha"], once).folder)["starts"]
     monkeypatch.setattr(provenance, "code", lambda *_: "other")
     monkeypatch.setattr(provenance, "commit", lambda _: "now")
     with pytest.raises(UserError, match=f"commit {theirs['commit']}, .* commit now.* RERUN=1"):
@@ -332,7 +332,9 @@ def test_a_checkpoint_of_other_code_is_refused_or_rerun(recipe, settings, engine
     [line] = read_results(once.results)
     assert line["commit"] == "now"
     earlier = own.run(own.rows["mha"], once).folder / "earlier" / "1"
-    assert training.read_note(earlier)["starts"] == [theirs] and (earlier / "checkpoints/checkpoint_best.pt").exists()
+    assert (
+        training.read_manifest(earlier)["starts"] == [theirs] and (earlier / "checkpoints/checkpoint_best.pt").exists()
+    )
 
 
 def test_a_commit_of_docs_keeps_a_training(recipe, settings, engine, quick, monkeypatch):
@@ -373,7 +375,7 @@ def test_an_argument_with_a_space_survives():
     sent = "2\0paper\0own\0" + "5\0row\0mha\0brown\0\0--x\0" + "3\0common\0--y\0a 'b c\0"
     found = list(records(sent))
     assert found == [["paper", "own"], ["row", "mha", "brown", "", "--x"], ["common", "--y", "a 'b c"]]
-    assert last_values(["--y", "a b"]) != last_values(["--y", "a", "b"])
+    assert effective_flags(["--y", "a b"]) != effective_flags(["--y", "a", "b"])
 
 
 def test_preparations_of_another_form_of_a_corpus_are_refused(recipe, settings, engine, commands):
@@ -395,7 +397,7 @@ def test_a_row_at_which_another_process_is_enters_no_spectra_or_report(recipe, s
     own, settings = recipe(mha="--attention mha"), settings()
     with training.lock(own.run(own.rows["mha"], settings).folder):
         for call in (lambda: engine(own, settings).report([]), lambda: engine(own, settings).spectra("s", ["mha"])):
-            with pytest.raises(Busy, match=r"own tiny: another process is at mha \(seed 1\); call this again"):
+            with pytest.raises(RunLocked, match=r"own tiny: another process is at mha \(seed 1\); call this again"):
                 call()
     assert "report" not in quick.calls and "spectrum" not in quick.calls
     assert engine(own, settings).report([]) == 0 and quick.calls[-1] == "report"
@@ -428,7 +430,7 @@ def test_differences_name_flags_and_both_values(flags, others, expected):
 
 
 def test_the_last_of_a_repeated_flag_counts():
-    assert last_values(["--adam-betas", "0.9", "--x", "-s", "de", "--adam-betas", "0.8"]) == {
+    assert effective_flags(["--adam-betas", "0.9", "--x", "-s", "de", "--adam-betas", "0.8"]) == {
         "--adam-betas": "0.8",
         "--x": "",
         "-s": "de",

@@ -36,7 +36,7 @@ def train(commands, request):
 
 def forget_the_end(run) -> None:
     """As if everything had been killed between the last checkpoint and the note of the end."""
-    training.write_note(run.folder, training.read_note(run.folder) | {"ended": False})
+    training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": False})
 
 
 @pytest.mark.parametrize("end, count", [("--max-update 3", 3), ("--max-update 0 --max-epoch 1", None)])
@@ -67,7 +67,7 @@ def test_a_training_that_stopped_before_its_end_goes_on(recipe, settings, train,
     forget_the_end(run)
     assert updates(run) == 2
     assert train(run, settings) == ["fairseq-train"] and updates(run) == 3
-    assert len(training.read_note(run.folder)["starts"]) == 2
+    assert len(training.read_manifest(run.folder)["starts"]) == 2
 
 
 def test_a_training_on_another_text_is_not_taken_for_this_one(recipe, settings, train):
@@ -98,7 +98,7 @@ def test_flags_are_noted_before_a_training_starts_and_other_flags_have_a_folder_
     noted = []
 
     def execute(words, log, keep=None):
-        noted.append(training.read_note(log.parent)["flags"])
+        noted.append(training.read_manifest(log.parent)["flags"])
 
     for run in (first, second):
         run.folder.mkdir(parents=True)
@@ -131,8 +131,8 @@ def test_a_damaged_note_or_a_training_without_a_best_checkpoint_is_refused_in_on
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         train(run, settings())
     (run.folder / "run.json").unlink()
-    training.note_start(run, settings(), own.root)
-    training.write_note(run.folder, training.read_note(run.folder) | {"ended": True})
+    training.record_start(run, settings(), own.root)
+    training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": True})
     run.last.parent.mkdir()
     run.last.touch()
     with pytest.raises(ValueError, match=r"lacks checkpoint_best\.pt"):
