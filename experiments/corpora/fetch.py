@@ -99,7 +99,7 @@ def unpack_into(archive: Path, folder: Path) -> None:
 
 
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
-    """Refuse an archive that does not fit on the disk: `size` bytes unpacked, of which `missing` are not written yet."""
+    """Refuse an archive that does not fit on the disk: it has `size` bytes unpacked, and `missing` of them are not written yet."""
     if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
         raise UserError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
     if (missing or size) > (free := shutil.disk_usage(folder).free):

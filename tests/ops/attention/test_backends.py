@@ -95,7 +95,7 @@ def problem(activation, mixing, device, length, dim=4, heads=2, batch=2):
 
 
 @pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
-def test_long_sequences_cross_the_borders_of_blocks(backend, activation, mixing, device):
+def test_long_sequences_and_windows_cross_the_borders_of_blocks(backend, activation, mixing, device):
     length = 150
     long = problem(activation, mixing, device, length)
     key_padding = torch.zeros(2, length, dtype=torch.bool, device=device)
@@ -105,18 +105,6 @@ def test_long_sequences_cross_the_borders_of_blocks(backend, activation, mixing,
         AttentionMask(True),
         AttentionMask(True, key_padding),
         AttentionMask(False, key_padding),
-    ):
-        long["mask"] = mask
-        assert_same(values_and_gradients(long, backend), values_and_gradients(long, "reference"), 1e-9)
-
-
-@pytest.mark.parametrize(("backend", "activation", "mixing"), cases())
-def test_windows_cross_the_borders_of_blocks(backend, activation, mixing, device):
-    length = 150
-    long = problem(activation, mixing, device, length)
-    key_padding = torch.zeros(2, length, dtype=torch.bool, device=device)
-    key_padding[0, -70:], key_padding[1, :70] = True, True
-    for mask in (
         AttentionMask(True, window=1),
         AttentionMask(True, key_padding, window=30),
         AttentionMask(True, query_repeats=2, window=65),
