@@ -309,8 +309,8 @@ def attention_forward(
     hidden = attention_mask
     if hidden is not None and hidden.dtype == torch.bool:
         hidden = ~hidden
-    modules = {name: getattr(module, name, None) for name in _MODULES}
-    inputs = getattr(module, "attention_inputs", None)
+    modules = {name: module._modules.get(name) for name in _MODULES}
+    inputs = vars(module).get("attention_inputs")
     if any(modules.values()) and (heads := query_sizes(module).num_heads) != query.size(1):
         raise UserError(
             f"{type(module).__name__}: mixing of {heads} heads, and the model passes {query.size(1)}. "

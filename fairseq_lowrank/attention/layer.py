@@ -310,7 +310,7 @@ class MultiheadAttention(TorchMHACompat):
         dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
         dropout_p = self.dropout_module.p if dropping else 0.0
         call = self._call(modules, q, states, mask, inputs, dropout_p=dropout_p, need_weights=need_weights)
-        if attn_mask is not None:
+        if mask.additive is not None or isinstance(attn_mask, AttentionMask):
             call.check()
         heads, weights = compute(call, "auto" if need_weights else self.backend)
         if self.regulariser is not None:

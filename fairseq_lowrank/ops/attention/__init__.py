@@ -136,7 +136,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
     _, heads, queries, keys = call.scores.shape
     shared = v.size(1) < heads
-    few = heads * queries * keys < prefer.reference_scores and not shared
+    # The scores of one query are no tensor of size T×S.
+    few = queries == 1 or (heads * queries * keys < prefer.reference_scores and not shared)
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
     if mixes:
         return (*fused, sdpa, *others) if v.dtype in prefer.triton and _repeats_cheaply(call, prefer) else others

@@ -7,9 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Keys of a tile in which the gradients of keys and values are summed on a CPU.
-_TILE = 256
-
 
 class Block(NamedTuple):
     """Queries ``rows`` of the batch entries ``batch`` over ``keys``; ``index`` counts blocks."""
@@ -69,37 +66,28 @@ class Workspace:
 class KeyGradient:
     """The gradient of keys or values ``[B, G, S, D]``, summed over blocks.
 
-    Transposed, since qᵀ ds is a faster product than dsᵀ q, and on a CPU in tiles of keys, [tiles, B·G, D, _TILE]: several
-    threads share a product into contiguous memory better. A GPU takes all keys at once.
+    It is summed transposed, as ``[B·G, D, S]``, since qᵀ ds is a faster product than dsᵀ q.
     """
 
     def __init__(self, keys: Tensor, work: Workspace) -> None:
         self.keys, self.work = keys, work
         batch, groups, count, dim = keys.shape
-        self.tile = min(_TILE, count) if keys.device.type == "cpu" else count
-        tiles = -(-count // self.tile) if self.tile else 0
-        self.total = torch.zeros(tiles, batch * groups, dim, self.tile, dtype=work.dtype, device=keys.device)
+        self.total = torch.zeros(batch * groups, dim, count, dtype=work.dtype, device=keys.device)
 
     def add(self, block: Block, rows: Tensor, weights: Tensor, scale: float = 1.0) -> None:
         """Add scale · weightsᵀ rows of ``rows [b·G, N, D]`` and ``weights [b·G, N, keys]``."""
         groups = self.keys.size(1)
-        entries, rows = slice(block.batch.start * groups, block.batch.stop * groups), rows.transpose(1, 2)
-        start, stop = block.keys.start, block.keys.stop
-        for index in range(start // self.tile, -(-stop // self.tile)):
-            first = index * self.tile
-            low, high = max(start, first), min(stop, first + self.tile)
-            part_of_weights = weights[:, :, low - start : high - start]
-            part = self.total[index, entries, :, low - first : high - first]
-            if rows.dtype == weights.dtype == part.dtype:
-                part.baddbmm_(rows, part_of_weights, alpha=scale)
-            else:
-                part.add_(self.work.product(rows, part_of_weights, scale=scale))
+        rows, part = rows.transpose(1, 2), self.total[block.batch.start * groups : block.batch.stop * groups]
+        part = part[:, :, block.keys]
+        if rows.dtype == weights.dtype == part.dtype:
+            part.baddbmm_(rows, weights, alpha=scale)
+        else:
+            part.add_(self.work.product(rows, weights, scale=scale))
 
     def result(self) -> Tensor:
-        """Return the tiles as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
-        batch, groups, count, _ = self.keys.shape
-        tiles = self.total.unflatten(1, (batch, groups)).permute(0, 4, 1, 2, 3)
-        return tiles.flatten(0, 1)[:count].permute(1, 2, 0, 3).to(self.keys.dtype)
+        """Return the sum as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
+        total = self.total.unflatten(0, self.keys.shape[:2]).permute(3, 0, 1, 2)
+        return total.contiguous().permute(1, 2, 0, 3).to(self.keys.dtype)
 
 
 def block_keys(tensor: Tensor, block: Block) -> Tensor:

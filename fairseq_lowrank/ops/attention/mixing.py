@@ -51,11 +51,7 @@ class HeadMixing(TensorTree):
         matrices = self.mixing_matrix().to(heads.dtype)
         with without_autocast(heads):
             if matrices.dim() == 4:
-                # In [T, B, H, H], the order in which a layer makes them, the matrices are not copied.
-                batch, count, queries, keys = heads.shape
-                by_query = heads.permute(2, 0, 1, 3).reshape(queries * batch, count, keys)
-                mixed = torch.bmm(matrices.transpose(0, 1).flatten(0, 1).mT, by_query)
-                return mixed.view(queries, batch, count, keys).permute(1, 2, 0, 3)
+                return (matrices.mT @ heads.transpose(1, 2)).transpose(1, 2)
             return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:
@@ -94,7 +90,10 @@ class _StaticBlocks:
 
     def backward(self, heads: Tensor, grad: Tensor, block: Block, out: Out) -> tuple[Tensor, None]:
         if self.gradient is not None:
-            self.gradient += torch.bmm(heads.flatten(2), grad.flatten(2).transpose(1, 2)).sum(dim=0)
+            left, right = heads.flatten(2), grad.flatten(2)
+            if heads.size(0) == 1:  # threads share the products of a batch, but not one long product
+                left, right = heads[0].transpose(0, 1), grad[0].transpose(0, 1)
+            self.gradient += torch.bmm(left, right.transpose(1, 2)).sum(dim=0)
         return self._multiply(self.matrix, grad, out), None
 
     def gradients(self) -> list[Tensor | None]:

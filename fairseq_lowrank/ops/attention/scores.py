@@ -151,6 +151,8 @@ def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left_i @ right_g with g = ⌊i·G/H⌋ of ``left [B, H, N, D]`` and ``right [B, G, D, M]``: ``[B, H, N, M]``."""
     batch, heads, rows, dim = left.shape
     groups = right.size(1)
+    if groups == heads:
+        return left @ right
     if right.size(0) != batch:
         right = right.expand(batch, -1, -1, -1)
     left = left.reshape(batch * groups, heads // groups * rows, dim)
