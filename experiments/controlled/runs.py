@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 import fairseq_lowrank
-from experiments.locks import locked
+from experiments.locks import run_row
 from experiments.recipes import provenance
 from experiments.recipes.provenance import machine, versions
 from experiments.recipes.results import append_measurement, read_results
@@ -144,6 +144,14 @@ class Run:
         """The name of its row."""
         return self.setting_name + ("" if self.steps == self.usual_steps else f"-{self.steps}-updates")
 
+    def __str__(self) -> str:
+        return f"{self.row} seed {self.seed}"
+
+    @property
+    def key(self) -> tuple[str, int, bool]:
+        """What distinguishes its line from others of the table, see :func:`finished`."""
+        return self.row, self.seed, self.smoke
+
     @property
     def smoke(self) -> bool:
         """Whether it is a trial, whose line does not count as a result."""
@@ -170,10 +178,10 @@ def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
     return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
 
 
-def finished(path: Path, table: str) -> set[tuple[str, int, bool]]:
-    """Return (row, seed, smoke) of every line of the table."""
+def finished(path: Path, table: str) -> dict[tuple[str, int, bool], dict]:
+    """Return the lines of the table by (row, seed, smoke)."""
     return {
-        (line["row"], line["seed"], line["smoke"])
+        (line["row"], line["seed"], line["smoke"]): line
         for line in read_results(path, measurements=True)
         if line["table"] == table
     }
@@ -198,35 +206,34 @@ def run_missing(
         say: takes one line for each run that has ended.
         show: takes how far the run is, again and again.
     """
-    done = finished(results, task.TABLE)
-    commit = checked_out_commit()
-    left = [run for run in runs if (run.row, run.seed, run.smoke) not in done]
+    done, commit = finished(results, task.TABLE), checked_out_commit()
+    left = [run for run in runs if run.key not in done]
     results.parent.mkdir(parents=True, exist_ok=True)
     for number, run in enumerate(left, start=1):
-        name = f"{run.row} seed {run.seed}"
-        state = results.with_name(f"{results.stem}.{run.row}-seed{run.seed}.pt")
-        lock = state.with_suffix(".lock")
-        with locked(lock, wait=False) as handle:
-            if handle is None:
-                say(f"{name}: another process is running this row; skipping it")
-                continue
-            if (run.row, run.seed, run.smoke) not in finished(results, task.TABLE):
-                journal = Journal(
-                    f"# {name} commit {commit}",
-                    state,
-                    lambda line, name=name, number=number: show(f"{number} of {len(left)}, {name}: {line}"),
-                )
-                outcome = run.train(run.seed, run.steps, journal)
-                seconds = journal.seconds
-                journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
-                if log is not None:
-                    log.parent.mkdir(parents=True, exist_ok=True)
-                    with gzip.open(log, "at", encoding="utf-8") as file:
-                        file.write("\n".join(journal.lines) + "\n")
-                append_measurement(results, as_line(task, run, outcome, seconds, commit))
-                journal.clear()
-                say(f"{name}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
-            lock.unlink(missing_ok=True)  # whoever waits with the old file finds the line
+        progress = f"{number} of {len(left)}, {run}: "
+        _run_one(task, run, results, log, commit, say, lambda line, progress=progress: show(progress + line))
+
+
+def _run_one(task: ModuleType, run: Run, results: Path, log: Path | None, commit: str, say: Log, show: Log) -> None:
+    """Train a run that no other process is at, and append its log and its line."""
+    state = results.with_name(f"{results.stem}.{run.row}-seed{run.seed}.pt")
+    lock = state.with_suffix(".lock")
+
+    def train(handle: int) -> None:
+        journal = Journal(f"# {run} commit {commit}", state, show)
+        outcome = run.train(run.seed, run.steps, journal)
+        seconds = journal.seconds
+        journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with gzip.open(log, "at", encoding="utf-8") as file:
+                file.write("\n".join(journal.lines) + "\n")
+        append_measurement(results, as_line(task, run, outcome, seconds, commit))
+        journal.clear()
+        say(f"{run}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+        lock.unlink(missing_ok=True)  # whoever opened the old file finds the line
+
+    run_row(lock, str(run), lambda: finished(results, task.TABLE).get(run.key), train, say)
 
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:

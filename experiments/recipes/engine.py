@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiments.corpora import __main__ as corpora
 from experiments.corpora.own import check_binarised
+from experiments.locks import run_row
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
 from experiments.recipes.logs import read_training_log
@@ -19,7 +20,16 @@ from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_
 from experiments.recipes.results import ORIGIN, append_result, check, check_writable, read_results
 from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
-from experiments.recipes.training import check_data, has_ended, is_locked, is_of_this_code, lock, read_manifest, train
+from experiments.recipes.training import (
+    LOCK,
+    check_data,
+    has_ended,
+    is_locked,
+    is_of_this_code,
+    lock,
+    read_manifest,
+    train,
+)
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
 
@@ -89,13 +99,14 @@ class Engine:
         if self.settings.dry_run:
             self.train_and_score(run, scored)
             return
-        with lock(run.folder) as handle:
-            if handle is None:
-                say(f"{run}: another process is running this row; skipping it")
-            elif scored and (line := self.finished(complain=lambda _: None).get(run.row)):
-                self.say_done(run, line)  # by another process, since this one looked
-            else:
-                self.train_and_score(run, scored, handle)
+        line = run_row(
+            run.folder / LOCK,
+            str(run),
+            lambda: self.finished(complain=lambda _: None).get(run.row) if scored else None,
+            lambda handle: self.train_and_score(run, scored, handle),
+        )
+        if line is not None:
+            self.say_done(run, line)  # by another process, since this one looked
 
     def find_published(self, run: Run) -> bool:
         """Return True if a published checkpoint stands for a pre-training; import it first if BERT names its folder.
