@@ -202,6 +202,13 @@ def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, l
     assert found is getattr(operation, chosen)
 
 
+@pytest.mark.parametrize("groups", [4, 1])
+def test_all_scores_of_a_single_query_are_computed_at_once(groups):
+    built = problem("none", (groups, groups), "softmax", ("none", "static"), 0.0)
+    built["q"] = built["q"][:, :, :1]
+    assert operation._preference(operation_call(built, "cpu"))[0] is operation.reference
+
+
 def test_a_backend_that_does_not_run_here_is_passed_over_and_refused_by_name(monkeypatch):
     built = problem("causal", (4, 4), "softmax", ("none", "none"), 0.0)
     expected, _ = attend(**built, backend="blocked")
