@@ -190,6 +190,7 @@ def test_contrasts_at_one_rate_are_between_rows_of_the_recipe(declared):
         ("fast_start.sh", "h32-mixhead-a-x0.5-2e-3", "h32-mixhead-a-2e-3", ["--mixing-lr-scale", "0.5"]),
         ("fast_start.sh", "h4-mixhead-a-self-2e-3", "h4-mixhead-a-2e-3", ["--attention-sites", "encoder,decoder"]),
         ("fast_start.sh", "h32-mixhead-a-self-2e-3", "h32-mixhead-a-2e-3", ["--attention-sites", "encoder,decoder"]),
+        ("fast_start.sh", "h4-gated-head-half-2e-3", "h4-gated-head-2e-3", ["--gate-start", "half"]),
         ("above_head_size.sh", "h4-gain-x4", "h4-mixhead-a", None),
         ("above_head_size.sh", "h32-gain-x8", "h32-gain", ["--mixing-lr-scale", "8"]),
     ],

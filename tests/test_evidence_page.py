@@ -139,8 +139,9 @@ def test_medians_of_damping_are_printed_as_recorded(page):
             assert prints(cell, median(sums)), (name, seed, median(sums))
 
 
-def test_rows_at_one_rate_have_as_many_seeds_as_lines():
-    for row in table("controls-at-one-rate", "row", "seeds run"):
+@pytest.mark.parametrize("page", ["controls-at-one-rate", "gates"])
+def test_rows_at_one_rate_have_as_many_seeds_as_lines(page):
+    for row in table(page, "row", "seeds run"):
         name, of = re.fullmatch(r"`(.+?)`(?:, table (.+))?", row["row"]).groups()
         assert int(row["seeds run"]) == len(TRAININGS.get((of or "fast-start", name), {})), name
 

@@ -35,4 +35,8 @@ for count in 4 32; do
     row h$count-mixhead-a-x0.5-2e-3 $OURS --attention mixhead-a --mixing-lr-scale 0.5 $run
     row h$count-mixhead-a-self-2e-3 $OURS --attention mixhead-a --attention-sites encoder,decoder $run
 done
+# One gate a head from the layer's input, that starts at a half as published, or at 1: see docs/evidence/gates.md.
+run="$(heads 4) $(decayed 2e-3 786)"
+row h4-gated-head-half-2e-3 $OURS --attention gated-head --gate-start half $run
+row h4-gated-head-2e-3 $OURS --attention gated-head $run
 translation_rows
