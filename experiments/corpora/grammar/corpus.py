@@ -1,8 +1,8 @@
 """Write a German-English corpus, made up from a small synchronous grammar.
 
-A tree (``trees.py``) is drawn at random and read off twice, by ``german.py`` and ``english.py``. What makes German
-hard to translate word by word is all there: gender, case and agreement, separable verbs, the participle or infinitive
-at the end, the verb last in subordinate clauses and second in main clauses whatever comes first.
+A tree (``trees.py``) is drawn at random and read off twice, by ``german.py`` and ``english.py``. German stays hard to
+translate word by word: gender, case and agreement, separable verbs, the participle or infinitive at the end, the verb
+last in subordinate clauses and second in main clauses whatever comes first.
 """
 
 import random
@@ -35,6 +35,7 @@ class Sampler:
         self.used: list[str | list[str]] = []
 
     def sentence(self) -> Sentence:
+        """Draw a sentence of any construction."""
         self.used.clear()
         return getattr(self, self.weighted(WORDS["constructions"]))()  # each is a method
 

@@ -220,7 +220,6 @@ ARTICLES = {  # gender (p: plural) and case
     "im": "m3 n3",
     "am": "m3 n3",
     "zum": "m3 n3",
-    "zur": "f3",
     "ins": "n2",
 }
 ENDINGS = {"e": "f1 f2 p1 p2", "en": "m2 p3", "em": "m3 n3", "er": "f3"}
