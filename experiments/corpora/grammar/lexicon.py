@@ -20,38 +20,41 @@ class Noun:
     english_plural: str
     kinds: Sequence[str]
     weak: bool = False  # ends in -n in every case but the nominative singular
-    mass: bool = False  # has no plural and no "a"
+    mass: bool = False  # has no plural and no "a", like a name
     location: Sequence[str] = ()  # of a place: case, German preposition, English preposition
     direction: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
+class Pronoun:
+    """A personal pronoun, and as a determiner its possessive."""
+
+    person: int
+    plural: bool
+    gender: str  # of the third person: m, f or p (plural)
+    german: Sequence[str]  # nominative, accusative, dative, reflexive, possessive
+    english: Sequence[str]  # subject, object, possessive
+    kinds = ("person",)
+    definite = True
+
+
+@dataclass(frozen=True)
 class Adjective:
-    """An adjective; `english_of` has other translations for some kinds: a man who is "groß" is tall, a house is big."""
+    """An adjective; "groß" has two entries: a man is tall, a house is big."""
 
     german: str
     english: str
     kinds: Sequence[str]
-    comparative: Sequence[str] = ()  # German, English
-    english_of: Sequence[Sequence[str]] = ()  # kind, positive, comparative
-
-    @property
-    def stem(self) -> str:
-        """Return what endings are added to: müd- of müde, teur- of teuer."""
-        return self.german[:-2] + "r" if self.german.endswith("uer") else self.german.removesuffix("e")
+    stem: str = ""  # if endings are added to another form: müd- of müde, teur- of teuer
 
 
 @dataclass(frozen=True)
 class Slot:
     """A complement of a verb: its case, the kinds of noun that it takes, and its (German, English) prepositions."""
 
-    case: str  # acc or dat; "direction" takes the noun's preposition
+    case: str  # acc or dat; "location" and "direction" take the noun's case and preposition
     kinds: Sequence[str]
     prepositions: Sequence[Sequence[str]] = (("", ""),)
-
-    @property
-    def bare(self) -> bool:
-        return self.prepositions == (("", ""),)
 
 
 @dataclass(frozen=True)
@@ -60,19 +63,17 @@ class Verb:
 
     infinitive: str  # without the prefix
     prefix: str  # separable
-    third: str
+    present: Sequence[str]  # for ich, du, er, wir, ihr, sie; without the prefix
     participle: str
     auxiliary: str
-    english: Sequence[str]  # base, past, participle, -ing
+    english: Sequence[str]  # base, third person, past, -ing
     particle: str = ""
     slots: Sequence[Slot] = ()
     subjects: Sequence[str] = ("person",)
-    stative: bool = False  # never progressive in English, no modal verb
-    durative: bool = False  # goes with "seit zwei Jahren"
+    stative: bool = False  # never progressive in English; no modal verb, no time
     reflexive: bool = False
     swap: bool = False  # the complement is the English subject: es gefällt mir, I like it
     located: bool = True  # may take a place adverbial
-    gerund: bool = False  # as a control verb: stop working, not stop to work
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,11 @@ class Modal:
 
 @dataclass(frozen=True)
 class Time:
-    """A time phrase, and the clauses that it goes with: now, habit, past, since, future (also with a modal verb)."""
+    """A time phrase, and the clauses that it goes with: present, habit, past, future (also with a modal verb)."""
 
     german: str
     english: str
     uses: Sequence[str]
-    frontable: bool = True
 
 
 WORDS = json.loads(Path(__file__).with_name("lexicon.json").read_text("utf-8"))
@@ -104,9 +104,9 @@ def _verbs(name: str) -> list[Verb]:
 
 NOUNS = [Noun(**entry) for entry in WORDS["nouns"]]
 ADJECTIVES = [Adjective(**entry) for entry in WORDS["adjectives"]]
-VERBS, CONTROL_VERBS = _verbs("verbs"), _verbs("control_verbs")  # versuchen, das Buch zu lesen
-THAT_VERBS, WHETHER_VERBS = _verbs("that_verbs"), _verbs("whether_verbs")  # glauben, dass …; fragen, ob …
+VERBS = _verbs("verbs")
+THAT_VERBS = _verbs("that_verbs")  # glauben, dass …; fragen, ob …
 [SEIN] = _verbs("be")
 MODALS = [Modal(**entry) for entry in WORDS["modals"]]
 TIMES = [Time(**entry) for entry in WORDS["times"]]
-PRONOUNS = {tuple(key): (german.split(), english.split()) for *key, german, english in WORDS["pronouns"]}
+PRONOUNS = [Pronoun(*entry) for entry in WORDS["pronouns"]]

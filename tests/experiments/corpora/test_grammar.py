@@ -5,30 +5,19 @@ import logging
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import islice, pairwise, product
+from itertools import islice, pairwise
 
 import pytest
 
 from experiments.corpora.grammar import EDITION, NAME, corpus, english, german
-from experiments.corpora.grammar.lexicon import (
-    ADJECTIVES,
-    CONTROL_VERBS,
-    MODALS,
-    NOUNS,
-    SEIN,
-    THAT_VERBS,
-    TIMES,
-    VERBS,
-    WHETHER_VERBS,
-)
-from experiments.corpora.grammar.trees import Argument, Clause, Gap, Name, NounPhrase, Pronoun, Sentence
+from experiments.corpora.grammar.lexicon import ADJECTIVES, MODALS, NOUNS, PRONOUNS, SEIN, THAT_VERBS, TIMES, VERBS
+from experiments.corpora.grammar.trees import Argument, Clause, NounPhrase, Sentence
 
 NOUN = {noun.german: noun for noun in NOUNS}
 ADJECTIVE = {adjective.german: adjective for adjective in ADJECTIVES}
 TIME = {time.german: time for time in TIMES}
-
-
-ALL_VERBS = (*VERBS, *CONTROL_VERBS, *THAT_VERBS, *WHETHER_VERBS)
+ICH, _, ER, SIE, WIR, IHR, _ = PRONOUNS
+ALL_VERBS = (*VERBS, *THAT_VERBS, SEIN)
 
 
 def verb(infinitive: str):
@@ -37,8 +26,8 @@ def verb(infinitive: str):
 
 
 @pytest.fixture(scope="module")
-def sample() -> list[corpus.Pair]:
-    return list(islice(corpus.pairs(5), 4000))
+def sample() -> list[tuple[list[str], list[str]]]:
+    return [(source.split(), target.split()) for source, target in islice(corpus.pairs(5), 4000)]
 
 
 # --- inflection, against tables written by hand ---------------------------------------------------------------------
@@ -51,56 +40,42 @@ def sample() -> list[corpus.Pair]:
             "Mann",
             "the",
             "alt",
-            "der alte Mann, den alten Mann, dem alten Mann, des alten Mannes",
-            "die alten Männer, die alten Männer, den alten Männern, der alten Männer",
+            "der alte Mann, den alten Mann, dem alten Mann",
+            "die alten Männer, die alten Männer, den alten Männern",
         ),
         (
             "Student",
             "this",
             "müde",
-            "dieser müde Student, diesen müden Studenten, diesem müden Studenten, dieses müden Studenten",
-            "diese müden Studenten, diese müden Studenten, diesen müden Studenten, dieser müden Studenten",
+            "dieser müde Student, diesen müden Studenten, diesem müden Studenten",
+            "diese müden Studenten, diese müden Studenten, diesen müden Studenten",
         ),
         (
             "Auto",
-            Pronoun(1, True),
+            WIR,
             "teuer",
-            "unser teures Auto, unser teures Auto, unserem teuren Auto, unseres teuren Autos",
-            "unsere teuren Autos, unsere teuren Autos, unseren teuren Autos, unserer teuren Autos",
+            "unser teures Auto, unser teures Auto, unserem teuren Auto",
+            "unsere teuren Autos, unsere teuren Autos, unseren teuren Autos",
         ),
         (
             "Lampe",
-            Pronoun(2, True),
+            IHR,
             "schön",
-            "eure schöne Lampe, eure schöne Lampe, eurer schönen Lampe, eurer schönen Lampe",
-            "eure schönen Lampen, eure schönen Lampen, euren schönen Lampen, eurer schönen Lampen",
+            "eure schöne Lampe, eure schöne Lampe, eurer schönen Lampe",
+            "eure schönen Lampen, eure schönen Lampen, euren schönen Lampen",
         ),
-        (
-            "Nachbar",
-            "no",
-            "klein",
-            "kein kleiner Nachbar, keinen kleinen Nachbarn, keinem kleinen Nachbarn, keines kleinen Nachbarn",
-            "keine kleinen Nachbarn, keine kleinen Nachbarn, keinen kleinen Nachbarn, keiner kleinen Nachbarn",
-        ),
-        ("Kaffee", None, "kalt", "kalter Kaffee, kalten Kaffee, kaltem Kaffee, kalten Kaffees", None),
-        ("Milch", None, "frisch", "frische Milch, frische Milch, frischer Milch, frischer Milch", None),
-        ("Kind", "two", "klug", None, "zwei kluge Kinder, zwei kluge Kinder, zwei klugen Kindern, zwei kluger Kinder"),
-        (
-            "Ei",
-            "many",
-            "frisch",
-            None,
-            "viele frische Eier, viele frische Eier, vielen frischen Eiern, viele frischer Eier",
-        ),
+        ("Nachbar", "a", "klein", "ein kleiner Nachbar, einen kleinen Nachbarn, einem kleinen Nachbarn", None),
+        ("Kaffee", None, "kalt", "kalter Kaffee, kalten Kaffee, kaltem Kaffee", None),
+        ("Milch", None, "frisch", "frische Milch, frische Milch, frischer Milch", None),
+        ("Kind", "two", "klug", None, "zwei kluge Kinder, zwei kluge Kinder, zwei klugen Kindern"),
     ],
 )
 def test_noun_phrases_decline(noun, determiner, adjective, singular, plural):
     for is_plural, expected in ((False, singular), (True, plural)):
         phrase = NounPhrase(NOUN[noun], is_plural, determiner, ADJECTIVE[adjective])
-        cases = german.CASES if determiner != "many" else german.CASES[:3]
         if expected:
-            forms = [" ".join(german.noun_phrase(phrase, case)) for case in cases]
-            assert forms == expected.split(", ")[: len(cases)]
+            forms = [" ".join(german.noun_phrase(phrase, case)) for case in german.CASES]
+            assert forms == expected.split(", ")
 
 
 @pytest.mark.parametrize(
@@ -119,19 +94,18 @@ def test_noun_phrases_decline(noun, determiner, adjective, singular, plural):
     ],
 )
 def test_verbs_conjugate(infinitive, forms):
-    assert list(german.present(verb(infinitive))) == forms.split()
+    assert verb(infinitive).present == forms.split()
 
 
 # --- sentences, against translations written by hand ----------------------------------------------------------------
 
 MAN, WOMAN, CHILD = (NounPhrase(NOUN[noun]) for noun in ("Mann", "Frau", "Kind"))
+GARDEN = NounPhrase(NOUN["Garten"])
+PETER = NounPhrase(NOUN["Peter"], determiner=None)
 BOOK = Argument(NounPhrase(NOUN["Buch"]), "acc")
 A_BOOK = Argument(NounPhrase(NOUN["Buch"], determiner="a", adjective=ADJECTIVE["alt"]), "acc")
-NO_BOOK = Argument(NounPhrase(NOUN["Buch"], determiner="no"), "acc")
-ICH, SHE, THEY = Pronoun(1, False), Pronoun(3, False, "f"), Pronoun(3, True)
-HIM = Argument(Pronoun(3, False, "m"), "dat")
 CALLS = Clause(MAN, verb("anrufen"), (Argument(WOMAN, "acc"),))
-READS = Clause(SHE, verb("lesen"), (BOOK,))
+READS = Clause(SIE, verb("lesen"), (BOOK,))
 MUST = MODALS[1]
 
 
@@ -144,25 +118,24 @@ def statement(*args, **options) -> Sentence:
     [
         (Sentence(CALLS), "Der Mann ruft die Frau an .", "The man is calling the woman ."),
         (
-            statement(SHE, verb("lesen"), (A_BOOK,), "past"),
+            statement(SIE, verb("lesen"), (A_BOOK,), "past"),
             "Sie hat ein altes Buch gelesen .",
             "She read an old book .",
         ),
-        (statement(ICH, verb("lesen"), (NO_BOOK,), negated=True), "Ich lese kein Buch .", "I am not reading a book ."),
         (
-            statement(MAN, verb("lesen"), (BOOK,), "habit", adverb="gern", negated=True),
-            "Der Mann liest das Buch nicht gern .",
-            "The man does not like to read the book .",
+            statement(ICH, verb("lesen"), (BOOK,), negated=True),
+            "Ich lese das Buch nicht .",
+            "I am not reading the book .",
         ),
         (
-            statement(WOMAN, verb("helfen"), (HIM,), time=TIME["heute"], front="time"),
+            statement(ICH, verb("einkaufen"), modal=MODALS[0], tense="future", negated=True),
+            "Ich kann nicht einkaufen .",
+            "I cannot go shopping .",
+        ),
+        (
+            statement(WOMAN, verb("helfen"), (Argument(ER, "dat"),), time=TIME["heute"], front="time"),
             "Heute hilft ihm die Frau .",
             "Today the woman is helping him .",
-        ),
-        (
-            statement(CHILD, verb("kennen"), (Argument(MAN, "acc"),), front=0),
-            "Den Mann kennt das Kind .",
-            "The child knows the man .",
         ),
         (
             statement(BOOK.phrase, verb("gefallen"), (Argument(ICH, "dat"),)),
@@ -170,12 +143,7 @@ def statement(*args, **options) -> Sentence:
             "I like the book .",
         ),
         (
-            statement(THEY, verb("arbeiten"), (), "since", time=TIME["seit zwei Jahren"]),
-            "Sie arbeiten seit zwei Jahren .",
-            "They have been working for two years .",
-        ),
-        (
-            statement(SHE, verb("freuen"), (Argument(NounPhrase(NOUN["Fest"]), "acc", "auf", "to"),)),
+            statement(SIE, verb("freuen"), (Argument(NounPhrase(NOUN["Fest"]), "acc", "auf", "to"),)),
             "Sie freut sich auf das Fest .",
             "She is looking forward to the party .",
         ),
@@ -187,71 +155,52 @@ def statement(*args, **options) -> Sentence:
         (
             statement(BOOK.phrase, verb("liegen"), (Argument(NounPhrase(NOUN["Tisch"]), "dat", "auf", "on"),)),
             "Das Buch liegt auf dem Tisch .",
-            "The book is lying on the table .",
+            "The book lies on the table .",
         ),
         (
-            Sentence(CALLS, "weil", Clause(SHE, verb("aufräumen"), (Argument(NounPhrase(NOUN["Zimmer"]), "acc"),))),
+            Sentence(CALLS, "weil", Clause(SIE, verb("aufräumen"), (Argument(NounPhrase(NOUN["Zimmer"]), "acc"),))),
             "Der Mann ruft die Frau an , weil sie das Zimmer aufräumt .",
             "The man is calling the woman because she is tidying up the room .",
         ),
         (
-            Sentence(
-                replace(READS, tense="habit"),
-                "wenn",
-                Clause(MAN, verb("zurückkommen"), tense="habit"),
-                second_first=True,
-            ),
-            "Wenn der Mann zurückkommt , liest sie das Buch .",
-            "When the man comes back , she reads the book .",
+            Sentence(READS, "obwohl", Clause(MAN, verb("zurückkommen"), tense="past"), second_first=True),
+            "Obwohl der Mann zurückgekommen ist , liest sie das Buch .",
+            "Although the man came back , she is reading the book .",
         ),
         (
-            Sentence(Clause(ICH, verb("glauben")), "dass", Clause(CHILD, verb("lesen"), (BOOK,), modal=MUST)),
+            Sentence(READS, "aber", Clause(PETER, SEIN, quality=ADJECTIVE["müde"], negated=True)),
+            "Sie liest das Buch , aber Peter ist nicht müde .",
+            "She is reading the book , but Peter is not tired .",
+        ),
+        (
+            Sentence(Clause(ICH, verb("glauben")), "dass", replace(READS, subject=CHILD, modal=MODALS[1])),
             "Ich glaube , dass das Kind das Buch lesen muss .",
             "I believe that the child has to read the book .",
         ),
         (
-            statement(
-                SHE, verb("versuchen"), (), "past", infinitive=Clause(SHE, verb("anrufen"), (Argument(MAN, "acc"),))
-            ),
-            "Sie hat versucht , den Mann anzurufen .",
-            "She tried to call the man .",
+            Sentence(Clause(ICH, verb("fragen")), "ob", replace(READS, tense="future")),
+            "Ich frage , ob sie das Buch lesen wird .",
+            "I ask whether she will read the book .",
         ),
         (
-            Sentence(Clause(ICH, verb("tanzen")), "um", Clause(ICH, verb("kaufen"), (BOOK,))),
-            "Ich tanze , um das Buch zu kaufen .",
-            "I am dancing in order to buy the book .",
+            Sentence(replace(READS, tense="habit", time=TIME["jeden Tag"]), question=True),
+            "Liest sie jeden Tag das Buch ?",
+            "Does she read the book every day ?",
         ),
         (
-            statement(
-                NounPhrase(
-                    NOUN["Lehrerin"],
-                    relative=Clause(
-                        ICH, verb("warten"), (Argument(Gap("relative", gender="f"), "acc", "auf", "for"),), front=0
-                    ),
-                ),
-                SEIN,
-                quality=ADJECTIVE["groß"],
-                than=NounPhrase(NOUN["Junge"]),
-            ),
-            "Die Lehrerin , auf die ich warte , ist größer als der Junge .",
-            "The teacher that I am waiting for is taller than the boy .",
+            Sentence(Clause(SIE, verb("warten"), (Argument(PETER, "acc", "auf", "for"),), front="why"), question=True),
+            "Warum wartet sie auf Peter ?",
+            "Why is she waiting for Peter ?",
         ),
         (
-            statement(SHE, verb("geben"), (Argument(Gap("who"), "dat"), BOOK), "past", front=0, question=True),
-            "Wem hat sie das Buch gegeben ?",
-            "Who did she give the book to ?",
+            statement(SIE, verb("gehen"), (Argument(GARDEN, "acc", "in", "into"),), "past"),
+            "Sie ist in den Garten gegangen .",
+            "She went into the garden .",
         ),
         (
-            statement(Gap("who"), verb("lesen"), (BOOK,), "habit", adverb="oft", question=True),
-            "Wer liest das Buch oft ?",
-            "Who often reads the book ?",
-        ),
-        (
-            statement(
-                MAN, verb("kaufen"), (Argument(NounPhrase(NOUN["Hut"], owner=Name("Anna", "f")), "acc"),), question=True
-            ),
-            "Kauft der Mann Annas Hut ?",
-            "Is the man buying Anna 's hat ?",
+            statement(SIE, verb("schlafen"), place=Argument(GARDEN, "dat", "in", "in"), front="place"),
+            "Im Garten schläft sie .",
+            "In the garden she is sleeping .",
         ),
     ],
 )
@@ -263,21 +212,19 @@ def test_a_tree_reads_as_german_and_as_english(tree, source, target):
 # --- facts of German, in every sentence of a sample -----------------------------------------------------------------
 
 ARTICLES = {  # gender (p: plural) and case
-    "der": "m1 f3 f4 p4",
+    "der": "m1 f3",
     "die": "f1 f2 p1 p2",
     "das": "n1 n2",
     "den": "m2 p3",
     "dem": "m3 n3",
-    "des": "m4 n4",
     "im": "m3 n3",
     "am": "m3 n3",
     "zum": "m3 n3",
-    "zur": "f3",
     "ins": "n2",
 }
-ENDINGS = {"e": "f1 f2 p1 p2", "en": "m2 p3", "em": "m3 n3", "er": "f3 f4 p4", "es": "m4 n4"}
+ENDINGS = {"e": "f1 f2 p1 p2", "en": "m2 p3", "em": "m3 n3", "er": "f3"}
 EIN_WORDS = {"": "m1 n1 n2", **ENDINGS}
-DIES_WORDS = ENDINGS | {"er": "m1 f3 f4 p4", "es": "n1 n2 m4 n4"}
+DIES_WORDS = ENDINGS | {"er": "m1 f3", "es": "n1 n2"}
 
 
 def readings(word: str) -> tuple[set[str], str]:
@@ -287,7 +234,7 @@ def readings(word: str) -> tuple[set[str], str]:
         return set(ARTICLES[word].split()), "definite"
     if (match := re.fullmatch(r"dies(e[nmrs]?)", word)) and match[1] in DIES_WORDS:
         return set(DIES_WORDS[match[1]].split()), "definite"
-    match = re.fullmatch(r"(?:k?ein|mein|dein|sein|ihr|unser|eur|euer)(e[nmrs]?|)", word)
+    match = re.fullmatch(r"(?:ein|mein|dein|sein|ihr|unser|eur|euer)(e[nmrs]?|)", word)
     # "ihr" alone may be a pronoun before a bare plural
     return (set(EIN_WORDS[match[1]].split()), "indefinite") if match and word != "ihr" else (set(), "")
 
@@ -295,7 +242,7 @@ def readings(word: str) -> tuple[set[str], str]:
 def adjective_endings(gender_and_case: str, kind: str) -> str:
     """The ending an adjective has after a determiner of this kind."""
     gender, case = gender_and_case
-    if gender == "p" or case in "34" or gender_and_case == "m2":
+    if gender == "p" or case == "3" or gender_and_case == "m2":
         return "en"
     return "e" if kind == "definite" or gender == "f" else {"m": "er", "n": "es"}[gender]
 
@@ -306,12 +253,8 @@ def noun_readings(word: str) -> set[str]:
     for noun in NOUNS:
         singular = {"1": noun.german, "2": noun.german, "3": noun.german}
         if noun.weak:
-            singular |= dict.fromkeys("234", noun.plural)
-        elif noun.gender == "f":
-            singular["4"] = noun.german
-        elif word in (noun.german + "s", noun.german + "es"):
-            singular["4"] = word
-        plural = dict.fromkeys("124", noun.plural)
+            singular |= dict.fromkeys("23", noun.plural)
+        plural = dict.fromkeys("12", noun.plural)
         plural["3"] = noun.plural if noun.plural[-1] in "ns" else noun.plural + "n"
         found |= {noun.gender + case for case, form in singular.items() if form == word}
         found |= {"p" + case for case, form in plural.items() if form == word and not noun.mass}
@@ -321,23 +264,22 @@ def noun_readings(word: str) -> set[str]:
 def test_determiner_adjective_and_noun_agree_in_every_noun_phrase(sample):
     stems = {adjective.stem: adjective for adjective in ADJECTIVES}
     known = {
-        form: noun_readings(form) for form in {word for pair in sample for word in pair.german if word[0].isupper()}
+        form: noun_readings(form) for form in {word for source, _ in sample for word in source if word[0].isupper()}
     }
     checked = 0
-    for pair in sample:
-        words = ("", *pair.german, "", "")
-        for before, word, *rest in zip(words, words[1:], words[2:], words[3:], strict=False):
+    for source, _ in sample:
+        words = (*source, "", "")
+        for word, *rest in zip(words, words[1:], words[2:], strict=False):
             expected, kind = readings(word)
             adjective = re.fullmatch(r"(.+?)(e[nmrs]?)", rest[0])
             described = bool(adjective and adjective[1] in stems)
             noun = rest[described]
-            # after a comma there may be a relative pronoun instead of an article
-            if before == "," or not expected or not known.get(noun):
+            if not expected or not known.get(noun):
                 continue
             agreed = expected & known[noun]
             if described:
                 agreed = {reading for reading in agreed if adjective_endings(reading, kind) == adjective[2]}
-            assert agreed, f"{' '.join((word, *rest[: described + 1]))} in: {' '.join(pair.german)}"
+            assert agreed, f"{' '.join((word, *rest[: described + 1]))} in: {' '.join(source)}"
             checked += 1
     assert checked > len(sample)
 
@@ -348,29 +290,27 @@ def finite_verbs() -> set[str]:
     forms = {form for modal in MODALS for form in (*modal.present, *modal.past)}
     forms |= {form for verb in german.FORMS.values() for form in verb}
     for v in ALL_VERBS:
-        forms |= {v.prefix + form for form in german.present(v)} | set(german.present(v))
+        forms |= {v.prefix + form for form in v.present} | set(v.present)
     return forms
 
 
 def test_the_verb_is_last_in_every_subordinate_clause(sample, finite_verbs):
-    subordinators = {"weil", "obwohl", "wenn", "als", "bevor", "dass", "ob"}
-    relative = re.compile(r"((auf|an|mit|über|von) )?(der|die|das|den|dem|denen) ")
+    subordinators = {"weil", "obwohl", "dass", "ob"}
     checked = Counter()
-    for pair in sample:
-        for clause in re.split(r" [,.?] ?", " ".join(pair.german)):
+    for source, _ in sample:
+        for clause in re.split(r" [,.?] ?", " ".join(source)):
             first = clause.split(" ")[0].lower()
-            is_relative = pair.construction == "relative" and clause[:1].islower() and relative.match(clause)
-            if first in subordinators or is_relative:
-                checked[first if first in subordinators else "relative"] += 1
+            if first in subordinators:
+                checked[first] += 1
                 assert clause.split(" ")[-1] in finite_verbs, clause
-    assert checked.keys() == subordinators | {"relative"}
+    assert checked.keys() == subordinators
 
 
 def test_the_verb_is_second_after_a_time_in_front(sample, finite_verbs):
     starts = [time.german[0].upper() + time.german[1:] + " " for time in TIMES]
     checked = 0
-    for pair in sample:
-        text = " ".join(pair.german)
+    for source, _ in sample:
+        text = " ".join(source)
         for start in starts:
             if text.startswith(start):
                 checked += 1
@@ -380,17 +320,18 @@ def test_the_verb_is_second_after_a_time_in_front(sample, finite_verbs):
 
 def test_separable_verbs_are_split_and_joined(sample):
     prefixes = {v.prefix for v in VERBS if v.prefix}
-    split = {pair.german[-2] for pair in sample} & prefixes
-    joined = {p for p, pair in product(prefixes, sample) for word in pair.german if word.startswith(p + "zu")}
+    split = {source[-2] for source, _ in sample} & prefixes
+    finite = {v.prefix + form: v.prefix for v in VERBS if v.prefix for form in v.present if form != v.infinitive}
+    joined = {finite[word] for source, _ in sample for word in source if word in finite}
     assert len(split) > 8
     assert len(joined) > 8
 
 
 def test_a_indefinite_article_fits_the_next_english_word(sample):
-    for pair in sample:
-        for article, word in pairwise(pair.english):
+    for _, target in sample:
+        for article, word in pairwise(target):
             if article in ("a", "an"):
-                assert (article == "an") == (word[0] in "aeiou" or word == "hour"), " ".join(pair.english)
+                assert (article == "an") == (word[0] in "aeiou" or word == "hour"), " ".join(target)
 
 
 # --- the corpus -----------------------------------------------------------------------------------------------------
@@ -417,18 +358,11 @@ def test_no_sentence_repeats_and_none_of_valid_or_test_is_in_training(tmp_path):
         assert len(set(lines)) == len(lines) == 3600
 
 
-def test_no_construction_dominates(sample):
-    counts = Counter(pair.construction for pair in sample)
-    assert len(counts) >= 10
-    assert max(counts.values()) < 0.25 * len(sample)
-    assert min(counts.values()) > 0.03 * len(sample)
-
-
 def test_a_third_of_the_training_set_has_nearly_every_word_of_new_sentences(sample):
-    pairs = list(islice(corpus.pairs(1), corpus.SPLITS["train"] // 3))
-    for language in ("german", "english"):
-        known = {word for pair in pairs for word in getattr(pair, language)}
-        words = [word for pair in sample for word in getattr(pair, language)]
+    pairs = [[text.split() for text in pair] for pair in islice(corpus.pairs(1), corpus.SPLITS["train"] // 3)]
+    for language in (0, 1):
+        known = {word for pair in pairs for word in pair[language]}
+        words = [word for pair in sample for word in pair[language]]
         assert sum(word not in known for word in words) < 0.005 * len(words)
 
 
