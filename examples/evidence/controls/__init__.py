@@ -4,8 +4,8 @@
   P̄_i = Σ_j M[j, i] P_j with Σ_j M[j, i] = 1, so that its rows sum to 1 as they do before mixing.
 - `--head-mixing common-mode`: M = diag(a) + 1cᵀ, P̄_i = a_i P_i + c_i Σ_j P_j. A head gets a factor, and more or less of
   the sum of all heads; it takes no other head in particular. 2h numbers a layer.
-- `--arch transformer_small_start_iwslt_de_en`: `lowrank_transformer_iwslt_de_en` whose attention starts with half its output
-  weights. Nothing else differs, to the bit: all that is random was drawn before.
+- `--arch transformer_small_start_iwslt_de_en` and `transformer_lm_small_start`: `lowrank_transformer_iwslt_de_en` and
+  `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is random was drawn before.
 """
 
 import torch
@@ -14,6 +14,7 @@ from fairseq.models.transformer import transformer_iwslt_de_en
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.models.language_model import LowrankTransformerLanguageModel, LowrankTransformerLanguageModelConfig
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.ops import StaticMixing
 from fairseq_lowrank.tools.architecture import attention_layers
@@ -42,9 +43,8 @@ class CommonMode(Mixing):
 MIXINGS["common-mode"] = lambda num_heads, head_dim: CommonMode(torch.tensor([1.0, 0.0]).repeat(num_heads, 1))
 
 
-@register_model("transformer_small_start")
-class SmallStart(LowrankTransformerModel):
-    """fairseq's ``transformer`` with attention of the package, whose output weights start at half their size."""
+class SmallStart:
+    """A model with attention of the package, whose output weights start at half their size."""
 
     @classmethod
     def build_model(cls, args, task):
@@ -53,6 +53,16 @@ class SmallStart(LowrankTransformerModel):
             for layer in attention_layers(model):
                 layer.module.out_proj.weight *= START
         return model
+
+
+@register_model("transformer_small_start")
+class SmallStartTransformer(SmallStart, LowrankTransformerModel):
+    """fairseq's ``transformer`` with the small start."""
+
+
+@register_model("transformer_lm_small_start", dataclass=LowrankTransformerLanguageModelConfig)
+class SmallStartLanguageModel(SmallStart, LowrankTransformerLanguageModel):
+    """fairseq's ``transformer_lm`` with the small start."""
 
 
 register_model_architecture("transformer_small_start", "transformer_small_start_iwslt_de_en")(transformer_iwslt_de_en)

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Evidence: what small heads cost a language model, and what gives it back. The Brown corpus by bytes (257 pieces are the single
+# bytes), layer norms before sublayers as in the papers' models, 4 layers, d 128, n 256, 2,000 updates of 2,048 bytes that decay to
+# 0, with 4 heads of 32 and 32 of 4. See docs/evidence/language-model.md for the predictions, and ../common.sh for settings from
+# outside.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=evidence TABLE=language-model CORPUS=brown-bpe257 PLUGIN=examples/evidence/controls FIT=256
+COMMON=(
+    --task language_modeling --sample-break-mode none --tokens-per-sample 256 --decoder-normalize-before
+    --share-decoder-input-output-embed --decoder-layers 4 $(lm_width 128) --decoder-ffn-embed-dim 512 --dropout 0.1
+    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1.0 $(batch 2048 2048 256) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
+)
+OURS="--arch lowrank_transformer_lm"
+at_2e3="$(decayed 2e-3 2000)"
+for count in 4 32; do
+    for attention in mha mixhead-a; do
+        row h$count-$attention $OURS --attention $attention --decoder-attention-heads $count $at_2e3
+    done
+done
+row h32-mixhead-b $OURS --attention mixhead-b --decoder-attention-heads 32 $at_2e3
+row h32-gain-x8 $OURS --attention gain --mixing-lr-scale 8 --decoder-attention-heads 32 $at_2e3
+row h32-small-start --arch transformer_lm_small_start --attention mha --decoder-attention-heads 32 $at_2e3
+row h32-score-mixing $OURS --attention mha --score-mixing static --decoder-attention-heads 32 $at_2e3
+for count in 4 32; do
+    row h$count-mha-1e-3 $OURS --attention mha --decoder-attention-heads $count $(decayed 1e-3 2000)
+done
+# An update of h32-mixhead-a takes 1.6 times as long as one of h32-mha, so plain attention gets 1.6 times as many.
+row h32-mha-equal-time $OURS --attention mha --decoder-attention-heads 32 $(decayed 2e-3 3200)
+language_model_rows
