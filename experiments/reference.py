@@ -124,7 +124,8 @@ def fairseq_page() -> str:
         "replaces a fairseq that is installed.",
         *parts,
         "## Your own plugin",
-        "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. With Hydra, put a `+` before our options: "
+        "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. `fairseq-lowrank --user-dir DIR COMMAND` "
+        "loads your models too. With Hydra, put a `+` before our options: "
         "`model=transformer_lm +model.attention=mixhead-b`, because Hydra reads the command line before it imports plugins.",
     )
 

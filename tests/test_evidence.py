@@ -29,27 +29,58 @@ def controls(plugins_leave):
     utils.import_user_module(Namespace(user_dir=str(EVIDENCE / "controls")))
 
 
-SMALL = [
-    *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16", "--lr", "0.1"),
-    *("--decoder-layers", "2", "--decoder-embed-dim", "16", "--decoder-ffn-embed-dim", "16"),
-    *("--encoder-attention-heads", "4", "--decoder-attention-heads", "4", "--share-all-embeddings"),
-]
+SMALL_ENCODER, SMALL_DECODER = (
+    [
+        *(f"--{side}-layers", "2", f"--{side}-embed-dim", "16", f"--{side}-ffn-embed-dim", "16"),
+        *(f"--{side}-attention-heads", "4"),
+    ]
+    for side in ("encoder", "decoder")
+)
+SMALL = [*SMALL_ENCODER, *SMALL_DECODER, "--share-all-embeddings"]
 
 
-def build(*flags):
-    args = options.parse_args_and_arch(options.get_training_parser(), input_args=["data", *SMALL, *flags])
+def build(*flags, task="translation", sizes=SMALL):
+    words = ["data", "--task", task, "--lr", "0.1", *sizes, *flags]
+    args = options.parse_args_and_arch(options.get_training_parser(task), input_args=words)
     torch.manual_seed(1)
     return models.build_model(args, make_task())
 
 
-def test_a_small_start_is_mha_to_the_bit_but_for_half_the_output_weights(controls):
-    ours = build("--arch", "lowrank_transformer_iwslt_de_en").state_dict()
-    small = build("--arch", "transformer_small_start_iwslt_de_en").state_dict()
+@pytest.mark.parametrize(
+    ("plain", "small_start", "options_of_model", "layers"),
+    [
+        ("lowrank_transformer_iwslt_de_en", "transformer_small_start_iwslt_de_en", {}, 6),
+        (
+            "lowrank_transformer_lm",
+            "transformer_lm_small_start",
+            {"task": "language_modeling", "sizes": SMALL_DECODER},
+            2,
+        ),
+    ],
+)
+def test_a_small_start_is_mha_to_the_bit_but_for_half_the_output_weights(
+    controls, plain, small_start, options_of_model, layers
+):
+    ours, small = (build("--arch", arch, **options_of_model).state_dict() for arch in (plain, small_start))
     assert ours.keys() == small.keys()
     halved = [name for name in ours if name.endswith("out_proj.weight")]
-    assert len(halved) == 6
+    assert len(halved) == layers
     for name, tensor in ours.items():
         assert torch.equal(small[name], tensor / 2 if name in halved else tensor), name
+
+
+def test_of_a_frozen_bert_mixing_pooler_and_head_learn_alone(controls):
+    for attention, mixes in (("mixhead-b", True), ("mha", False)):
+        model = build(
+            "--arch", "bert_frozen_base", "--attention", attention, task="masked_lm", sizes=SMALL_ENCODER
+        )  # fmt: skip
+        model.register_classification_head("head", num_classes=2)
+        learns = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        mixing = {name for name, _ in model.named_parameters() if ".mixing." in name}
+        # the head and the encoder share the pooler
+        head = {"classification_heads.head.out_proj.weight", "classification_heads.head.out_proj.bias"}
+        assert bool(mixing) == mixes
+        assert learns == mixing | head | {"encoder.pooler.weight", "encoder.pooler.bias"}
 
 
 def test_columns_of_column_sums_stay_at_1_whatever_is_learned(controls):

@@ -6,7 +6,6 @@ import datetime
 import gzip
 import shlex
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -161,11 +160,9 @@ class Engine:
 
     def import_plugin(self) -> None:
         """Bring what this recipe's models are made of into this process."""
-        from fairseq.utils import import_user_module
+        from fairseq_lowrank.cli import import_plugin
 
-        import fairseq_lowrank.plugin  # noqa: F401
-
-        import_user_module(Namespace(user_dir=str(self.root / self.recipe.plugin)))
+        import_plugin(self.root / self.recipe.plugin)
 
     def prepare(self, run: Run) -> None:
         """Prepare what a run is trained on.

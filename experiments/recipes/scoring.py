@@ -89,7 +89,17 @@ def score_fine_tuning(run: Run, settings: Settings, execute: Execute) -> dict:
     """Return the task's measures on all splits except training, and write predictions for a benchmark's server."""
     data, output = run.bin, run.folder / "predictions"
     splits = [split for split in ("valid", "valid1", "test", "test1") if any(data.glob(f"*/{split}.*"))] or ["valid"]
-    words = ["fairseq-lowrank", "predict", str(run.best), "--data", str(data), "--subset", *splits]
+    words = [
+        "fairseq-lowrank",
+        "--user-dir",
+        str(run.plugin),
+        "predict",
+        str(run.best),
+        "--data",
+        str(data),
+        "--subset",
+        *splits,
+    ]
     execute_from_scratch(execute, [*words, "--output", str(output)], run.folder / "predict.out", settings)
     return {} if settings.dry_run else read_scores(output / "scores.json")
 

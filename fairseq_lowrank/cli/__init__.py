@@ -11,11 +11,12 @@ import logging
 import pkgutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 from fairseq_lowrank import __version__
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import report
+from fairseq_lowrank.messages import FlagError, report
 
 
 def command_modules(package: ModuleType) -> dict[str, ModuleType]:
@@ -28,19 +29,29 @@ def command_modules(package: ModuleType) -> dict[str, ModuleType]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand of ``fairseq-lowrank`` and return its exit status."""
     description = "Tools for attention and its low-rank bottleneck in fairseq."
-    return run_subcommand("fairseq-lowrank", description, sys.modules[__name__], argv)
+    return run_subcommand("fairseq-lowrank", description, sys.modules[__name__], argv, takes_user_dir=True)
 
 
-def run_subcommand(program: str, description: str, package: ModuleType, argv: Sequence[str] | None = None) -> int:
+def run_subcommand(
+    program: str,
+    description: str,
+    package: ModuleType,
+    argv: Sequence[str] | None = None,
+    *,
+    takes_user_dir: bool = False,
+) -> int:
     """Run one subcommand and return its exit status; :func:`~fairseq_lowrank.messages.report` handles exceptions.
 
     Args:
         program: the name of the program in usage and error lines.
         package: the package with a module for each subcommand.
+        takes_user_dir: offer ``--user-dir``, for models of another plugin of fairseq.
     """
     _output.print_safely()
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    if takes_user_dir:
+        parser.add_argument("--user-dir", type=Path, metavar="DIR", help="your own plugin of fairseq, with its models")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     modules = command_modules(package)
     for name, module in modules.items():
@@ -62,6 +73,8 @@ def run_subcommand(program: str, description: str, package: ModuleType, argv: Se
     logging.root.setLevel(logging.WARNING)
     try:
         _output.check(args)
+        if takes_user_dir and args.user_dir is not None:
+            import_plugin(args.user_dir)
         return modules[args.command].run(args) or 0
     except KeyboardInterrupt:
         return 130
@@ -70,3 +83,18 @@ def run_subcommand(program: str, description: str, package: ModuleType, argv: Se
         return 0
     except Exception as error:
         return report(error, f"{program} {args.command}")
+
+
+def import_plugin(folder: Path) -> None:
+    """Import a plugin of fairseq, so that its models can be loaded.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise FlagError("--user-dir", folder, "there is no such folder", "Give the folder of your plugin.")
+    from fairseq.utils import import_user_module
+
+    import fairseq_lowrank.plugin  # noqa: F401
+
+    import_user_module(argparse.Namespace(user_dir=str(folder)))

@@ -37,6 +37,17 @@ def test_an_unknown_command_is_refused_in_one_line(capsys):
     assert "invalid choice: 'nonsense'" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_tools_take_models_of_another_plugin(plugins_leave, capsys):
+    pytest.importorskip("fairseq")
+    plugin = str(Path(__file__).parents[2] / "examples" / "evidence" / "controls")
+    words = ["params", "--arch", "transformer_small_start_iwslt_de_en", "--vocab-size", "100"]
+    assert cli.main(words) == 2
+    assert cli.main(["--user-dir", plugin, *words]) == 0
+    assert "total" in capsys.readouterr().out
+    assert cli.main(["--user-dir", "nowhere", *words]) == 2
+    assert "--user-dir nowhere" in capsys.readouterr().err
+
+
 def test_user_dir_is_the_folder_of_the_package(capsys):
     assert cli.main(["user-dir"]) == 0
     assert Path(capsys.readouterr().out.strip()).samefile(Path(fairseq_lowrank.__file__).parent)

@@ -6,6 +6,7 @@
   the sum of all heads; it takes no other head in particular. 2h numbers a layer.
 - `--arch transformer_small_start_iwslt_de_en` and `transformer_lm_small_start`: `lowrank_transformer_iwslt_de_en` and
   `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is random was drawn before.
+- `--arch bert_frozen_base`: `lowrank_bert_base` whose mixing, pooler and classification head learn, and nothing else.
 """
 
 import torch
@@ -14,6 +15,8 @@ from fairseq.models.transformer import transformer_iwslt_de_en
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
+from fairseq_lowrank.models.bert import LowrankBertModel
+from fairseq_lowrank.models.bert import base as bert_base
 from fairseq_lowrank.models.language_model import LowrankTransformerLanguageModel, LowrankTransformerLanguageModelConfig
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.ops import StaticMixing
@@ -65,4 +68,19 @@ class SmallStartLanguageModel(SmallStart, LowrankTransformerLanguageModel):
     """fairseq's ``transformer_lm`` with the small start."""
 
 
+@register_model("bert_frozen")
+class FrozenBert(LowrankBertModel):
+    """BERT whose mixing, pooler and classification head learn, and nothing else."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        model = super().build_model(args, task).requires_grad_(False)
+        model.encoder.pooler.requires_grad_(True)
+        for layer in attention_layers(model):
+            if layer.module.mixing is not None:
+                layer.module.mixing.requires_grad_(True)
+        return model  # the task adds the classification head later
+
+
 register_model_architecture("transformer_small_start", "transformer_small_start_iwslt_de_en")(transformer_iwslt_de_en)
+register_model_architecture("bert_frozen", "bert_frozen_base")(bert_base)
