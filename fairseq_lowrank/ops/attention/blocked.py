@@ -83,8 +83,9 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
             keep = problem.dropout_mask(block, weights.shape)
             if keep is not None:
                 weights = weights.mul_(keep)
-            part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block))
-            output[block.batch, :, block.rows] = part.view(*weights.shape[:3], -1).mul_(problem.dropout_scale)
+            scale = problem.dropout_scale
+            part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block), scale=scale)
+            output[block.batch, :, block.rows] = part.view(*weights.shape[:3], -1)
         return output, ()
 
 
@@ -241,7 +242,9 @@ class BlockedAttention:
         """Add a block's part of all gradients."""
         work, groups = self.work, self.groups
         weights, kept = self.probabilities(block)
-        grad_output = group_queries(grad_output * self.dropout_scale, groups)
+        grad_output = group_queries(
+            grad_output if self.dropout_scale == 1 else grad_output * self.dropout_scale, groups
+        )
         keep = self.dropout_mask(block, weights.shape)
         used = self.mixed(weights, block)
         if keep is not None:

@@ -85,9 +85,8 @@ class KeyGradient:
             part.add_(self.work.product(rows, weights, scale=scale))
 
     def result(self) -> Tensor:
-        """Return the sum as ``[B, G, S, D]``, laid out as ``[S, B, G, D]`` like the keys of a layer."""
-        total = self.total.unflatten(0, self.keys.shape[:2]).permute(3, 0, 1, 2)
-        return total.contiguous().permute(1, 2, 0, 3).to(self.keys.dtype)
+        """Return the sum as ``[B, G, S, D]``, not contiguous: whoever reads it copies it into the order that it needs."""
+        return self.total.unflatten(0, self.keys.shape[:2]).mT.to(self.keys.dtype)
 
 
 def block_keys(tensor: Tensor, block: Block) -> Tensor:
