@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 
 import torch
-from fairseq.utils import import_user_module
 from tqdm import tqdm
 
 from experiments.controlled.runs import checked_out_commit, finished
 from experiments.recipes.losses import sentence_losses
 from experiments.recipes.results import append_measurement
+from fairseq_lowrank.cli import import_plugin
 from fairseq_lowrank.tools.checkpoints import load_model
 
 
@@ -31,9 +31,7 @@ def main() -> None:
     for run, name in zip(args.runs, named, strict=True):
         if name is None or not (run / "checkpoints/checkpoint_best.pt").is_file():
             parser.error(f"{run}: not a run. Give a folder ROW-seedN-… with checkpoints/checkpoint_best.pt.")
-    import_user_module(
-        argparse.Namespace(user_dir=str(Path(__file__).parents[2] / "examples" / "evidence" / "controls"))
-    )
+    import_plugin(Path(__file__).parents[2] / "examples" / "evidence" / "controls")
     torch.set_num_threads(1)
     table = f"{args.table}-source-use"
     for run, name in zip(tqdm(args.runs, disable=None), named, strict=True):

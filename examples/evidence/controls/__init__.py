@@ -5,7 +5,8 @@
 - `--head-mixing common-mode`: M = diag(a) + 1cᵀ, P̄_i = a_i P_i + c_i Σ_j P_j. A head gets a factor, and more or less of
   the sum of all heads; it takes no other head in particular. 2h numbers a layer.
 - `--arch transformer_small_start_iwslt_de_en` and `transformer_lm_small_start`: `lowrank_transformer_iwslt_de_en` and
-  `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is random was drawn before.
+  `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is
+  random was drawn before.
 - `--arch bert_frozen_base`: `lowrank_bert_base` whose mixing, pooler and classification head learn, and nothing else.
 """
 
