@@ -59,24 +59,29 @@ class AttentionMask(TensorTree):
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """Return where any part hides keys: bool, broadcastable to ``[B, H, T, S]``."""
-        hidden = None
+        parts = (self.by_position(num_queries, num_keys, True, device), self.hidden_by_tensors())
+        hidden, *others = [part for part in parts if part is not None] or [None]
+        return hidden if not others else hidden | others[0]
+
+    def by_position(self, num_queries: int, num_keys: int, value: float, device: torch.device) -> Tensor | None:
+        """Return ``value`` where causality or the window hides a key, and 0 elsewhere: ``[T, S]``, ``None`` if they hide nothing."""
         positions, offset = self.visible_prefix(num_queries, num_keys)
-        if self.causal and (positions > 1 or offset < 0 or self.window is not None):
-            ones = torch.ones(positions, num_keys - self.num_appended_keys, dtype=torch.bool, device=device)
-            hidden = ones.triu(1 + offset)
-            if self.window is not None:
-                hidden = hidden | ones.tril(offset - self.window)
-            if self.num_appended_keys:
-                hidden = F.pad(hidden, (0, self.num_appended_keys))
-            if self.query_repeats > 1:
-                hidden = hidden.repeat(self.query_repeats, 1)
-        if self.key_padding is not None:
-            padding = self.key_padding[:, None, None, :]
-            hidden = padding if hidden is None else hidden | padding
-        if self.additive is not None:
-            additive = hides(self.additive)
-            hidden = additive if hidden is None else hidden | additive
-        return hidden
+        if not self.causal or (positions <= 1 and offset >= 0 and self.window is None):
+            return None
+        values = torch.full((positions, num_keys - self.num_appended_keys), value, device=device)
+        filled = values.triu(1 + offset)
+        if self.window is not None:
+            filled = filled + values.tril(offset - self.window)
+        if self.num_appended_keys:
+            filled = F.pad(filled, (0, self.num_appended_keys))
+        return filled.repeat(self.query_repeats, 1) if self.query_repeats > 1 else filled
+
+    def hidden_by_tensors(self) -> Tensor | None:
+        """Return where ``key_padding`` or ``additive`` hides keys: bool, broadcastable to ``[B, H, T, S]``."""
+        padding = None if self.key_padding is None else self.key_padding[:, None, None, :]
+        if self.additive is None:
+            return padding
+        return hides(self.additive) if padding is None else padding | hides(self.additive)
 
     @property
     def is_empty(self) -> bool:

@@ -40,11 +40,13 @@ def masked_scores(call: AttentionCall) -> Tensor:
     if call.score_mixing is not None:
         scores = call.score_mixing.mix_heads(scores)
     mask = call.mask
-    for bias in (call.score_bias, mask.bias):
-        if bias is not None:
-            scores = scores + bias
-    if mask.is_empty:
+    if mask.is_empty and call.score_bias is None:
         return scores
     _, _, queries, keys = scores.shape
-    hidden = mask.hidden(queries, keys, scores.device)
+    # Added, as the gradient of a sum costs nothing.
+    by_position = mask.by_position(queries, keys, float("-inf"), scores.device)
+    for bias in (call.score_bias, mask.bias, by_position):
+        if bias is not None:
+            scores = scores + bias
+    hidden = mask.hidden_by_tensors()
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
