@@ -51,7 +51,8 @@ class HeadMixing(TensorTree):
         matrices = self.mixing_matrix().to(heads.dtype)
         with without_autocast(heads):
             if matrices.dim() == 4:
-                return (matrices.mT @ heads.transpose(1, 2)).transpose(1, 2)
+                # In [T, B, H, .], the order in which a layer projects queries, only the heads are copied.
+                return (matrices.transpose(0, 1).mT @ heads.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
             return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:
