@@ -207,7 +207,8 @@ class MultiheadAttention(TorchMHACompat):
             )
 
     def _built_modules(self) -> Modules:
-        return {name: getattr(self, name) for name in self._built}
+        modules = self._modules  # nn.Module finds an attribute there only after a slow search elsewhere
+        return {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
 
     def reset_parameters(self) -> None:
         """Initialise the projections as fairseq does. Other parameters are initialised where they are created."""

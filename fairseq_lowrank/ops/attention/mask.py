@@ -59,9 +59,11 @@ class AttentionMask(TensorTree):
 
     def hidden(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | None:
         """Return where any part hides keys: bool, broadcastable to ``[B, H, T, S]``."""
-        parts = (self.by_position(num_queries, num_keys, True, device), self.hidden_by_tensors())
-        hidden, *others = [part for part in parts if part is not None] or [None]
-        return hidden if not others else hidden | others[0]
+        by_position = self.by_position(num_queries, num_keys, True, device)
+        by_tensors = self.hidden_by_tensors()
+        if by_position is None or by_tensors is None:
+            return by_tensors if by_position is None else by_position
+        return by_position | by_tensors
 
     def by_position(self, num_queries: int, num_keys: int, value: float, device: torch.device) -> Tensor | None:
         """Return ``value`` where causality or the window hides a key, and 0 elsewhere: ``[T, S]``, ``None`` if they hide nothing."""
