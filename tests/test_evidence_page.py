@@ -183,11 +183,15 @@ def test_each_training_joined_by_ten_is_printed_as_recorded():
             assert prints(cell, SOURCE_USE["joined-by-ten-source-use", name][seed]["value"]), (name, seed)
 
 
-@pytest.mark.parametrize("of", ["fast-start", "joined-by-ten", "above-head-size"])
-def test_named_contrasts_are_printed_as_they_come_out(of):
-    named = contrasts.read_planned(ROOT / "examples" / "evidence" / "contrasts.json", of)
+@pytest.mark.parametrize(
+    ("of", "planned", "page"),
+    [(of, "contrasts", of) for of in ("fast-start", "joined-by-ten", "above-head-size")]
+    + [("fast-start", "contrasts_one_rate", "controls-at-one-rate")],
+)
+def test_named_contrasts_are_printed_as_they_come_out(of, planned, page):
+    named = contrasts.read_planned(ROOT / "examples" / "evidence" / f"{planned}.json", of)
     recorded = contrasts.load([RESULTS / "evidence.jsonl"], {"table": of})
-    rows = table(of, "named contrast, bits", "mean")
+    rows = table(page, "named contrast, bits", "mean")
     assert [row["named contrast, bits"].split()[0] for row in rows] == [one.name.split()[0] for one in named]
     outcomes = []
     for one, row in zip(named, rows, strict=True):
