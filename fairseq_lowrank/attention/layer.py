@@ -144,12 +144,12 @@ class MultiheadAttention(TorchMHACompat):
         self._register(extra)
         further = self.score.build_extra_parameters(linear)
         self._register(further)
-        self._built = (*projections, *extra, *further)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
         )
         for axis in _MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
+        self._built = (*projections, *extra, *further, *_MODULE_AXES, "dropout_module", "out_proj")
         self._reads_inputs = any(getattr(getattr(self, axis), "reads_inputs", False) for axis in _MIXING_AXES)
         self.state_config = self._state_config()
         if config.backend != "auto":
@@ -308,8 +308,8 @@ class MultiheadAttention(TorchMHACompat):
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
             mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
-        dropping = self.training or getattr(self.dropout_module, "apply_during_inference", False)
-        dropout_p = self.dropout_module.p if dropping else 0.0
+        dropout = modules["dropout_module"]
+        dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
         call = self._call(modules, q, states, mask, inputs, dropout_p=dropout_p, need_weights=need_weights)
         if mask.additive is not None or isinstance(attn_mask, AttentionMask):
             call.check()
@@ -324,7 +324,7 @@ class MultiheadAttention(TorchMHACompat):
             heads = split_beams(heads, beam)
         if self.head_output is not None:
             heads = self.head_output(heads, query.transpose(0, 1), own_values)
-        output = self.out_proj(merge_heads(heads))
+        output = modules["out_proj"](merge_heads(heads))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
@@ -390,7 +390,7 @@ class MultiheadAttention(TorchMHACompat):
         training: bool | None = None,
     ) -> AttentionCall:
         """Build the call. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
-        spec, score_mixing, mixing = self.spec, self.score_mixing, self.mixing
+        spec, score_mixing, mixing = self.spec, modules["score_mixing"], modules["mixing"]
         mixes = score_mixing is not None or mixing is not None
         # One query for all heads attends once, as its heads are copies of each other. Dropout and per-head masks make them
         # different; mixing and regularisers compare them.

@@ -13,6 +13,7 @@ BufferFn = Callable[..., Tensor]
 """Takes a name and a shape, and returns memory that every block reuses under this name."""
 
 _NO_CONTEXT = nullcontext()
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 class Softmax:
@@ -85,7 +86,7 @@ def activate(logits: Tensor, activation: str, *, empty_rows: bool = True) -> Ten
     Raises:
         ValueError: an unknown activation.
     """
-    if activation != "softmax" or logits.dtype in (torch.float16, torch.bfloat16):
+    if activation != "softmax" or logits.dtype in _NARROW:
         check_activation(activation)
         logits = ACTIVATIONS[activation].logits(at_least_float32(logits))
     if not empty_rows:
@@ -136,4 +137,4 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager:
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Return ``tensor`` in float32 if its dtype is narrower, else unchanged."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return tensor.float() if tensor.dtype in _NARROW else tensor

@@ -48,11 +48,13 @@ class HeadMixing(TensorTree):
 
     def mix_heads(self, heads: Tensor) -> Tensor:
         """Return the formula Σ_j M_t[j, i] P_j[t] for P ``[B, H, T, S]`` (Mixhead paper, eq. 12)."""
-        matrices = self.mixing_matrix().to(heads.dtype)
+        matrices = self.mixing_matrix()
+        if matrices.dtype != heads.dtype:
+            matrices = matrices.to(heads.dtype)
         with without_autocast(heads):
             if matrices.dim() == 4:
                 # In [T, B, H, .], the order in which a layer projects queries, only the heads are copied.
-                return (matrices.transpose(0, 1).mT @ heads.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
+                return (matrices.permute(1, 0, 3, 2) @ heads.permute(2, 0, 1, 3)).permute(1, 2, 0, 3)
             return torch.bmm(matrices.t().expand(heads.size(0), -1, -1), heads.flatten(2)).view(heads.shape)
 
     def column(self, batch: slice, head: int) -> Tensor:

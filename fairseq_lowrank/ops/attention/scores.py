@@ -150,10 +150,8 @@ def head_queries_and_keys(q: Tensor, k: Tensor, head: int, column: Tensor | None
 def grouped_product(left: Tensor, right: Tensor) -> Tensor:
     """Return left_i @ right_g with g = ⌊i·G/H⌋ of ``left [B, H, N, D]`` and ``right [B, G, D, M]``: ``[B, H, N, M]``."""
     batch, heads, rows, dim = left.shape
-    groups = right.size(1)
-    if groups == heads:
-        return left @ right
-    if right.size(0) != batch:
+    right_batch, groups, _, columns = right.shape
+    if right_batch != batch:
         right = right.expand(batch, -1, -1, -1)
     left = left.reshape(batch * groups, heads // groups * rows, dim)
-    return torch.bmm(left, right.flatten(0, 1)).view(batch, heads, rows, right.size(3))
+    return torch.bmm(left, right.flatten(0, 1)).view(batch, heads, rows, columns)
