@@ -27,6 +27,7 @@ setup(
     ],
     # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
     # 2.6: the oldest torch whose safe_globals takes (class, "former name"), for checkpoints of older fairseq and numpy.
+    # Layers compile with 2.13 and not with 2.6 and 2.7; nothing between was tried.
     install_requires=["torch>=2.6"],
     extras_require={
         "fairseq": ["fairseq-fixed==0.12.3.1"],
