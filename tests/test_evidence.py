@@ -211,7 +211,7 @@ def test_contrasts_at_one_rate_are_between_rows_of_the_recipe(declared):
 
 def test_contrasts_of_the_published_bert_are_between_rows_of_the_recipe(declared):
     tasks, page = {"sentence-polarity", "rte"}, DOCS / "published-bert.md"
-    for one in read_planned(EVIDENCE / "contrasts_published_bert.json", "published-bert"):
+    for one in read_planned(EVIDENCE / "contrasts_published_bert.json", "published-bert-all-MiniLM-L6-v2"):
         assert one.metric in tasks
         assert {f"{row}@{one.metric}" for row in one.rows} <= set(declared("published_bert.sh")), one
         assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
