@@ -164,6 +164,22 @@ def test_each_training_at_one_rate_is_printed_as_recorded():
     assert len(printed) == sum(int(row["seeds run"]) for row in rows if ", table" not in row["row"])
 
 
+def test_each_accuracy_of_the_published_bert_is_printed_as_recorded():
+    found = {}
+    for text in (RESULTS / "evidence.jsonl").read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        if line["table"].startswith("published-bert"):
+            found[line["row"], line["seed"], line["task"]] = line["value"]
+    printed = {}
+    for row in table("published-bert", "row", "seed", "polarity", "RTE"):
+        for column, task in (("polarity", "sentence-polarity"), ("RTE", "rte")):
+            if row[column] != "–":
+                printed[row["row"].strip("`"), int(row["seed"]), task] = row[column]
+    assert found.keys() == printed.keys()
+    for key, cell in printed.items():
+        assert prints(cell, found[key]), key
+
+
 def test_each_search_at_one_rate_is_printed_as_recorded():
     found = lines("evidence-decoding.jsonl")
     for row in table("controls-at-one-rate", "row", "as trained"):
