@@ -1,5 +1,7 @@
 """Shared by every test. Imports no fairseq, so that ops and attention can be tested without it."""
 
+import copy
+import functools
 import gc
 import os
 from pathlib import Path
@@ -48,6 +50,27 @@ def pytest_collection_finish():
     """Leave modules and collected tests to no garbage collection: each one would visit their millions of objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_commands():
+    """Spare each command of fairseq in this process two waits that change no result.
+
+    The garbage collector may take a data loader's queue before the loader, which then waits five seconds for its workers.
+    hydra takes a second to parse the 300 settings of a command, which are mostly the same in each.
+    """
+    from torch.utils.data import _utils
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+        try:
+            from hydra.core.override_parser.overrides_parser import OverridesParser
+        except ImportError:  # without fairseq
+            yield
+            return
+        parse = functools.cache(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
+        patch.setattr(OverridesParser, "parse_rule", lambda _, text, rule: copy.deepcopy(parse(text, rule)))
+        yield
 
 
 @pytest.fixture(autouse=True)
