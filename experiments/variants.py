@@ -5,9 +5,10 @@ A new preset needs an entry in :data:`VARIANTS`; ``tests/experiments/test_varian
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, geometric_mean, stdev
@@ -670,15 +671,23 @@ def code(variant: Variant) -> list[Path]:
     return list(dict.fromkeys(Path(inspect.getfile(type(part))).relative_to(PACKAGE) for part in parts))
 
 
-def measured(name: str, results: Path = RESULTS) -> list[dict]:
+def read_lines(file: Path) -> list[dict]:
+    """Return the lines of a results file: trainings and measurements."""
+    return read_results(file, measurements=True)
+
+
+def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> list[dict]:
     """Return a variant's rows in our results, with those of ``mha`` for the same seeds.
 
-    Each row has ``setting``, ``value``, ``mha`` (empty for `mha`, or without a common seed) and ``seeds``.
+    ``read`` reads a file. Each row has ``setting``, ``value``, ``mha`` (empty for `mha`, or without a common seed) and ``seeds``.
     """
     rows = []
     for query in RESULT_QUERIES:
-        lines = read_results(results / query.file, measurements=True)
-        lines = [line for line in lines if line["table"] == query.table and line.get("task") == query.task]
+        lines = [
+            line
+            for line in read(results / query.file)
+            if line["table"] == query.table and line.get("task") == query.task
+        ]
 
         def by_seed(preset: str, query: ResultQuery = query, lines: list[dict] = lines) -> dict[int, float]:
             row = query.row.format(name=preset)
@@ -750,13 +759,13 @@ def class_of(name: str) -> str:
     return f"{kind}{limit} (`{CLASS_TESTS[kind]}`)"
 
 
-def page(name: str, results: Path = RESULTS) -> str:
+def page(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> str:
     """Return the page of a variant, in Markdown."""
     variant = VARIANTS[name]
     cost = costs(variant)
     files = ", ".join(f"[{file}](../../fairseq_lowrank/{file})" for file in code(variant))
     counted = "Counted" if variant.preset is None else f"Counted on a layer of d {EMBED_DIM}, h {HEADS}, without biases"
-    rows = measured(name, results)
+    rows = measured(name, results, read)
     missing = "None yet.\n" if Path(results).exists() else f"No results here: {results} does not exist.\n"
     table = results_table(name, rows) if rows else missing
     formula = "".join(f"    {line}\n" for line in variant.formula.splitlines())
@@ -805,6 +814,8 @@ def index() -> str:
     )
 
 
-def pages(results: Path = RESULTS) -> dict[str, str]:
-    """Return every page and the index, by file name."""
-    return {"README.md": index()} | {f"{name}.md": page(name, results) for name in VARIANTS}
+def pages(results: Path = RESULTS, names: Sequence[str] = ()) -> dict[str, str]:
+    """Return the pages of variants by file name; without names every page and the index."""
+    read = functools.cache(read_lines)  # every page takes rows from all files
+    start = {} if names else {"README.md": index()}
+    return start | {f"{name}.md": page(name, results, read) for name in names or VARIANTS}

@@ -69,7 +69,7 @@ def quick_commands():
             yield
             return
         parse = functools.cache(functools.partial(OverridesParser.parse_rule, OverridesParser.create()))
-        patch.setattr(OverridesParser, "parse_rule", lambda _, text, rule: copy.deepcopy(parse(text, rule)))
+        patch.setattr(OverridesParser, "parse_rule", lambda _, text, rule: copy.copy(parse(text, rule)))
         yield
 
 

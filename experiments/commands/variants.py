@@ -42,11 +42,11 @@ def run(args) -> None:
     results = args.results or variants.RESULTS
     if args.results and not args.results.is_dir():
         raise UserError(f"--results {args.results}: is not a folder. Give a folder of results files (.jsonl).")
-    pages = {f"{name}.md": variants.page(name, results) for name in args.names}
     if args.output is None:
-        _output.say(("\n".join(pages.values()) if pages else variants.index()).removesuffix("\n"))
+        text = "\n".join(variants.pages(results, args.names).values()) if args.names else variants.index()
+        _output.say(text.removesuffix("\n"))
         return
-    pages = pages or variants.pages(results)
+    pages = variants.pages(results, args.names)
 
     def fill(folder: Path) -> None:
         for file, text in pages.items():
