@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fairseq_lowrank.messages import UserError, missing_package_hint
 PROGRAM = "scripts/prepare.sh"
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
     names = ", ".join(corpus.usage for corpus in CORPORA.values())
     parser = argparse.ArgumentParser(

@@ -1,5 +1,6 @@
 import functools
 import json
+from copy import copy
 
 import numpy
 import pytest
@@ -19,8 +20,13 @@ LM = "lowrank_transformer_lm"
 SHORT = {name: numpy.array([20, 24, 28, 90]) for name in ("source", "target")}
 
 
+@functools.cache
+def parsed(architecture, flags):
+    return parse_architecture(architecture, flags)
+
+
 def findings(architecture, flags, *, vocab_size=1000, lengths=SHORT):
-    return checks.advise(parse_architecture(architecture, flags), vocab_size, lengths)
+    return checks.advise(copy(parsed(architecture, tuple(flags))), vocab_size, lengths)
 
 
 def one(found, topic, **numbers):
@@ -38,7 +44,7 @@ def changes(finding):
 
 @functools.cache
 def counted(architecture, flags, vocab_size):
-    return count(build_model(parse_architecture(architecture, flags), vocab_size))["total"]
+    return count(build_model(copy(parsed(architecture, flags)), vocab_size))["total"]
 
 
 def total(architecture, flags, vocab_size):
