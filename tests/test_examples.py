@@ -110,7 +110,7 @@ def outermost(found: list[list[str]], seen: set) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def seen():
-    """Keep what was checked in one recipe: shapes of commands, and flags of architectures that were converted."""
+    """Keep what was checked in one recipe: shapes of commands, and sets of flags that were converted."""
     return {"shapes": set(), "flags": set()}
 
 
@@ -126,9 +126,9 @@ def test_every_command_of_a_recipe_is_one_that_fairseq_accepts(recipe, name, smo
     for command in outermost(training, seen["shapes"]):
         # parsing builds a small model of these flags too
         args = options.parse_args_and_arch(options.get_training_parser(), input_args=command)
-        flags = {(args.arch, word) for word in command if word.startswith("--")}
-        if not flags <= seen["flags"]:
-            seen["flags"] |= flags
+        flags = (args.arch, frozenset(word for word in command if word.startswith("--")))
+        if flags not in seen["flags"]:
+            seen["flags"].add(flags)
             convert_namespace_to_omegaconf(args)
     for command in training:
         last = dict(pairwise(command))
