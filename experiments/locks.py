@@ -1,4 +1,4 @@
-"""Locks between processes, and the row that only one process runs, and only once."""
+"""Locks between processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import lock_descriptor
-
-from fairseq_lowrank.files import say
 
 
 @contextmanager
@@ -37,31 +35,3 @@ def locked(
         yield handle if free else None
     finally:
         os.close(handle)
-
-
-def run_row(
-    lock: Path,
-    name: str,
-    find_line: Callable[[], dict | None],
-    run: Callable[[int], None],
-    say: Callable[[str], None] = say,
-) -> dict | None:
-    """Run a row, unless another process is running it or has finished it.
-
-    Args:
-        lock: the file that is locked while the row runs; its folder is made.
-        name: how a message calls the row.
-        find_line: looks for the row's line of results. It is called after the row is locked.
-        run: trains, scores and appends the line; takes the descriptor of the lock.
-
-    Returns:
-        The line if there was one already.
-    """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with locked(lock, wait=False) as handle:
-        if handle is None:
-            say(f"{name}: another process is running this row; skipping it")
-            return None
-        if (line := find_line()) is None:
-            run(handle)
-        return line

@@ -67,7 +67,7 @@ def run(args) -> None:
     from tqdm import tqdm
 
     from experiments.controlled import TASKS
-    from experiments.controlled.runs import lines_of, run_missing
+    from experiments.controlled.runs import TaskEngine, lines_of
 
     torch.set_num_threads(1)  # more threads are slower for such small problems
     task = TASKS[args.task]
@@ -78,7 +78,7 @@ def run(args) -> None:
             raise UserError(f"--rows {args.rows!r}: no row of {args.task} matches. Change the expression.")
         with tqdm(bar_format="{desc}", disable=None, leave=False) as status:
             say = functools.partial(status.write, file=sys.stderr)
-            run_missing(task, runs, args.results, args.log, say, status.set_description_str)
+            TaskEngine(task, runs, args.results, args.log, say, status.set_description_str).run_rows()
     lines = lines_of(task, args.results, args.steps)
     suffix = "" if args.steps in (None, task.STEPS) else f"-{args.steps}-updates"
     lines = [line for line in lines if wanted.fullmatch(line["row"].removesuffix(suffix))]

@@ -1,4 +1,4 @@
-"""The engine of controlled tasks: train what has no line yet, append its line and its log, resume after an interruption."""
+"""Runs of controlled tasks: their logs and lines, and the state from which they resume."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from types import ModuleType
 import torch
 
 import fairseq_lowrank
-from experiments.locks import run_row
+from experiments.engine import Engine, finished
 from experiments.recipes import provenance
 from experiments.recipes.provenance import machine, versions
-from experiments.recipes.results import append_measurement, read_results
+from experiments.recipes.results import append_measurement
 from experiments.reporting.comparison import attention_flags
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.attention.spec import AttentionSpec
@@ -148,11 +148,6 @@ class Run:
         return f"{self.row} seed {self.seed}"
 
     @property
-    def key(self) -> tuple[str, int, bool]:
-        """What distinguishes its line from others of the table, see :func:`finished`."""
-        return self.row, self.seed, self.smoke
-
-    @property
     def smoke(self) -> bool:
         """Whether it is a trial, whose line does not count as a result."""
         return self.steps < self.usual_steps
@@ -178,62 +173,56 @@ def marked(text: str, cell: Sequence[float], seeds: Sequence[int]) -> str:
     return text if len(cell) == len(seeds) else f"{text} [{len(cell)}]"
 
 
-def finished(path: Path, table: str) -> dict[tuple[str, int, bool], dict]:
-    """Return the lines of the table by (row, seed, smoke)."""
-    return {
-        (line["row"], line["seed"], line["smoke"]): line
-        for line in read_results(path, measurements=True)
-        if line["table"] == table
-    }
-
-
-def run_missing(
-    task: ModuleType,
-    runs: Iterable[Run],
-    results: Path,
-    log: Path | None = None,
-    say: Log = print,
-    show: Log = lambda line: None,
-) -> None:
-    """Train every run that has no line in ``results``, appending each line as its run ends.
-
-    A long run saves its state next to ``results`` and resumes from it after an interruption. A run of another process is skipped.
+class TaskEngine(Engine[Run]):
+    """Runs the rows of a controlled task. A long run saves its state next to the results, and resumes after an interruption.
 
     Args:
         task: a module of :data:`~experiments.controlled.TASKS`.
+        runs: runs of the task.
         results: the ``.jsonl`` file; what it has is not run again.
         log: a ``.gz`` file to which each run's log is appended.
         say: takes one line for each run that has ended.
-        show: takes how far the run is, again and again.
+        show: takes how far the current run is.
     """
-    done, commit = finished(results, task.TABLE), checked_out_commit()
-    left = [run for run in runs if run.key not in done]
-    results.parent.mkdir(parents=True, exist_ok=True)
-    for number, run in enumerate(left, start=1):
-        progress = f"{number} of {len(left)}, {run}: "
-        _run_one(task, run, results, log, commit, say, lambda line, progress=progress: show(progress + line))
 
+    def __init__(
+        self,
+        task: ModuleType,
+        runs: Sequence[Run],
+        results: Path,
+        log: Path | None = None,
+        say: Log = print,
+        show: Log = lambda line: None,
+    ) -> None:
+        super().__init__(PAPER, task.TABLE, results, say)
+        self.task, self._runs, self.log, self.show = task, runs, log, show
+        self.commit = checked_out_commit()
 
-def _run_one(task: ModuleType, run: Run, results: Path, log: Path | None, commit: str, say: Log, show: Log) -> None:
-    """Train a run that no other process is at, and append its log and its line."""
-    state = results.with_name(f"{results.stem}.{run.row}-seed{run.seed}.pt")
-    lock = state.with_suffix(".lock")
+    def runs(self) -> Sequence[Run]:
+        return self._runs
 
-    def train(handle: int) -> None:
-        journal = Journal(f"# {run} commit {commit}", state, show)
+    def state_file(self, run: Run) -> Path:
+        return self.results.with_name(f"{self.results.stem}.{run.row}-seed{run.seed}.pt")
+
+    def lock_file(self, run: Run) -> Path:
+        return self.state_file(run).with_suffix(".lock")
+
+    def train(self, run: Run, handle: int) -> None:
+        """Train a run, and append its log and its line."""
+        journal = Journal(
+            f"# {run} commit {self.commit}", self.state_file(run), lambda line: self.show(f"{run}: {line}")
+        )
         outcome = run.train(run.seed, run.steps, journal)
         seconds = journal.seconds
-        journal(f"{task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with gzip.open(log, "at", encoding="utf-8") as file:
+        journal(f"{self.task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")
+        if self.log is not None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with gzip.open(self.log, "at", encoding="utf-8") as file:
                 file.write("\n".join(journal.lines) + "\n")
-        append_measurement(results, as_line(task, run, outcome, seconds, commit))
+        append_measurement(self.results, as_line(self.task, run, outcome, seconds, self.commit))
         journal.clear()
-        say(f"{run}: {task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
-        lock.unlink(missing_ok=True)  # whoever opened the old file finds the line
-
-    run_row(lock, str(run), lambda: finished(results, task.TABLE).get(run.key), train, say)
+        self.say(f"{run}: {self.task.METRIC} {outcome['value']:.3g} ({seconds:.1f} s)")
+        self.lock_file(run).unlink(missing_ok=True)  # whoever opened the old file finds the line
 
 
 def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: str) -> dict:
@@ -278,14 +267,10 @@ def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[
     Of lines of one row and seed the last one counts.
     """
     steps = task.STEPS if steps is None else steps
-    found = {
-        (line["row"], line["seed"], line["smoke"]): line
-        for line in read_results(results, measurements=True)
-        if line["table"] == task.TABLE and line.get("steps", task.STEPS) == steps
-    }
+    found = [line for line in finished(results, PAPER, task.TABLE).values() if line.get("steps", task.STEPS) == steps]
     runs = task.runs(steps=steps)
     order = {row: place for place, row in enumerate(dict.fromkeys(run.row for run in runs))}
-    return sorted(found.values(), key=lambda line: order.get(line["row"], len(order)))
+    return sorted(found, key=lambda line: order.get(line["row"], len(order)))
 
 
 def styles_of(lines: Sequence[dict], names: Sequence[str]) -> list[dict]:

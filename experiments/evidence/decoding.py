@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.controlled.runs import checked_out_commit, finished
+from experiments.controlled.runs import PAPER, checked_out_commit
 from experiments.corpora.catalogue import parse_corpus_name
+from experiments.engine import finished
 from experiments.recipes.commands import Commands
 from experiments.recipes.results import append_measurement
 from experiments.recipes.scoring import bleu, read_hypotheses
@@ -95,7 +96,7 @@ def main() -> None:
         chosen = SITES if mixing_tensors(state, "encoder_attn") else {"-decoder-unmixed": ("self_attn",)}
         for suffix, attentions in {"": (), **chosen}.items():
             row, seed = name[1] + suffix, int(name[2])
-            if (row, seed, False) in finished(args.results, table):
+            if (row, seed, False) in finished(args.results, PAPER, table):
                 continue
             line = {"paper": "evidence", "table": table, "row": row, "seed": seed, "split": "test"}
             line |= score(unmix(state, attentions), data, corpus, shlex.split(args.generate))

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.controlled.runs import checked_out_commit, finished
+from experiments.controlled.runs import PAPER, checked_out_commit
+from experiments.engine import finished
 from experiments.recipes.losses import sentence_losses
 from experiments.recipes.results import append_measurement
 from fairseq_lowrank.cli import import_plugin
@@ -35,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     table = f"{args.table}-source-use"
     for run, name in zip(tqdm(args.runs, disable=None), named, strict=True):
-        if (name[1], int(name[2]), False) in finished(args.results, table):
+        if (name[1], int(name[2]), False) in finished(args.results, PAPER, table):
             continue
         model, task = load_model(run / "checkpoints/checkpoint_best.pt")
         own, tokens = sentence_losses(model, task, "test")

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.recipes.commands import CommandFailed
-from experiments.recipes.engine import Engine, RunLocked
+from experiments.recipes.engine import RecipeEngine, RunLocked
 from experiments.recipes.recipe import SMOKE, Recipe, records
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.messages import UserError
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
         settings = Settings.read(environ)
         if settings.bert:
             recipe.start_from(settings.bert, settings.work)
-        engine = Engine(recipe, settings)
+        engine = RecipeEngine(recipe, settings)
         if args.command == "rows":
             engine.run_rows()
         elif args.command == "sizes":

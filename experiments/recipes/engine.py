@@ -11,12 +11,12 @@ from pathlib import Path
 
 from experiments.corpora import __main__ as corpora
 from experiments.corpora.own import check_binarised
-from experiments.locks import run_row
+from experiments.engine import Engine, Key
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
 from experiments.recipes.logs import read_training_log
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
-from experiments.recipes.results import ORIGIN, append_result, check, check_writable, read_results
+from experiments.recipes.results import ORIGIN, append_result, check, check_writable
 from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import (
@@ -37,37 +37,26 @@ class RunLocked(Exception):
     """Another process is at a row that is needed."""
 
 
-class Engine:
+class RecipeEngine(Engine[Run]):
     """Runs the rows of a recipe under its settings; `commands` are :class:`Commands`, or what stands for them."""
 
     def __init__(self, recipe: Recipe, settings: Settings, commands: Commands | None = None):
+        super().__init__(recipe.paper, recipe.table, recipe.results(settings))
         self.recipe, self.settings, self.root = recipe, settings, recipe.root
         self.commands = commands or Commands(dry_run=settings.dry_run, threads=settings.threads)
-        self.results = recipe.results(settings)
         self.prepared: set[str] = set()
         self.shown: list[Run] = []  # pre-trainings of a dry run
         self.imported = False
 
-    def run_rows(self) -> None:
-        """Run the rows asked for that have no line yet, and append one for each."""
-        rows = self.recipe.select(self.settings)
-        lines = self.finished()
-        for row in rows:
-            run = self.recipe.run(row, self.settings)
-            if row.name in lines:
-                self.say_done(run, lines[row.name])
-            else:
-                self.run_row(run)
+    def runs(self) -> list[Run]:
+        return [self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings)]
 
-    def finished(self, complain: Callable[[str], None] = say) -> dict[str, dict]:
-        """Return the line of each row that has one."""
-        if self.settings.dry_run:
-            return {}
-        ours = {"paper": self.recipe.paper, "table": self.recipe.table}
-        ours |= {"seed": self.settings.seed, "smoke": self.settings.smoke}
-        lines = read_results(self.results, complain)
-        lines = [line for line in lines if all(line[key] == value for key, value in ours.items())]
-        return {line["row"] + (f"@{line['task']}" if "task" in line else ""): line for line in lines}
+    def lock_file(self, run: Run) -> Path:
+        return run.folder / LOCK
+
+    def finished(self, complain: Callable[[str], None] = say) -> dict[Key, dict]:
+        """Return the lines that this table has, by their keys; in a dry run none, so that every row is shown."""
+        return {} if self.settings.dry_run else super().finished(complain)
 
     def say_done(self, run: Run, line: dict) -> None:
         flags = shlex.split(line["flags"]) if isinstance(line["flags"], str) else line["flags"]
@@ -85,27 +74,31 @@ class Engine:
             others.append(f" with the patches {line['patches']}, not with {dict(run.patches)}")
         say(f"{run}: done already{','.join(others)}, see {self.results}; RESULTS=OTHER.jsonl runs it all the same")
 
-    def run_row(self, run: Run, *, scored: bool = True) -> None:
-        """Train a run, and first what it starts from, and, if `scored`, append its line; where another process is at it, say so
-        and do nothing."""
+    def run_row(self, run: Run) -> None:
+        """Run a row; in a dry run, show its commands."""
+        if not self.settings.dry_run:
+            super().run_row(run)
+        elif self.is_ready(run):
+            self.train(run)
+
+    def is_ready(self, run: Run) -> bool:
+        """Prepare the data of a run and train what it starts from; return False if another process is training that."""
         if run.base and not self.find_published(run.base) and run.base not in self.shown:
             self.prepare(run.base)
         self.prepare(run)
-        if scored and not self.settings.dry_run:
-            check_writable(self.results)
-        if run.base and not self.pretrain(run.base):
-            return
-        if self.settings.dry_run:
-            self.train_and_score(run, scored)
-            return
-        line = run_row(
-            run.folder / LOCK,
-            str(run),
-            lambda: self.finished(complain=lambda _: None).get(run.row) if scored else None,
-            lambda handle: self.train_and_score(run, scored, handle),
-        )
-        if line is not None:
-            self.say_done(run, line)  # by another process, since this one looked
+        if run.base is None:
+            return True
+        if not self.settings.dry_run:
+            check_writable(self.results)  # a pre-training can take days
+        return self.train_only(run.base)
+
+    def train(self, run: Run, handle: int | None = None) -> None:
+        """Train and score a run, and append its line."""
+        train(run, self.settings, self.root, self.commands, handle)
+        found = score(self.recipe.kind, run, self.settings, self.commands)
+        if not self.settings.dry_run:
+            self.import_plugin()
+            self.record(run, found)
 
     def find_published(self, run: Run) -> bool:
         """Return True if a published checkpoint stands for a pre-training; import it first if BERT names its folder.
@@ -127,36 +120,28 @@ class Engine:
             )
         return bool(run.published)
 
-    def pretrain(self, run: Run) -> bool:
-        """Train what others start from, unless it is published or trained; return False if another process is at it."""
+    def train_only(self, run: Run) -> bool:
+        """Train a run without a line, unless it is published or trained; return False if another process is training it."""
         if self.find_published(run):
             return True
         if self.settings.dry_run:
             if run not in self.shown:
                 if run.base:
-                    self.pretrain(run.base)
+                    self.train_only(run.base)
                 self.shown.append(run)
                 train(run, self.settings, self.root, self.commands)
             return True
         if has_ended(run) and is_of_this_code(run, self.root):
             check_data(run)
             return True
-        if run.base and not self.pretrain(run.base):
+        if run.base and not self.train_only(run.base):
             return False
         with lock(run.folder) as handle:
             if handle is None:
-                say(f"pre-training {run}: another process is at it")
+                say(f"{run}: another process is training it")
                 return False
             train(run, self.settings, self.root, self.commands, handle)
         return True
-
-    def train_and_score(self, run: Run, scored: bool, handle: int | None = None) -> None:
-        train(run, self.settings, self.root, self.commands, handle)
-        if scored:
-            found = score(self.recipe.kind, run, self.settings, self.commands)
-            if not self.settings.dry_run:
-                self.import_plugin()
-                self.record(run, found)
 
     def import_plugin(self) -> None:
         """Bring what this recipe's models are made of into this process."""
@@ -264,7 +249,7 @@ class Engine:
 
     def report(self, options: Sequence[str]) -> int:
         """Report the results of this paper next to the published values."""
-        self.refuse_busy(self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings))
+        self.refuse_busy(self.runs())
         return self.tool("python -m experiments", "report", str(self.results), "--paper", self.recipe.paper, *options)
 
     def compare(self, options: Sequence[str]) -> int:
@@ -274,8 +259,7 @@ class Engine:
 
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""
-        runs = [self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings)]
-        for line in sizes.lines(runs):
+        for line in sizes.lines(self.runs()):
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
@@ -293,8 +277,8 @@ class Engine:
                 raise UserError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
         runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
         for run in runs if not self.settings.dry_run else ():
-            if not (run.best.exists() and has_ended(run)):
-                self.run_row(run, scored=False)
+            if not (run.best.exists() and has_ended(run)) and self.is_ready(run):
+                self.train_only(run)
         self.refuse_busy(runs)
         output = self.settings.output or self.results.parent
         name += "" if self.settings.seed == 1 else f"-seed{self.settings.seed}"

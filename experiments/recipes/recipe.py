@@ -200,6 +200,7 @@ class Recipe:
             base,
             patches=settings.patches,
             apart=apart,
+            smoke=settings.smoke,
         )
 
     def pretraining(self, row: Row, settings: Settings) -> Run:
@@ -244,6 +245,7 @@ class Run:
         patches: the variables that switch patches of fairseq on and off, and their values.
         continues: True if the run also continues the optimizer and the count of updates of `base`.
         apart: the results file, if it is not the recipe's own: a row is trained for each file.
+        smoke: True for a trial, whose line does not count as a result.
     """
 
     row: str
@@ -258,6 +260,7 @@ class Run:
     patches: Mapping[str, str] = field(default_factory=dict)
     continues: bool = False
     apart: str = ""
+    smoke: bool = False
 
     @cached_property
     def fingerprint(self) -> str:

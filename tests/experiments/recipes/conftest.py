@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from experiments.recipes.engine import Engine
+from experiments.recipes.engine import RecipeEngine
 from experiments.recipes.recipe import Recipe
 from experiments.recipes.settings import Settings
 from fairseq_lowrank import cli
@@ -75,7 +75,7 @@ def settings(tmp_path, translation_data):
 @pytest.fixture
 def engine(commands):
     """``engine(recipe, settings)``: over commands run in this process."""
-    return lambda recipe, settings: Engine(recipe, settings, commands)
+    return lambda recipe, settings: RecipeEngine(recipe, settings, commands)
 
 
 @pytest.fixture(autouse=True)

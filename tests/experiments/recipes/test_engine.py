@@ -49,8 +49,8 @@ def test_a_dry_run_prints_commands_and_touches_nothing(recipe, settings, tmp_pat
     for name in ("generate-test.out", "generate-valid.out", "evaluate-test.out"):
         (run.folder / name).write_text("kept")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    engines.Engine(own, settings).run_rows()
-    engines.Engine(own, settings).spectra("spectra", ["mha"])
+    engines.RecipeEngine(own, settings).run_rows()
+    engines.RecipeEngine(own, settings).spectra("spectra", ["mha"])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     said = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
     scored = ["fairseq-generate"] * 2 if kind == "translation" else ["fairseq-eval-lm"]
@@ -288,12 +288,12 @@ def test_spectra_train_rows_that_have_a_line_but_no_checkpoint_here(recipe, sett
 
 def test_options_of_spectra_reach_the_command(recipe, settings, capsys):
     own, dry = recipe(mha="--attention mha"), settings(dry_run=True)
-    assert engines.Engine(own, dry).spectra("spectra", ["--random-mixing", "mha"]) == 0
+    assert engines.RecipeEngine(own, dry).spectra("spectra", ["--random-mixing", "mha"]) == 0
     said = capsys.readouterr().err.splitlines()[-1]
     assert "--labels mha --subset test" in said and "--random-mixing --output" in said
     folders = []
     for seed in (1, 2):
-        engines.Engine(own, settings(dry_run=True, seed=seed)).spectra("spectra", ["mha"])
+        engines.RecipeEngine(own, settings(dry_run=True, seed=seed)).spectra("spectra", ["mha"])
         folders.append(capsys.readouterr().err.split()[-1])
     assert folders[1] == f"{folders[0]}-seed2"
 
