@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from fairseq_lowrank import __version__
+from fairseq_lowrank import __version__, importing
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, report
 
@@ -73,6 +73,8 @@ def run_subcommand(
     logging.root.setLevel(logging.WARNING)
     try:
         _output.check(args)
+        if sys.version_info >= (3, 14):
+            importing.import_fairseq()
         if takes_user_dir and args.user_dir is not None:
             import_plugin(args.user_dir)
         return modules[args.command].run(args) or 0

@@ -7,8 +7,9 @@ Hydra reads the command line before it imports plugins, so put a + before our op
 
     fairseq-lowrank hydra-train -- --config-dir CONFIGS --config-name NAME task.data=DATA …
 
-The command adds common.user_dir if you give none. On Python 3.14, fairseq-hydra-train stops before it reads anything,
-because Hydra 1.3 gives argparse a help text that is not a string. This command gives argparse the string.
+The command adds common.user_dir if you give none. On Python 3.14, fairseq-hydra-train stops before it reads anything:
+fairseq does not recognise the types of optional settings, and Hydra 1.3 gives argparse a help text that is not a string.
+This command repairs both.
 """
 
 import argparse

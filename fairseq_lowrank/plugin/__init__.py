@@ -4,6 +4,13 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
+import sys
+
+from fairseq_lowrank import importing
+
+if sys.version_info >= (3, 14):
+    importing.import_fairseq()
+
 from fairseq_lowrank.plugin import criterions, flags, patches, repairs
 
 patches.warn_of_untested_versions()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any, Literal
 
+from fairseq_lowrank import importing
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import (
     arguments,
@@ -73,6 +74,13 @@ PATCHES: tuple[Patch, ...] = (
         ),
         "fairseq uses names that numpy 2 dropped.",
         "fairseq uses none of these names",
+    ),
+    *_group(
+        "required",
+        "optional-types",
+        {"fairseq.dataclass.utils.interpret_dc_type": importing.read_optional_types},
+        "On Python 3.14 fairseq does not recognise the type of an optional setting, and cannot be imported.",
+        "fairseq reads types with typing.get_args",
     ),
     *_group(
         "required",
