@@ -146,8 +146,9 @@ def test_rows_at_one_rate_have_as_many_seeds_as_lines(page):
         assert int(row["seeds run"]) == len(TRAININGS.get((of or "fast-start", name), {})), name
 
 
-def test_each_training_at_one_rate_is_printed_as_recorded():
-    printed = table("controls-at-one-rate", "row", "seed", "lead")
+@pytest.mark.parametrize(("page", "measure"), [("controls-at-one-rate", "mixhead-a"), ("gates", "small-start")])
+def test_each_training_at_one_rate_is_printed_as_recorded(page, measure):
+    printed = table(page, "row", "seed", "lead")
     for row in printed:
         name, seed = row["row"].strip("`"), int(row["seed"])
         for column, value in losses(TRAININGS["fast-start", name], [seed]).items():
@@ -155,12 +156,12 @@ def test_each_training_at_one_rate_is_printed_as_recorded():
         heads = name.partition("-")[0]
         fit = {
             one: TRAININGS["fast-start", one][seed]["losses"]["fit"]["bits"]
-            for one in (name, f"{heads}-mha-2e-3", f"{heads}-mixhead-a-2e-3")
+            for one in (name, f"{heads}-mha-2e-3", f"{heads}-{measure}-2e-3")
         }
-        own, mha, mixhead = fit.values()
+        own, mha, measured = fit.values()
         assert prints(row["lead"], mha - own), (name, seed, mha - own)
-        assert prints(row["share"].removesuffix(" %"), 100 * (mha - own) / (mha - mixhead)), (name, seed)
-    rows = table("controls-at-one-rate", "row", "seeds run")
+        assert prints(row["share"].removesuffix(" %"), 100 * (mha - own) / (mha - measured)), (name, seed)
+    rows = table(page, "row", "seeds run")
     assert len(printed) == sum(int(row["seeds run"]) for row in rows if ", table" not in row["row"])
 
 
