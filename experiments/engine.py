@@ -65,7 +65,7 @@ class Engine(ABC, Generic[R]):
     def train(self, run: R, handle: int) -> None:
         """Train a row and append its line; `handle` is the descriptor of its lock."""
 
-    def is_ready(self, run: R) -> bool:
+    def make_ready(self, run: R) -> bool:
         """Make what a row needs, before it is locked; return False if the row cannot run now."""
         return True
 
@@ -91,7 +91,7 @@ class Engine(ABC, Generic[R]):
         Raises:
             UserError: the results file cannot be opened for appending.
         """
-        if not self.is_ready(run):
+        if not self.make_ready(run):
             return
         check_writable(self.results)
         lock = self.lock_file(run)

@@ -78,10 +78,10 @@ class RecipeEngine(Engine[Run]):
         """Run a row; in a dry run, show its commands."""
         if not self.settings.dry_run:
             super().run_row(run)
-        elif self.is_ready(run):
+        elif self.make_ready(run):
             self.train(run)
 
-    def is_ready(self, run: Run) -> bool:
+    def make_ready(self, run: Run) -> bool:
         """Prepare the data of a run and train what it starts from; return False if another process is training that."""
         if run.base and not self.find_published(run.base) and run.base not in self.shown:
             self.prepare(run.base)
@@ -153,7 +153,7 @@ class RecipeEngine(Engine[Run]):
         """Prepare what a run is trained on.
 
         Raises:
-            UserError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, but for a trial, make
+            UserError: PREPARE has flags that make another form of the corpus, put it elsewhere, or, except for a trial, make
                 other data under the same name.
         """
         if run.corpus.startswith("/"):
@@ -277,7 +277,7 @@ class RecipeEngine(Engine[Run]):
                 raise UserError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
         runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
         for run in runs if not self.settings.dry_run else ():
-            if not (run.best.exists() and has_ended(run)) and self.is_ready(run):
+            if not (run.best.exists() and has_ended(run)) and self.make_ready(run):
                 self.train_only(run)
         self.refuse_busy(runs)
         output = self.settings.output or self.results.parent
