@@ -181,6 +181,18 @@ def test_each_accuracy_of_the_published_bert_is_printed_as_recorded():
         assert prints(cell, found[key]), key
 
 
+def test_each_loss_of_the_language_models_is_printed_as_recorded():
+    printed = set()
+    for row in table("language-model", "row", "seed", "test"):
+        name, seed = row["row"].strip("`"), int(row["seed"])
+        for column, split in (("fit", "fit"), ("validation", "valid"), ("test", "test")):
+            assert prints(row[column], TRAININGS["language-model", name][seed]["losses"][split]["bits"]), (name, seed)
+        printed.add((name, seed))
+    assert printed == {
+        (row, seed) for (of, row), found in TRAININGS.items() if of == "language-model" for seed in found
+    }
+
+
 def test_each_search_at_one_rate_is_printed_as_recorded():
     found = lines("evidence-decoding.jsonl")
     for row in table("controls-at-one-rate", "row", "as trained"):
