@@ -48,10 +48,14 @@ class Engine(ABC, Generic[R]):
         table: the table that lines name.
         results: the ``.jsonl`` file to which lines are appended.
         say: takes messages.
+
+    Attributes:
+        place: the number of the current row among those that had no line, such as "2 of 5".
     """
 
     def __init__(self, paper: str, table: str, results: Path, say: Callable[[str], None] = say):
         self.paper, self.table, self.results, self.say = paper, table, results, say
+        self.place = ""
 
     @abstractmethod
     def runs(self) -> Iterable[R]:
@@ -78,12 +82,15 @@ class Engine(ABC, Generic[R]):
 
     def run_rows(self) -> None:
         """Run the selected rows that have no line yet."""
-        lines = self.finished()
+        lines, left = self.finished(), []
         for run in self.runs():
             if line := lines.get(key(run)):
                 self.say_done(run, line)
             else:
-                self.run_row(run)
+                left.append(run)
+        for number, run in enumerate(left, start=1):
+            self.place = f"{number} of {len(left)}"
+            self.run_row(run)
 
     def run_row(self, run: R) -> None:
         """Run a row, unless another process is running it or has finished it since this one looked.

@@ -40,7 +40,6 @@ def run(program: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="typing.Optional is of this form already")
 def test_fairseq_alone_does_not_read_optional_types_of_python_3_14():
     assert "str | None is not callable" in run(OPTIONAL_OF_PYTHON_3_14 + IMPORT).stderr
 

@@ -209,9 +209,11 @@ class TaskEngine(Engine[Run]):
 
     def train(self, run: Run, handle: int) -> None:
         """Train a run, and append its log and its line."""
-        journal = Journal(
-            f"# {run} commit {self.commit}", self.state_file(run), lambda line: self.show(f"{run}: {line}")
-        )
+
+        def show(line: str) -> None:
+            self.show(f"{self.place}, {run}: {line}")
+
+        journal = Journal(f"# {run} commit {self.commit}", self.state_file(run), show)
         outcome = run.train(run.seed, run.steps, journal)
         seconds = journal.seconds
         journal(f"{self.task.METRIC} {outcome['value']:.6g}, {seconds:.1f} s")

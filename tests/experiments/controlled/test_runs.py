@@ -33,6 +33,16 @@ def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
     assert all(f"# {line['row']} seed 1" in log and f"{line['value']:.6g}" in log for line in lines)
 
 
+def test_progress_counts_the_rows_that_are_left(tmp_path):
+    command(tmp_path)
+    path = tmp_path / "lines.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    rows = [f"n16-shared-h{heads}-mha" for heads in (16, 32)]
+    chosen, shown = [run for run in matrices.runs([1], steps=2) if run.setting_name in rows], []
+    runs.TaskEngine(matrices, chosen, path, say=lambda line: None, show=shown.append).run_rows()
+    assert len(chosen) == 2 and shown and all(line.startswith("1 of 1, n16-shared-h32-mha") for line in shown)
+
+
 def test_what_is_finished_is_not_run_again_and_what_is_not_goes_on(tmp_path, capsys):
     command(tmp_path)
     path = tmp_path / "lines.jsonl"
