@@ -193,6 +193,23 @@ def test_each_loss_of_the_language_models_is_printed_as_recorded():
     }
 
 
+def test_outcomes_of_the_language_models_follow_from_their_rows():
+    bits = {row: found[1]["losses"]["test"]["bits"] for (of, row), found in TRAININGS.items() if of == "language-model"}
+    differences = {
+        "L1": [("h32-mha", "h4-mha")],
+        "L2": [("h32-mixhead-a", "h32-mha"), ("h32-mixhead-a", "h32-gain-x8")],
+        "L3": [("h32-mha", "h32-small-start")],
+        "L4": [("h32-mha", "h32-score-mixing")],
+        "L5": [("h32-mixhead-a", "h32-mha-equal-time")],
+        "L6": [("h4-mixhead-a", "h4-mha")],
+    }
+    outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
+    assert outcomes.keys() == differences.keys()
+    for name, pairs in differences.items():
+        printed = re.findall(r"\d\.\d{3}", outcomes[name])
+        assert printed == [f"{bits[worse] - bits[better]:.3f}" for worse, better in pairs], name
+
+
 def test_each_search_at_one_rate_is_printed_as_recorded():
     found = lines("evidence-decoding.jsonl")
     for row in table("controls-at-one-rate", "row", "as trained"):
