@@ -204,6 +204,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         "L6": [("h4-mixhead-a", "h4-mha")],
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
+    outcomes = {name: outcome for name, outcome in outcomes.items() if outcome != "not run"}
     assert outcomes.keys() == differences.keys()
     for name, pairs in differences.items():
         printed = re.findall(r"\d\.\d{3}", outcomes[name])

@@ -24,8 +24,11 @@ for setting in {4,32}-{2e-3,1e-3,4e-3} 4-8e-3; do
     fi
 done
 # Under Adam a column sum of M moves up to h times as fast as one factor of gain: here their rates are made comparable.
-row h4-gain-x4-2e-3 $OURS --attention gain --mixing-lr-scale 4 $(heads 4) $(decayed 2e-3 786)
-for scale in 8 32; do
+# The last of each count is the control of mixing at twice the rate.
+for scale in 4 8; do
+    row h4-gain-x$scale-2e-3 $OURS --attention gain --mixing-lr-scale $scale $(heads 4) $(decayed 2e-3 786)
+done
+for scale in 8 32 64; do
     row h32-gain-x$scale-2e-3 $OURS --attention gain --mixing-lr-scale $scale $(heads 32) $(decayed 2e-3 786)
 done
 for count in 4 32; do

@@ -27,4 +27,14 @@ for count in 4 32; do
 done
 # An update of h32-mixhead-a takes 1.6 times as long as one of h32-mha, so plain attention gets 1.6 times as many.
 row h32-mha-equal-time $OURS --attention mha --decoder-attention-heads 32 $(decayed 2e-3 3200)
+# The temperature that mixing of scores could be imitating: one factor per head on the logits, at 32 times the rate.
+row h32-score-gain-x32 $OURS --attention mha --score-mixing diagonal --mixing-lr-scale 32 --decoder-attention-heads 32 $at_2e3
+# Does the cost last? 2.2 epochs.
+long="$(decayed 2e-3 6000)"
+row h4-mha-6000 $OURS --attention mha --decoder-attention-heads 4 $long
+for mixing in none static; do
+    label=mha
+    [ $mixing = none ] || label=score-mixing
+    row h32-$label-6000 $OURS --attention mha --score-mixing $mixing --decoder-attention-heads 32 $long
+done
 language_model_rows
