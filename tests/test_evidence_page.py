@@ -353,7 +353,8 @@ def test_shares_of_the_lead_of_fixedhead_are_printed_as_recorded():
                 assert prints(cell.removesuffix(" %"), 100 * (mha - more) / (mha - fixed)), (label, cell)
 
 
-OUTCOMES = ("held", "contradicted", "unclear", "not run")
+OUTCOMES = ("held", "contradicted", "unclear", "not run", "as predicted under one seed", "against the prediction under one seed")
+OF_ONE_SEED = re.compile(r"held \((?:one|1) seed")
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 
 
@@ -378,3 +379,4 @@ def test_each_prediction_has_an_outcome(page):
     for header, _, *rows in predicted:
         assert header[-1] == "outcome"
         assert not [row for row in rows if not row[-1].startswith(OUTCOMES)]
+        assert not [row for row in rows if OF_ONE_SEED.search(row[-1])]
