@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from experiments.controlled.runs import geometric_mean
+from experiments.evidence import leads as gains
 from experiments.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -353,7 +354,14 @@ def test_shares_of_the_lead_of_fixedhead_are_printed_as_recorded():
                 assert prints(cell.removesuffix(" %"), 100 * (mha - more) / (mha - fixed)), (label, cell)
 
 
-OUTCOMES = ("held", "contradicted", "unclear", "not run", "as predicted under one seed", "against the prediction under one seed")
+OUTCOMES = (
+    "held",
+    "contradicted",
+    "unclear",
+    "not run",
+    "as predicted under one seed",
+    "against the prediction under one seed",
+)
 OF_ONE_SEED = re.compile(r"held \((?:one|1) seed")
 NUMBER = re.compile(r"(?<![\w.,])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 
@@ -362,6 +370,18 @@ def numbers(page: str) -> set[str]:
     """The numbers of a page, without those in headings and in targets of links."""
     text = re.sub(r"\]\([^)]*\)|^#.*$", "", page, flags=re.MULTILINE)
     return set(NUMBER.findall(text))
+
+
+def test_gains_at_one_rate_are_printed_as_recorded():
+    assert gains.markdown() in PAGES["controls-at-one-rate"]
+
+
+def test_n_gram_models_of_the_picture_are_those_of_the_page():
+    for row in table("language-model", "order", "3"):
+        if row["order"].endswith("test"):
+            assert {int(order): float(row[order]) for order in ("3", "4")} == gains.NGRAMS
+            return
+    raise AssertionError("no row of n-gram models")
 
 
 def test_every_number_of_the_summary_is_on_another_page():
