@@ -5,8 +5,8 @@
 #   scripts/prepare.sh own --name mine --source-lang de --target-lang en --train PREFIX --valid PREFIX --test PREFIX --bpe 10000
 #   CORPUS=mine examples/own/compare.sh
 #
-#   CORPUS=NAME        what prepare.sh own --name called it, or /path/to/data-bin, a folder that fairseq-preprocess made. Tell
-#                      how its words were cut with GENERATE="--beam 5 --remove-bpe sentencepiece", or subword_nmt
+#   CORPUS=NAME        what prepare.sh own --name called it, or /path/to/data-bin, a folder that fairseq-preprocess made. Its
+#                      dictionary shows if words were cut by sentencepiece or subword-nmt: then they are joined for BLEU
 #   SEEDS="1 2 3"      HEADS=8      EPOCHS=12
 #   EXTRA="…"          other sizes: the defaults are 3+3 layers of width 256, for a corpus of 10,000 to 100,000 pairs, and
 #                      4 layers for a language model

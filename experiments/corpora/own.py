@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from experiments.corpora.steps import SPLITS, binarise, check_settings, segment,
 from experiments.corpora.text import SentencePiece, SubwordNMT
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.subwords import MARKS, subword_kind
 
 SUBWORDS = {"sentencepiece": SentencePiece, "subword-nmt": SubwordNMT}
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -146,9 +148,22 @@ CORPUS = Own(
 )
 
 
+class Binarised(Corpus):
+    """A folder that fairseq-preprocess made; its dictionaries show how words were cut."""
+
+    def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
+        for dictionary in sorted(Path(self.name).glob("dict.*.txt")):
+            kinds = Counter(subword_kind(line.rpartition(" ")[0]) for line in read_lines(dictionary))
+            # a single word of a text may look like a subword
+            for kind in MARKS:
+                if kinds[kind] > kinds.total() / 100:
+                    return kind
+        return None
+
+
 def binarised(folder: str) -> Corpus:
     """Return the corpus of a folder that fairseq-preprocess made."""
-    return Corpus(name=folder, prepare=check_binarised, smoke_values={})
+    return Binarised(name=folder, prepare=check_binarised, smoke_values={})
 
 
 def check_binarised(folder: Path) -> None:

@@ -14,6 +14,7 @@ from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.subwords import check_words
 
 
 def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
@@ -146,6 +147,9 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
     sacrebleu tokenises text (13a, its default). If the publisher's text is known (`raw`), it gets this text and detokenised
     hypotheses, without case if the hypotheses have none. Else both sides are tokenised. `tokenised_bleu` uses the given tokens,
     like multi-bleu.perl and most papers of the time.
+
+    Raises:
+        UserError: the numbers of lines differ, or a text is cut into subwords.
     """
     from sacrebleu.metrics import BLEU
     from sacremoses import MosesDetokenizer
@@ -158,6 +162,8 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
     for text in (references, raw):
         if text is not None and len(text) != len(hypotheses):
             raise UserError(f"{len(hypotheses)} hypotheses for {len(text)} references")
+    check_words("hypotheses", hypotheses)
+    check_words("references", references)
     # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
     standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
     return {

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.own import check_binarised
-from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
 
 LINES = {"de": "Ein kleiner Hund läuft .", "en": "A small dog is running ."}
@@ -96,3 +96,17 @@ def test_a_path_is_a_corpus_of_binarised_data(tmp_path, translation_data):
     check_binarised(translation_data)
     with pytest.raises(UserError, match=f"CORPUS {tmp_path}"):
         check_binarised(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        (["▁the 9", "▁a 8", "do 7", "g 6"], "sentencepiece"),
+        (["the 9", "do@@ 8", "g 7"], "subword_nmt"),
+        (["the 9", "dog 8", "@@ 7", "▁x 1"] + [f"word{n} 1" for n in range(200)], None),
+    ],
+)
+def test_a_dictionary_shows_how_words_were_cut(tmp_path, entries, expected):
+    write_lines(tmp_path / "dict.en.txt", entries)
+    corpus, values = parse_corpus_name(str(tmp_path))
+    assert corpus.bpe_to_remove(values) == expected

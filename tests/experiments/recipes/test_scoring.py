@@ -6,6 +6,7 @@ from experiments.recipes import scoring
 from experiments.recipes.recipe import Run
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import write_lines
+from fairseq_lowrank.messages import UserError
 
 
 def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
@@ -49,6 +50,23 @@ def test_bleu_against_the_publishers_text_detokenises_and_ignores_case_where_hyp
     assert worse["value"] < 90 and worse["tokenised_bleu"] < 90
     with pytest.raises(ValueError, match="2 hypotheses for 1 references"):
         scoring.bleu(REFERENCES, REFERENCES, raw[:1])
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [("▁two ▁do gs ▁run", "sentencepiece"), ("two do@@ gs run", "subword_nmt"), ("two dogs ru@@", "subword_nmt")],
+)
+@pytest.mark.parametrize("side", ["hypotheses", "references"])
+def test_bleu_of_subwords_is_refused(line, flag, side):
+    texts = {"hypotheses": ["two dogs run", "a man"], "references": ["two dogs run", "a man"]}
+    texts[side][1] = line
+    with pytest.raises(UserError, match=rf"the {side} are cut into subwords \(line 2: .*Add --remove-bpe {flag}"):
+        scoring.bleu(texts["hypotheses"], texts["references"])
+
+
+def test_signs_that_look_like_subwords_are_words():
+    lines = ["well @-@ known", "a @@ b", "mail me@@home", "a_b"]
+    assert scoring.bleu(lines, lines)["value"] == 100
 
 
 def test_perplexity_is_read_with_the_tokens_it_was_measured_on(tmp_path):

@@ -70,6 +70,8 @@ def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp
     [
         ("--generate-log", "nothing", "has no hypotheses of fairseq-generate"),
         ("--generate-log", TRANSLATED.format(1, "a", "a"), "has 1 sentences, but not those"),
+        ("--generate-log", TRANSLATED.format(0, "a dog", "▁a ▁do g"), "Add --remove-bpe sentencepiece"),
+        ("--generate-log", TRANSLATED.format(0, "a do@@ g", "a dog"), "Add --remove-bpe subword_nmt"),
         ("--eval-log", "nothing", "has no perplexity of fairseq-eval-lm"),
         ("--train-log", "nothing", "has no finished epoch of fairseq-train"),
         ("--score", "[1]", "expected an object such as"),
