@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
+import re
 import shutil
 import sys
 import zlib
@@ -60,29 +62,62 @@ def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
         raise UserError(f"{path} is damaged, cut short, or not a gzip file: {error}. Download it again.") from error
 
 
+# Python or fairseq end a line at each of these characters, so a sentence with one of them would become two.
+LINE_BREAK = re.compile("[\\n\\r\\x0b\\x0c\\x1c-\\x1e\\x85\\u2028\\u2029]")
+
+
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, gzip or plain. Only a newline ends a line, not other separators such as U+2028.
+    """Yield the lines of a UTF-8 file, gzip or plain, without a byte order mark.
+
+    Only a newline ends a line, not other separators such as U+2028.
 
     Raises:
         UserError: the file is a damaged or truncated gzip file, or is not UTF-8.
     """
     try:
-        with unpacked(path, "rt", encoding="utf-8", newline="\n") as file:
+        with unpacked(path, "rt", encoding="utf-8-sig", newline="\n") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error}") from error
 
 
+def read_input() -> Iterator[str]:
+    """Yield the lines of standard input, like :func:`read_lines`."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")
+    for line in sys.stdin:
+        yield line.rstrip("\r\n")
+
+
+def replace_line_breaks(lines: Iterable[str], path: Path) -> Iterator[str]:
+    """Yield lines with a blank for each :data:`LINE_BREAK` within them, and say at the end how many there were.
+
+    Args:
+        path: the file to name in the message.
+    """
+    total = 0
+    try:
+        for line in lines:
+            line, count = LINE_BREAK.subn(" ", line)
+            total += count
+            yield line
+    finally:
+        if total:
+            say(f"{path}: {total:,} line breaks within sentences are replaced by blanks")
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write lines as a whole file; line breaks within them become blanks."""
     with whole_file(path) as file:
-        file.writelines(f"{line}\n" for line in lines)
+        file.writelines(f"{line}\n" for line in replace_line_breaks(lines, path))
 
 
 def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
     """Write `function(line)` for each line of `source`, with several processes if `workers` > 1."""
+    lines = replace_line_breaks(read_lines(source), target)
     if workers == 1:
-        write_lines(target, map(function, read_lines(source)))
+        write_lines(target, map(function, lines))
     else:
         with Pool(workers) as pool:
-            write_lines(target, pool.imap(function, read_lines(source), chunksize=2000))
+            write_lines(target, pool.imap(function, lines, chunksize=2000))

@@ -87,7 +87,7 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
     """
     rows = whole_rows(csv.reader(read_lines(path), delimiter="\t", quoting=csv.QUOTE_NONE), path)
     bare = published.bare if split.startswith(("train", "valid")) else None
-    header = [] if bare else [name.strip("\ufeff ").replace(" ", "_") for name in next(rows, [])]
+    header = [] if bare else [name.strip().replace(" ", "_") for name in next(rows, [])]
     places = bare or {name: place for place, name in enumerate(header)}
     labelled = not split.startswith("test")
     wanted = [*published.columns, *([published.target] if labelled else [])]

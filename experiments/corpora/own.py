@@ -13,7 +13,7 @@ from experiments.corpora.corpus import Argument, Corpus, positive, work_folder
 from experiments.corpora.fetch import SETTINGS, make
 from experiments.corpora.steps import SPLITS, binarise, check_settings, segment, tokenise
 from experiments.corpora.text import SentencePiece, SubwordNMT
-from fairseq_lowrank.files import read_lines, write_lines
+from fairseq_lowrank.files import read_lines, say, write_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.subwords import MARKS, subword_kind
 
@@ -105,7 +105,41 @@ def own(args: argparse.Namespace) -> Path:
             make(args.output / "tok" / name, write_lines, args.output / "tok" / name, read_lines(file))
     text = segment(args, SUBWORDS[args.subwords], args.bpe, files) if args.bpe else args.output / "tok"
     languages = (args.source_lang, args.target_lang) if args.source_lang else None
-    return binarise(args, text, languages, *(["--joined-dictionary"] if args.joined_dictionary else []))
+    made = binarise(args, text, languages, *(["--joined-dictionary"] if args.joined_dictionary else []))
+    for split in SPLITS:
+        say(summary(made, split, languages))
+    return made
+
+
+MAX_POSITIONS = 1024  # fairseq's default for --max-source-positions and --max-target-positions
+
+
+def summary(folder: Path, split: str, languages: tuple[str, str] | None) -> str:
+    """Return a line with the numbers of a binarised split: sentences, empty ones, the longest, and unknown tokens.
+
+    For parallel text also the number of pairs that are longer than fairseq's models allow by default.
+    """
+    import numpy
+    from fairseq.data import Dictionary, indexed_dataset
+
+    lengths, unknown = [], 0
+    for language in languages or ("",):
+        ending = f".{language}" if language else ""
+        prefix = folder / (f"{split}.{'-'.join(languages)}{ending}" if languages else split)
+        dataset = indexed_dataset.make_dataset(str(prefix), "mmap")
+        lengths.append(numpy.array(dataset.sizes))  # a copy, since the sizes are in a file that the dataset closes
+        symbol = Dictionary.load(str(folder / f"dict{ending}.txt")).unk()
+        unknown += sum(int(sentence.eq(symbol).sum()) for sentence in dataset)
+    longest, shortest = numpy.maximum.reduce(lengths), numpy.minimum.reduce(lengths)  # with the end of the sentence
+    tokens = sum(int(sizes.sum()) - len(sizes) for sizes in lengths)
+    numbers = [
+        f"{len(longest):,} {'pairs' if languages else 'lines'}",
+        f"{int((shortest == 1).sum()):,} empty",
+        f"longest {int(longest.max()) - 1:,} tokens",
+        *([f"{int((longest > MAX_POSITIONS).sum()):,} above {MAX_POSITIONS:,}"] if languages else []),
+        f"{unknown:,} of {tokens:,} tokens unknown",
+    ]
+    return f"{split}: {', '.join(numbers)}"
 
 
 def training(values: Mapping[str, object]) -> list[str]:

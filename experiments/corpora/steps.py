@@ -57,7 +57,11 @@ def check_settings(args: argparse.Namespace, keep: bool = False) -> None:
 
 
 def preprocess(folder: Path, *flags: str) -> None:
-    """Run fairseq-preprocess with `flags`; `folder` appears when it is complete."""
+    """Run fairseq-preprocess with `flags`; `folder` appears when it is complete.
+
+    Raises:
+        UserError: a binarised file has more or fewer sentences than its text has lines.
+    """
     from fairseq import options
     from fairseq_cli import preprocess
 
@@ -67,12 +71,39 @@ def preprocess(folder: Path, *flags: str) -> None:
     logging.disable(logging.INFO)  # its progress would go to our standard output
     try:
         with whole_folder(folder) as part:
-            preprocess.main(options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)]))
+            args = options.get_preprocessing_parser().parse_args([*flags, "--destdir", str(part)])
+            preprocess.main(args)
+            check_numbers(args)
     finally:
         logging.disable(disabled)
         for handler in set(preprocess.logger.handlers) - set(handlers):  # its log is in a folder that has moved
             preprocess.logger.removeHandler(handler)
             handler.close()
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Compare the number of sentences in each binarised file with the lines of its text.
+
+    Args:
+        args: the arguments of fairseq-preprocess.
+
+    Raises:
+        UserError: the numbers differ, so sentences would have the translations of others.
+    """
+    from fairseq.data import indexed_dataset
+    from fairseq_cli.preprocess import dataset_dest_prefix
+
+    languages = [args.source_lang] if args.only_source else [args.source_lang, args.target_lang]
+    for split in SPLITS:
+        for number, prefix in enumerate(filter(None, (getattr(args, f"{split}pref") or "").split(","))):
+            for language in languages:
+                text = Path(f"{prefix}.{language}" if language else prefix)
+                made = dataset_dest_prefix(args, f"{split}{number or ''}", language)
+                sentences, lines = len(indexed_dataset.make_dataset(made, "mmap")), sum(1 for _ in read_lines(text))
+                if sentences != lines:
+                    raise UserError(
+                        f"{text}: {lines:,} lines became {sentences:,} sentences. Remove line breaks other than newlines from it."
+                    )
 
 
 def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] | None, *flags: str) -> Path:

@@ -14,7 +14,6 @@ subwords of the model with --dict, --labels and --pieces. The first two default 
 """
 
 import json
-import sys
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
@@ -60,13 +59,13 @@ def run(args) -> None:
 
 def predict_lines(args) -> None:
     """Print a prediction for each line of a text."""
-    from fairseq_lowrank.files import read_lines
+    from fairseq_lowrank.files import read_input, read_lines
     from fairseq_lowrank.tools.text_predictions import predict_text
 
     for flag, path in (("--text", args.text), ("--dict", args.dict), ("--pieces", args.pieces)):
         if path is not None and str(path) != "-" and not path.is_file():
             raise UserError(f"{flag} {path}: there is no such file. Give the name of a file.")
-    lines = [line.rstrip("\r\n") for line in sys.stdin] if str(args.text) == "-" else list(read_lines(args.text))
+    lines = list(read_input() if str(args.text) == "-" else read_lines(args.text))
     found = predict_text(
         args.checkpoint,
         lines,

@@ -1,9 +1,11 @@
 """Text of your own as a corpus, and data that somebody else binarised."""
 
 import gzip
+import shutil
 
 import pytest
 
+from experiments.corpora.__main__ import main
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.corpora.own import check_binarised
 from fairseq_lowrank.files import read_lines, write_lines
@@ -62,6 +64,46 @@ def test_raw_text_is_tokenised_by_moses(prepare, text, tmp_path):
     tokens = next(read_lines(tmp_path / "work/data/mine/tok/test.en"))
     assert tokens == "It isn &apos;t here ."
     assert next(read_lines(tmp_path / "work/data/mine/raw/test.en")) == "It isn't here."
+
+
+@pytest.mark.parametrize("flags", [[], ["--moses"], ["--bpe", 40], ["--workers", 2]])
+def test_line_breaks_and_byte_order_marks_shift_no_pair(prepare, text, tmp_path, flags):
+    from fairseq.data import indexed_dataset
+
+    folder, files = text
+    for language, place in (("de", 1), ("en", 3)):
+        lines = [f"{language} {number}" for number in range(13)]
+        lines[place] = lines[place].replace(" ", "\r") + "\u2028end\x85"
+        (folder / f"train.{language}").write_bytes("\n".join(["\ufeff" + lines[0], *lines[1:], ""]).encode())
+    assert prepare("own", "--name", "mine", *PARALLEL, *files, *flags)[0] == 0
+    made = tmp_path / "work" / "data" / "mine"
+    sides = [(made / "tok" / f"train.{language}").read_text("utf-8").splitlines() for language in ("de", "en")]
+    assert [line.split()[:2] for line in sides[0]] == [["de", str(number)] for number in range(13)]
+    assert [line.split()[:2] for line in sides[1]] == [["en", str(number)] for number in range(13)]
+    for language in ("de", "en"):
+        assert len(indexed_dataset.make_dataset(str(made / "bin" / f"train.de-en.{language}"), "mmap")) == 13
+
+
+def test_binarised_text_with_another_number_of_sentences_is_refused(prepare, text, tmp_path):
+    _, files = text
+    assert prepare("own", "--name", "mine", *PARALLEL, *files)[0] == 0
+    made = tmp_path / "work" / "data" / "mine"
+    shutil.rmtree(made / "bin")
+    for language in LINES:  # both sides have the same number of lines, and of pieces between line breaks
+        (made / "tok" / f"train.{language}").write_bytes(b"one\rtwo\n" + b"three\n" * 39)
+    status, said = prepare("own", "--name", "mine", *PARALLEL, *files)
+    assert status == 2 and "train.de: 40 lines became 41 sentences" in said
+    assert not (made / "bin").exists()
+
+
+def test_the_numbers_of_a_corpus_are_printed(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("LOWRANK_WORK", str(tmp_path / "work"))
+    folder, files = text
+    (folder / "valid.de").write_text("Ein Hund\n\n" + "Ein " * 1024 + "\nKatze läuft\n")
+    assert main(["own", "--name", "mine", *PARALLEL, *map(str, files)]) == 0
+    *_, train, valid, _ = capsys.readouterr().err.splitlines()
+    assert train == "train: 40 pairs, 0 empty, longest 7 tokens, 0 above 1,024, 0 of 520 tokens unknown"
+    assert valid == "valid: 4 pairs, 1 empty, longest 1,024 tokens, 1 above 1,024, 1 of 1,056 tokens unknown"
 
 
 @pytest.mark.parametrize("fault", ["lines", "missing", "bytes", "language", "name", "empty"])

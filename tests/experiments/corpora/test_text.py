@@ -20,10 +20,32 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path):
 
 def test_only_a_newline_ends_a_line(tmp_path):
     lines = ["one\u2028still one", "two\x85", "", "three\x0c"]
-    write_lines(tmp_path / "plain", lines)
+    (tmp_path / "plain").write_bytes("\n".join([*lines, ""]).encode())
     (tmp_path / "packed.gz").write_bytes(gzip.compress("\r\n".join([*lines, ""]).encode()))
     assert list(read_lines(tmp_path / "plain")) == lines
     assert list(read_lines(tmp_path / "packed.gz")) == lines
+
+
+def test_line_breaks_within_a_sentence_become_blanks(tmp_path, capsys):
+    every = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+    assert all(len(f"a{sign}b".splitlines()) == 2 for sign in every)  # Python ends a line at no other sign
+    write_lines(tmp_path / "text", ["one", f"a{'b'.join(every)}c", "two"])
+    assert (tmp_path / "text").read_text("utf-8").splitlines() == ["one", "a" + " b" * 9 + " c", "two"]
+    assert capsys.readouterr().err == f"{tmp_path / 'text'}: 10 line breaks within sentences are replaced by blanks\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_of_lines_gets_no_line_breaks(tmp_path, capsys, workers):
+    (tmp_path / "raw").write_bytes("one\rstill one\u2028\ntwo\n".encode())
+    map_lines(repr, tmp_path / "raw", tmp_path / "made", workers)
+    assert list(read_lines(tmp_path / "made")) == ["'one still one '", "'two'"]
+    assert "made: 2 line breaks" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    for name, pack in (("plain", bytes), ("packed.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack("\ufeffone\ntwo\ufeff\n".encode()))
+        assert list(read_lines(tmp_path / name)) == ["one", "two\ufeff"]
 
 
 def test_several_processes_keep_the_order(tmp_path):
