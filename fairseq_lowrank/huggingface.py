@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS
-from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.methods import HEAD_OUTPUTS
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
+from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS
 from fairseq_lowrank.tools.transformers_models import (
     SITES,
     attention_modules,

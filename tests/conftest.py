@@ -153,7 +153,7 @@ def plugins_leave():
     from fairseq import models, utils
 
     import fairseq_lowrank.plugin  # noqa: F401  which stays
-    from fairseq_lowrank.attention.mixing import MIXINGS
+    from fairseq_lowrank.parts.mixing import MIXINGS
 
     names = [name for name in vars(models) if name.isupper() and name.endswith("REGISTRY")]
     tables = [MIXINGS, *(getattr(models, name) for name in names)]

@@ -16,7 +16,7 @@ from tiny_transformer import make_task
 
 from experiments.reporting.contrasts import read_planned
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.parts.mixing import MIXINGS
 from fairseq_lowrank.tools import architecture, inspection
 from fairseq_lowrank.tools.parameters import count
 

@@ -44,8 +44,8 @@ from experiments.controlled.runs import (
 from experiments.representation import random_row_stochastic
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
-from fairseq_lowrank.attention.outputs.gate import HeadGate
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.methods.gated import HeadGate
 
 TABLE = "matrices"
 METRIC = "relative squared error"

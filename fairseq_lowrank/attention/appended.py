@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import KeyValueStates
 from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.parts.projection import KeyValueStates
 
 
 def build_appended(state_sizes: dict[str, int], state_heads: int, wanted: bool) -> list[nn.Parameter | None]:

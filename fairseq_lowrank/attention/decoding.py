@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.attention.projections.projection import KeyValueStates
+from fairseq_lowrank.parts.projection import KeyValueStates
 
 MIN_CACHE_CAPACITY = 8
 SMALL_CACHE = 1 << 13

@@ -21,20 +21,22 @@ from fairseq_lowrank.attention.decoding import (
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
-from fairseq_lowrank.attention.maps import HEAD_MAPS, HeadMap
-from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, is_right_padding
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS, Mixing
-from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS, HeadOutput
-from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, merge_heads
+from fairseq_lowrank.attention.masks import CAUSAL, attention_mask
 from fairseq_lowrank.attention.rotary import Rotation
-from fairseq_lowrank.attention.scores import LayerContext
 from fairseq_lowrank.attention.spec import AXES
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
+from fairseq_lowrank.methods import HEAD_MAPS, HEAD_OUTPUTS
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
+from fairseq_lowrank.ops.attention.padding import is_right_padding
+from fairseq_lowrank.parts.head_map import HeadMap
+from fairseq_lowrank.parts.head_output import HeadOutput
+from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS, Mixing
+from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
+from fairseq_lowrank.parts.score import LayerContext
 
 _MIXING_AXES = {"score_mixing": SCORE_MIXINGS, "mixing": MIXINGS}
 _MODULE_AXES = (*_MIXING_AXES, "head_map", "head_output")

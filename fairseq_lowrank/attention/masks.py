@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.mask import hides
-from fairseq_lowrank.ops.attention.tree import is_traced
+from fairseq_lowrank.ops.attention.padding import remember_last
 
 CAUSAL = AttentionMask(causal=True)
 """An ``attn_mask`` that stands for a causal one without a T×T tensor."""
@@ -78,34 +76,7 @@ def attention_mask(
     return AttentionMask(False, key_padding_mask, attn_mask)
 
 
-def _remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Cache the answer for the last tensor, unless it changes in place: all layers of a model receive the same mask.
-
-    Reading a tensor on a GPU waits for it. So a GPU is asked once per mask, and never while a graph is captured or about a
-    tensor of inference mode, whose changes cannot be seen. Then the answer is False: a mask that is not recognised costs time
-    and changes no number. It is False too while tracing.
-    """
-    last: tuple[weakref.ref, int, bool] | None = None
-
-    def ask(tensor: Tensor) -> bool:
-        nonlocal last
-        if is_traced(tensor):
-            return False
-        if tensor.is_inference():
-            return not tensor.is_cuda and question(tensor)
-        known = last
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            return known[2]
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        answer = question(tensor)
-        last = (weakref.ref(tensor), tensor._version, answer)
-        return answer
-
-    return ask
-
-
-@_remember_last
+@remember_last
 def _is_causal(mask: Tensor) -> bool:
     """Return True if a square mask hides exactly the keys after each query and adds nothing elsewhere."""
     length = mask.size(0)
@@ -117,16 +88,3 @@ def _is_causal(mask: Tensor) -> bool:
     if not torch.equal(hidden, torch.ones_like(hidden).triu(1)):
         return False
     return mask.dtype == torch.bool or not bool(mask.tril().any())
-
-
-@_remember_last
-def is_right_padding(key_padding_mask: Tensor) -> bool:
-    """Return True if no row has a visible key after a hidden one.
-
-    Under causality such padding hides nothing from real queries.
-    """
-    hidden = key_padding_mask.to(torch.bool)
-    if hidden.size(1) == 0:
-        return True
-    # one question, since a GPU is waited for at each
-    return not bool((hidden[:, 0] | (hidden[:, :-1] & ~hidden[:, 1:]).any(dim=1)).any())

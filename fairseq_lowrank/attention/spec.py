@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
-from fairseq_lowrank.attention.maps import HEAD_MAPS
-from fairseq_lowrank.attention.mixing import MIXINGS, NORMALIZATIONS, NORMALIZED_MIXINGS, SCORE_MIXINGS
-from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
-from fairseq_lowrank.attention.outputs.gate import GATE_STARTS
-from fairseq_lowrank.attention.projections import PROJECTIONS, AttentionDims, Projection
-from fairseq_lowrank.attention.scores import SCORE_FUNCTIONS, LayerContext, ScoreFunction
+from fairseq_lowrank.methods import HEAD_MAPS, HEAD_OUTPUTS, PROJECTIONS, SCORE_FUNCTIONS
+from fairseq_lowrank.methods.gated import GATE_STARTS
 from fairseq_lowrank.ops.activation import ACTIVATIONS
+from fairseq_lowrank.parts.mixing import MIXINGS, NORMALIZATIONS, NORMALIZED_MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.parts.projection import AttentionDims, Projection
+from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
 
 @dataclass(frozen=True)

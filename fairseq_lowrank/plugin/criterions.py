@@ -33,10 +33,10 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.layer import RegularizerInput
-from fairseq_lowrank.attention.mixing import MIXINGS, Mixing
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
+from fairseq_lowrank.parts.mixing import MIXINGS, Mixing
 from fairseq_lowrank.plugin.attention import chosen_options
 
 

@@ -21,10 +21,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
-from fairseq_lowrank.attention.mixing import MIXINGS
 from fairseq_lowrank.attention.spec import Axis
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import BACKENDS
+from fairseq_lowrank.parts.mixing import MIXINGS
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")

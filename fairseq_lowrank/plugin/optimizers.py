@@ -13,8 +13,8 @@ import torch
 from fairseq.optim import composite
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts.parameters import APPLIES_TO_ALL_OPTIMIZERS
 
 
 def overrides(parameter: Tensor | None) -> dict[str, float]:

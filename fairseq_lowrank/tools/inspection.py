@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.attention.mixing import MIXINGS
+from fairseq_lowrank.parts.mixing import MIXINGS
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:

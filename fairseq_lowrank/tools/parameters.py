@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
 from fairseq_lowrank.attention.classes import PRESET_CLASSES
-from fairseq_lowrank.attention.outputs import HEAD_OUTPUTS
 from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.methods import HEAD_OUTPUTS
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import (
     attention_layers,

@@ -11,8 +11,8 @@ from torch import nn
 from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
-from fairseq_lowrank.attention.projections import AttentionDims
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts.projection import AttentionDims
 
 SITES = ("encoder", "decoder", "cross")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.dropout import AttentionDropout
-from fairseq_lowrank.attention.scores import SCORE_FUNCTIONS
+from fairseq_lowrank.methods import SCORE_FUNCTIONS
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from needed_axes import PRESETS
 
 from fairseq_lowrank.attention import CAUSAL, masks
-from fairseq_lowrank.attention.masks import attention_mask, is_right_padding
+from fairseq_lowrank.attention.masks import attention_mask
 from fairseq_lowrank.ops.attention.mask import hides
+from fairseq_lowrank.ops.attention.padding import is_right_padding
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 

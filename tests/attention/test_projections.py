@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.attention.projections import PROJECTIONS, Projection
-from fairseq_lowrank.attention.projections.projection import AttentionInputs, split_heads
 from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.methods import PROJECTIONS
+from fairseq_lowrank.parts.projection import AttentionInputs, Projection, split_heads
 
 RANK, HEADS = 5, 3
 

@@ -6,8 +6,8 @@ import torch
 from needed_axes import AXES, PRESETS, needed_axes
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
-from fairseq_lowrank.attention.scores.relative import sinusoids
 from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.methods.relative import sinusoids
 
 HEADS, SIZE = 3, 12
 TIME, KEYS = 3, 5

@@ -165,12 +165,12 @@ def test_code_and_papers_are_there(name):
 
 
 def test_code_is_the_part_that_differs():
-    assert [str(file) for file in variants.code(VARIANTS["el"])] == ["attention/projections/el.py"]
-    assert [str(file) for file in variants.code(VARIANTS["relative"])] == ["attention/scores/relative.py"]
+    assert [str(file) for file in variants.code(VARIANTS["el"])] == ["methods/el.py"]
+    assert [str(file) for file in variants.code(VARIANTS["relative"])] == ["methods/relative.py"]
     for score in ("synthesizer-dense", "synthesizer-random"):
-        assert [str(file) for file in variants.code(VARIANTS[score])] == ["attention/scores/synthesizer.py"]
+        assert [str(file) for file in variants.code(VARIANTS[score])] == ["methods/synthesizer.py"]
     assert [str(file) for file in variants.code(VARIANTS["sigsoftmax"])] == ["ops/activation.py"]
-    assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["attention/mixing.py", "ops/attention/mixing.py"]
+    assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["parts/mixing.py", "ops/attention/mixing.py"]
 
 
 def test_the_command_prints_and_writes(tmp_path, capsys):

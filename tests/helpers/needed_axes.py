@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fairseq_lowrank.attention import AXES as ALL_AXES
 from fairseq_lowrank.attention import PRESETS as ALL_PRESETS
-from fairseq_lowrank.attention.projections import PROJECTIONS as ALL_PROJECTIONS
+from fairseq_lowrank.methods import PROJECTIONS as ALL_PROJECTIONS
 
 NEEDED_AXES = {"fixedhead": {"head_dim": 4}, "gqa": {"key_value_heads": 1}}
 """Sizes that fit any number of heads."""

@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from tiny_transformer import SIZES, arguments, build
 
-from fairseq_lowrank.attention.parameters import APPLIES_TO_ALL_OPTIMIZERS
+from fairseq_lowrank.parts.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.plugin.optimizers import overrides
 
 ARCH = "lowrank_transformer_iwslt_de_en"

@@ -16,12 +16,12 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import transformer_iwslt_de_en
 
 import fairseq_lowrank.plugin  # noqa: F401
-from fairseq_lowrank.attention.mixing import MIXINGS, SCORE_MIXINGS, Mixing
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.models.bert import base as bert_base
 from fairseq_lowrank.models.language_model import LowrankTransformerLanguageModel, LowrankTransformerLanguageModelConfig
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.ops import StaticMixing
+from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS, Mixing
 from fairseq_lowrank.tools.architecture import attention_layers
 
 START = 0.5

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from fairseq_lowrank.attention.projections.projection import AttentionDims, Projection
+from fairseq_lowrank.parts.projection import AttentionDims, Projection
 
 
 class MultiQuery(Projection):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fairseq_lowrank.attention.parameters import NoDecayModule
-from fairseq_lowrank.attention.projections.projection import AttentionDims
+from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.parts.projection import AttentionDims
 
 
 class HeadOutput(NoDecayModule):

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.masks import is_right_padding
-from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, Projection, split_heads
-from fairseq_lowrank.attention.scores.score import LayerContext, ScoreFunction
 from fairseq_lowrank.ops import AttentionMask, DotProduct, RandomSynthesizer, Scores
+from fairseq_lowrank.ops.attention.padding import is_right_padding
+from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
 PROJECTIONS = ("independent", "multi-query", "single")
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import (
+from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.ops.attention import is_traced
+from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
@@ -14,8 +16,6 @@ from fairseq_lowrank.attention.projections.projection import (
     Projection,
     check_value_is_key,
 )
-from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.ops.attention import is_traced
 
 
 class LatentProjection(Projection):

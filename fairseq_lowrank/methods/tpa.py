@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import (
+from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import AttentionDims, Modules, split_heads
-from fairseq_lowrank.attention.projections.shared import MultiQuery
+from fairseq_lowrank.methods.multi_query import MultiQuery
+from fairseq_lowrank.parts.projection import AttentionDims, Modules, split_heads
 
 
 class FactorizedQuery(MultiQuery):

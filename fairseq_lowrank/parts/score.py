@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, Projection
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
+from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
 
 
 class LayerContext(NamedTuple):

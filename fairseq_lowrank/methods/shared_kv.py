@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import (
+from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,

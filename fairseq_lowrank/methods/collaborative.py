@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import AttentionDims, Modules, Projection, split_heads
+from fairseq_lowrank.parts.projection import AttentionDims, Modules, Projection, split_heads
 
 
 class CollaborativeProjection(Projection):

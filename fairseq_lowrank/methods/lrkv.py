@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import (
+from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
@@ -15,7 +16,6 @@ from fairseq_lowrank.attention.projections.projection import (
     Projection,
     split_heads,
 )
-from fairseq_lowrank.ops import AttentionCall
 
 
 class LowRankKeyValue(Projection):

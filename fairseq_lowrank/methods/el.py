@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import AttentionDims, Modules
-from fairseq_lowrank.attention.projections.shared_kv import SharedKeyValue
+from fairseq_lowrank.methods.shared_kv import SharedKeyValue
+from fairseq_lowrank.parts.projection import AttentionDims, Modules
 
 
 class ELProjection(SharedKeyValue):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
+from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
 
 NORMALIZATIONS = ("none", "sum", "l2")
 """Normalisations of the columns of M, see :func:`normalize_columns`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.attention.outputs.output import HeadOutput
-from fairseq_lowrank.attention.parameters import no_weight_decay
-from fairseq_lowrank.attention.projections.projection import AttentionDims
+from fairseq_lowrank.parts.head_output import HeadOutput
+from fairseq_lowrank.parts.parameters import no_weight_decay
+from fairseq_lowrank.parts.projection import AttentionDims
 
 GATE_STARTS = ("identity", "half")
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.projections.projection import KeyValueStates, Modules, Projection, split_heads
-from fairseq_lowrank.attention.scores.score import LayerContext, ScoreFunction
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Relative, Scores
+from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
 
 class RelativePositions(ScoreFunction):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.parameters import NoDecayModule, no_weight_decay
-from fairseq_lowrank.attention.projections.projection import AttentionDims, AttentionInputs, KeyValueStates, Modules
-from fairseq_lowrank.attention.projections.shared import SingleHeadProjection
+from fairseq_lowrank.methods.multi_query import SingleHeadProjection
 from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
+from fairseq_lowrank.parts.projection import AttentionDims, AttentionInputs, KeyValueStates, Modules
 
 
 class HeadEmbeddings(NoDecayModule):

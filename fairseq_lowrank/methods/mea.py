@@ -1,0 +1,35 @@
+"""Explicit mixing of keys and values over heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.parts.head_map import HeadMap
+from fairseq_lowrank.parts.parameters import no_weight_decay
+from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+
+
+class MapOfHeads(HeadMap):
+    """k_i ← Σ_j A[j, i] k_j and v_i ← Σ_j C[j, i] v_j with two h×h matrices, initialised to the identity.
+
+    Source: explicit multi-head attention, MEA (arXiv 2601.19611), its head-level linear composition without norms. The matrices fold into
+    the projections, so it is plain attention.
+    """
+
+    name = "heads"
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
+        groups = dims.key_value_heads or dims.num_heads
+        self.key = no_weight_decay(torch.eye(groups))
+        self.value = no_weight_decay(torch.eye(groups))
+
+    def map_query(self, q: Tensor) -> Tensor:
+        return q
+
+    def map_states(self, states: KeyValueStates) -> KeyValueStates:
+        return {
+            name: torch.einsum("ji,bjsd->bisd", getattr(self, name).to(states[name].dtype), states[name])
+            for name in ("key", "value")
+        }

@@ -1,0 +1,28 @@
+"""The map axis: static linear maps of projected queries, keys and values, over features or over heads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+
+
+class HeadMap(NoDecayModule):
+    """A value of the map axis."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__()
+
+    def map_query(self, q: Tensor) -> Tensor:
+        """Return mapped queries ``[B, H, T, D]``."""
+        raise NotImplementedError
+
+    def map_states(self, states: KeyValueStates) -> KeyValueStates:
+        """Return mapped keys and values ``[B, G, S, D]``, as they are cached."""
+        raise NotImplementedError
