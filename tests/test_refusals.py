@@ -38,6 +38,7 @@ ALIGNED = "--load-alignments --criterion label_smoothed_cross_entropy_with_align
 EVALUATED = "--cpu --num-workers 0 --results-path out"
 GENERATE = f"fairseq-generate mt {EVALUATED}"
 INTERACTIVE = f"fairseq-interactive mt {EVALUATED}"
+JOINED_TWICE = "--bpe sentencepiece --sentencepiece-model spm.model --remove-bpe sentencepiece"
 EVAL_LM = f"fairseq-eval-lm lm {EVALUATED}"
 VALIDATE = f"fairseq-validate mt {EVALUATED}"
 OURS = "fairseq-lowrank"
@@ -120,6 +121,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("", "--path: missing"),
         ("--path nope.pt", "--path nope.pt"),
         ("--path mixhead.pt:nope.pt", "--path nope.pt"),
+        (f"--path mixhead.pt {JOINED_TWICE}", "--remove-bpe sentencepiece: --bpe sentencepiece joins subwords too"),
         ("--path bare", "--path bare"),
         ("--path mixhead.pt --lm-path stock.pt", "--lm-path stock.pt"),
         ("--path mixhead.pt --model-overrides 3", "--model-overrides '3'"),
@@ -146,6 +148,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
     ],
     INTERACTIVE: [
         ("", "--path: missing"),
+        (f"--path mixhead.pt {JOINED_TWICE}", "--remove-bpe sentencepiece: --bpe sentencepiece joins subwords too"),
         ("--path nope.pt", "--path nope.pt"),
         ("--path mixhead.pt --model-overrides nope", "--model-overrides 'nope'"),
         ("--path words.de", "words.de"),

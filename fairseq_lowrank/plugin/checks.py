@@ -96,4 +96,22 @@ def refuse_other_than_language_model(name: str | None, given: str) -> None:
         raise UserError(f"{given}: {name} is not a language model. Use one, such as transformer_lm.")
 
 
-CHECKS = (check_precision, check_path, check_data, check_model_of_task, check_language_model_path)
+def check_joined_subwords(args: argparse.Namespace) -> None:
+    """Refuse an evaluation that joins subwords twice: the second time removes the blanks between words."""
+    flag, bpe = getattr(args, "post_process", None), getattr(args, "bpe", None)
+    if not hasattr(args, "path") or flag is None or bpe is None:
+        return
+    if flag not in ("none", "subword_nmt", "@@ ", "@@") and bpe != "subword_nmt":
+        raise UserError(
+            f"--remove-bpe {flag}: --bpe {bpe} joins subwords too, and together they remove every blank. Remove --remove-bpe."
+        )
+
+
+CHECKS = (
+    check_precision,
+    check_path,
+    check_data,
+    check_model_of_task,
+    check_language_model_path,
+    check_joined_subwords,
+)
