@@ -1,10 +1,77 @@
-"""Import fairseq on Python 3.14, where fairseq-fixed 0.12.3.1 fails before it reads ``--user-dir``."""
+"""When the plugin becomes active, and the import of fairseq on Python 3.14.
+
+fairseq imports the folder in ``--user-dir`` under the folder's name. So this module imports nothing by the package's name.
+"""
 
 import functools
+import importlib.machinery
 import importlib.util
+import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+
+PACKAGE = "fairseq_lowrank"
+
+
+class AfterFairseq(MetaPathFinder):
+    """A finder that imports the plugin as soon as fairseq has been imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of fairseq with a loader that imports the plugin after fairseq; None for other modules."""
+        if name != "fairseq":
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        if (spec := next(filter(None, others), None)) is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            execute(module)
+            importlib.import_module(f"{PACKAGE}.plugin")
+
+        vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def activate(name: str) -> None:
+    """Import the plugin now if fairseq is imported, else as soon as it is.
+
+    Args:
+        name: the name under which this package is imported. fairseq derives it from the folder in ``--user-dir``.
+
+    Raises:
+        UserError: the package is imported under another name, where fairseq would register each model twice.
+    """
+    if name != PACKAGE:
+        _refuse_name(os.path.dirname(os.path.abspath(__file__)))
+    elif "fairseq" in sys.modules:
+        importlib.import_module(f"{PACKAGE}.plugin")
+    else:
+        sys.meta_path.insert(0, AfterFairseq())
+
+
+def _refuse_name(folder: str) -> None:
+    from .messages import FlagError, report
+
+    target = os.path.realpath(folder)
+    remedy = f"Rename the folder to {PACKAGE}."
+    if os.path.basename(target) == PACKAGE:
+        remedy = f"Use --user-dir {target}."
+    error = FlagError("--user-dir", folder, f"the plugin's folder must be called {PACKAGE}", remedy)
+    # The plugin, which ends commands in one line, cannot be imported under this name.
+    hook = sys.excepthook
+
+    def excepthook(kind: type[BaseException], raised: BaseException, trace: types.TracebackType | None) -> None:
+        if raised is not error:
+            return hook(kind, raised, trace)
+        raise SystemExit(report(error, os.path.basename(sys.argv[0])))
+
+    sys.excepthook = excepthook
+    raise error
 
 
 def read_optional_types(interpret: Callable) -> Callable:

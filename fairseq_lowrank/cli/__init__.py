@@ -16,7 +16,7 @@ from types import ModuleType
 
 from fairseq_lowrank import __version__, importing
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import FlagError, report
+from fairseq_lowrank.messages import report
 
 
 def command_modules(package: ModuleType) -> dict[str, ModuleType]:
@@ -93,10 +93,6 @@ def import_plugin(folder: Path) -> None:
     Raises:
         UserError: there is no such folder.
     """
-    if not folder.is_dir():
-        raise FlagError("--user-dir", folder, "there is no such folder", "Give the folder of your plugin.")
-    from fairseq.utils import import_user_module
+    from fairseq import utils
 
-    import fairseq_lowrank.plugin  # noqa: F401
-
-    import_user_module(argparse.Namespace(user_dir=str(folder)))
+    utils.import_user_module(argparse.Namespace(user_dir=str(folder)))

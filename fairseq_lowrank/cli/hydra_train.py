@@ -31,8 +31,6 @@ def run(args) -> None:
     sys.argv = ["fairseq-hydra-train", *with_user_dir(args.overrides)]
     from fairseq_cli import hydra_train
 
-    from fairseq_lowrank import plugin  # noqa: F401  --user-dir leaves out a package that is imported already
-
     with help_as_text():
         hydra_train.cli_main()
 

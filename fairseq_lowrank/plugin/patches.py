@@ -25,6 +25,7 @@ from fairseq_lowrank.plugin import (
     optimizers,
     repairs,
     resuming,
+    user_dir,
 )
 from fairseq_lowrank.plugin.patch import Patch
 
@@ -173,6 +174,13 @@ PATCHES: tuple[Patch, ...] = (
         },
         "A mistake of the user ends in one line, and anything else in a full traceback and one last line.",
         ONE_LINE,
+    ),
+    *_group(
+        "required",
+        "user-dir",
+        {"fairseq.utils.import_user_module": user_dir.import_user_module_once},
+        "fairseq registers the plugin again or advises to rename it if --user-dir gives its folder by another path.",
+        "fairseq compares the folders that paths lead to",
     ),
     # --- attention: needed for our flags
     *_group(

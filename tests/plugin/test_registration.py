@@ -1,6 +1,7 @@
-"""When the package extends fairseq: as soon as fairseq is loaded and names it, in whatever order they are imported."""
+"""When the package extends fairseq: as soon as both are imported, in any order."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,19 +52,71 @@ def test_operations_and_attention_load_torch_alone_where_fairseq_is_installed():
     run(NOTHING_BUT_TORCH)
 
 
+ACTIVE_ONCE = """
+import sys
+assert sum(name.endswith(".plugin.patches") for name in sys.modules) == 1
+"""
+
+
 @pytest.mark.parametrize(
     "program",
     [
-        f"import fairseq\nimport fairseq_lowrank\n{IS_REGISTERED}{USER_DIR}",
-        f"import fairseq_lowrank.plugin\n{IS_REGISTERED}{USER_DIR}{IS_REGISTERED}",
-        f"from fairseq_lowrank.models.transformer import LowrankTransformerModel\n{IS_REGISTERED}",
+        "import fairseq\nimport fairseq_lowrank",
+        "import fairseq_lowrank\nimport fairseq",
+        "import fairseq_lowrank.attention\nfrom fairseq.models import transformer",
+        "import fairseq_lowrank.huggingface\nimport fairseq_cli.train",
+        "import importlib.util\nimport fairseq_lowrank\nimportlib.util.find_spec('fairseq')\nimport fairseq",
+        "import fairseq_lowrank.plugin",
+        "from fairseq_lowrank.models.transformer import LowrankTransformerModel",
+        "from fairseq_lowrank.tasks.segment_lm import SegmentLanguageModelingTask",
     ],
-    ids=["fairseq, then the package", "the plugin", "a model by its name"],
 )
-def test_whoever_needs_fairseq_gets_it_extended(program):
-    run(program)
+def test_plugin_is_active_in_any_order_of_imports(program):
+    run(f"{program}\n{IS_REGISTERED}{USER_DIR}{IS_REGISTERED}{ACTIVE_ONCE}")
 
 
-def test_package_imported_before_fairseq_is_registered_by_hand():
-    """--user-dir imports a package once: the plugin of one that is there has to be imported by its name."""
-    run(f"{NOTHING_BUT_TORCH}\nimport fairseq\nimport fairseq_lowrank.plugin\n{IS_REGISTERED}{USER_DIR}{IS_REGISTERED}")
+def test_operations_stay_without_fairseq_until_it_is_imported():
+    run(f"{NOTHING_BUT_TORCH}\nimport fairseq\n{IS_REGISTERED}{ACTIVE_ONCE}")
+
+
+def given(folder: Path) -> str:
+    """Return a program that gives a folder as --user-dir, and prints the error of a user."""
+    return f"""
+from argparse import Namespace
+from fairseq import utils
+try:
+    utils.import_user_module(Namespace(user_dir={str(folder)!r}))
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.fixture
+def link(tmp_path):
+    (tmp_path / "lowrank").symlink_to(PACKAGE)
+    return tmp_path / "lowrank"
+
+
+def test_link_of_another_name_is_the_same_plugin(link):
+    assert "refused" not in run(f"import fairseq_lowrank.attention\n{given(link)}{IS_REGISTERED}{ACTIVE_ONCE}")
+
+
+def test_user_dir_names_the_folder_to_give(tmp_path, link):
+    copy = tmp_path / "copies" / "fairseq_lowrank"
+    copy.mkdir(parents=True)
+    refused = run("import fairseq_lowrank\n" + "".join(map(given, (PACKAGE.parent, tmp_path / "none", copy))))
+    root, missing, other = refused.splitlines()[-3:]
+    assert f"Use {PACKAGE}" in root and "the plugin is in its folder" in root
+    assert f"or {PACKAGE} for this one" in missing and "there is no such folder" in missing
+    assert f"another copy, {PACKAGE}" in other
+
+
+def test_folder_of_another_name_ends_a_command_in_one_line(tmp_path, link):
+    """Nothing of this package has been imported before."""
+    renamed = tmp_path / "renamed"
+    shutil.copytree(PACKAGE, renamed)
+    for folder, remedy in ((link, f"Use --user-dir {PACKAGE}."), (renamed, "Rename the folder to fairseq_lowrank.")):
+        command = [Path(sys.executable).with_name("fairseq-train"), "data", "--user-dir", folder]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1, ended.stderr
+        assert str(folder) in ended.stderr and ended.stderr.endswith(f"{remedy}\n")

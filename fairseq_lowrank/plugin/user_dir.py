@@ -1,0 +1,40 @@
+"""``--user-dir`` while this plugin is active: imported once, and an error that names the folder to give."""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fairseq_lowrank.messages import FlagError
+
+FOLDER = Path(__file__).resolve().parent.parent
+"""The folder of this package."""
+
+
+def import_user_module_once(load: Callable) -> Callable:
+    """Wrap ``import_user_module``: do nothing for the folder of this package, under any path.
+
+    Raises:
+        UserError: there is no such folder, it is the root of a clone, or it is another copy of this package.
+    """
+
+    @functools.wraps(load)
+    def import_user_module(args: argparse.Namespace) -> None:
+        given = getattr(args, "user_dir", None)
+        if given is None or (folder := Path(given).resolve()) == FOLDER:
+            return
+        if (inner := folder / FOLDER.name).is_dir() and not (folder / "__init__.py").exists():
+            raise FlagError("--user-dir", given, f"the plugin is in its folder {FOLDER.name}", f"Use {inner}.")
+        if Path(given).absolute().name == FOLDER.name and FOLDER.name in sys.modules:
+            reason = f"this process has imported another copy, {FOLDER}"
+            raise FlagError("--user-dir", given, reason, "Use its folder, or install the package from the other one.")
+        try:
+            load(args)
+        except FileNotFoundError as error:
+            if folder.exists():
+                raise
+            remedy = f"Use the folder of your plugin, or {FOLDER} for this one."
+            raise FlagError("--user-dir", given, "there is no such folder", remedy) from error
+
+    return import_user_module
