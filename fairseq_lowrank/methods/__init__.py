@@ -20,7 +20,7 @@ _Part = TypeVar("_Part")
 def _find(base: type[_Part]) -> dict[str, type[_Part]]:
     members: Iterator[Any] = (member for module in _MODULES for member in vars(module).values())
     return {
-        member.name: member
+        vars(member)["name"]: member
         for member in members
         if isinstance(member, type) and issubclass(member, base) and "name" in vars(member)
     }
