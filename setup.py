@@ -1,42 +1,44 @@
+"""Parts of the package's metadata that are computed: pyproject.toml has the others."""
+
 import re
+import shutil
+import tomllib
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-# Read, not imported: importing the package would import fairseq.
-VERSION = re.search(
-    r'^__version__ = "(.+)"$', (HERE / "fairseq_lowrank/__init__.py").read_text(encoding="utf-8"), re.M
-)[1]
-README = HERE / "README.md"
+# The public address of the repository, or "" while there is none.
+ADDRESS = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["fairseq-lowrank"]["repository"]
+PAGES = {
+    "Documentation": "/blob/HEAD/docs/README.md",
+    "Changelog": "/blob/HEAD/CHANGELOG.md",
+    "Issues": "/issues",
+}
+
+
+def description() -> str:
+    """Return the README; if the repository has an address, its links and pictures lead there."""
+    readme = HERE / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    if not ADDRESS:
+        return text
+    text = re.sub(r"(!\[[^\]]*\])\((?!\w+:|#)([^)\s]+)\)", rf"\1({ADDRESS}/raw/HEAD/\2)", text)
+    return re.sub(r"\]\((?!\w+:|#)([^)\s]+)\)", rf"]({ADDRESS}/blob/HEAD/\1)", text)
+
+
+class BuildFromScratch(build_py):
+    """Builds without the files that an earlier build left, which may exist no more."""
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
 
 setup(
-    name="fairseq-lowrank",
-    version=VERSION,
-    description="A fairseq plugin for attention that breaks, avoids or measures the low-rank bottleneck",
-    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description=description(),
     long_description_content_type="text/markdown",
-    license="MIT",
-    license_files=["LICENSE"],
-    packages=find_packages(include=["fairseq_lowrank", "fairseq_lowrank.*"]),
-    python_requires=">=3.11.4",
-    classifiers=[
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
-        "Programming Language :: Python :: 3.13",
-    ],
-    # torch alone: a fairseq that is already installed, under whichever name, must never be replaced.
-    # 2.6: the oldest torch whose safe_globals takes (class, "former name"), for checkpoints of older fairseq and numpy.
-    # Layers compile with 2.13 and not with 2.6 and 2.7; nothing between was tried.
-    install_requires=["torch>=2.6"],
-    extras_require={
-        "fairseq": ["fairseq-fixed==0.12.3.1"],
-        "translation": ["sacrebleu>=2.3", "sacremoses", "sentencepiece", "subword-nmt"],
-        "analysis": ["matplotlib", "scipy", "tqdm"],
-        "bert": ["safetensors", "tokenizers"],
-        "tensorboard": ["tensorboard"],
-        "transformers": ["safetensors", "transformers>=5.23"],
-    },
-    entry_points={"console_scripts": ["fairseq-lowrank = fairseq_lowrank.cli:main"]},
-    zip_safe=False,
+    project_urls={"Repository": ADDRESS} | {name: ADDRESS + page for name, page in PAGES.items()} if ADDRESS else {},
+    cmdclass={"build_py": BuildFromScratch},
 )

@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 
-# Packages that a command may need, by the extra that installs them; the same as in setup.py.
+# Packages that a command may need, by the extra that installs them; the same as in pyproject.toml.
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),

@@ -6,7 +6,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 #                                    a torch without CUDA, many times smaller than PyPI's
 #
-# Running it again takes a second while Python, setup.py and requirements/ are unchanged; after an interruption it resumes.
+# Running it again takes a second while Python, pyproject.toml and requirements/ are unchanged; after an interruption it resumes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -1,10 +1,7 @@
 """The layers of the package: nothing that is installed reaches outside of it, and lower layers import no higher ones."""
 
 import ast
-import shutil
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -57,40 +54,6 @@ def test_lower_layer_imports_torch_only(layer):
         if not below(name, *OF_TORCH, *own) and name.partition(".")[0] not in sys.stdlib_module_names
     }
     assert not found
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The names of the files in a wheel that is built from a copy of what is tracked."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("fairseq_lowrank", "experiments"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignore)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        ".",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        built,
-    ]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    (file,) = built.iterdir()
-    with zipfile.ZipFile(file) as found:
-        return found.namelist()
-
-
-def test_wheel_contains_the_package_and_nothing_else(wheel):
-    folders = {name.partition("/")[0] for name in wheel}
-    assert {folder for folder in folders if not folder.endswith(".dist-info")} == {"fairseq_lowrank"}
-    modules = {str(file.relative_to(ROOT)) for file in FILES}
-    assert modules == {name for name in wheel if name.startswith("fairseq_lowrank/")}
 
 
 DRAWING = ("matplotlib", "scipy", "sklearn", "fairseq_lowrank.tools.pictures")
