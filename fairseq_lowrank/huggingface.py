@@ -255,6 +255,22 @@ def attention_weights(model: PreTrainedModel, receive: Callable[[nn.Module, str,
             del module.attention_weights_receiver
 
 
+@contextlib.contextmanager
+def attention_calls(model: PreTrainedModel, change: Callable[[int, AttentionCall], AttentionCall]) -> Iterator[None]:
+    """Compute ``change(index, call)`` in place of each layer's call while the context is open.
+
+    The index counts :func:`attention_modules`. The model has its attention from :func:`apply_attention`.
+    """
+    found = attention_modules(model)
+    for index, (module, _, _) in enumerate(found):
+        module.attention_call_hook = functools.partial(change, index)
+    try:
+        yield
+    finally:
+        for module, _, _ in found:
+            del module.attention_call_hook
+
+
 def attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -327,6 +343,8 @@ def attention_forward(
         score_mixing=None if modules["score_mixing"] is None else modules["score_mixing"].operation(query, inputs),
         prob_mixing=None if modules["mixing"] is None else modules["mixing"].operation(query, inputs),
     )
+    if (hook := vars(module).get("attention_call_hook")) is not None:
+        call = hook(call)
     if softcap is None and s_aux is None:
         heads, weights = attention(call)
     else:

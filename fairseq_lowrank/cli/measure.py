@@ -1,0 +1,119 @@
+"""Measure which directions the heads of a trained model use, and what a cut to fewer directions costs.
+
+The command reads a model and sequences. One half of the sequences gives a basis for each head: the directions of queries and keys
+in the order of their energy, the mean square of the logits that they make. On the other half the logits of all heads are cut to
+the best rank r, for r from 1 to the head size. So are those of each site and of each layer, and the values of all heads. No
+training is needed. The loss is:
+
+  bits per token                    of language models, translation (the right words before each word are given) and masked words
+  accuracy                          of classifiers of fairseq, which have labels
+  share of decisions that stay      of classifiers of transformers
+  cosine of mean states             of encoders without a head
+
+The need is the least rank that costs at most 1 % of the loss (--tolerance), with a 95 % interval over sequences.
+
+  fairseq-lowrank measure --transformers FOLDER --text FILE                 blocks of 128 tokens of a text
+  fairseq-lowrank measure --transformers FOLDER --text FILE --target FILE   a model that translates, a pair of lines a sequence
+
+A cut shows what a model uses. It cannot show what a model that was trained under a cap would do without it.
+"""
+
+from pathlib import Path
+
+from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError, flag_name
+
+NAME = "measure"
+HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
+LENGTH = 128
+
+
+def add_arguments(parser) -> None:
+    _output.add_transformers_argument(parser)
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text for --transformers")
+    parser.add_argument("--target", type=Path, metavar="FILE", help="translations of the lines of --text")
+    parser.add_argument("--sequences", type=int, default=48, metavar="N", help="sequences (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed for the choice of sequences (default: %(default)s)")
+    parser.add_argument("--length", type=int, metavar="N", help=f"tokens of a sequence (default: {LENGTH})")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.01,
+        metavar="X",
+        help="share of the loss that a cut may cost (default: 0.01)",
+    )
+    _output.add_output_arguments(parser, "measure.json and measure.csv")
+
+
+def run(args) -> None:
+    for name, least in (("sequences", 2), ("length", 4)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise FlagError(flag_name(name), value, f"expected a number >= {least}", "Give a greater number.")
+    if args.transformers is None:
+        raise UserError("no model given. Add --transformers FOLDER --text FILE.")
+    for name in ("text", "target"):
+        if (file := getattr(args, name)) is not None and not file.is_file():
+            raise FlagError(flag_name(name), file, "there is no such file", "Give a text.")
+    if args.text is None:
+        raise FlagError("--transformers", args.transformers, "there is no text to measure on", "Add --text FILE.")
+    from fairseq_lowrank.tools.measuring import measurement, transformers_subject
+
+    _, subject = transformers_subject.load(
+        args.transformers, args.text, args.target, count=args.sequences, seed=args.seed, length=args.length or LENGTH
+    )
+    results = [measurement.measure(subject, args.transformers.name, tolerance=args.tolerance, seed=args.seed)]
+    _output.write(args, NAME, results, [row for result in results for row in rows(result)], {})
+    _output.show(args, results, "\n\n".join(map(as_text, results)))
+
+
+def rows(result: dict) -> list[dict]:
+    """Return a row for each rank of each cut."""
+    found = []
+    for kind, cuts in result["cuts"].items():
+        curves = {"all": cuts["all"], **cuts.get("sites", {})}
+        curves |= {f"{one['site']} {one['layer']}": one for one in cuts.get("layers", ())}
+        for where, curve in curves.items():
+            found += [{"label": result["label"], "kind": kind, "where": where, **entry} for entry in curve["ranks"]]
+    return found
+
+
+def as_text(result: dict) -> str:
+    """Return the verdicts, and tables of cuts and of directions."""
+    lines = [
+        f"{result['label']} ({result['model']}): {result['metric']} {result['value']:.4g} on {result['sequences_held_out']} held-out "
+        f"sequences of {result['mean_length']:.0f} tokens; bases from {result['sequences_of_basis']} others",
+        "",
+        *(verdict["text"] for verdict in result["verdicts"]),
+    ]
+    for kind, cuts in result["cuts"].items():
+        curve = cuts["all"]
+        header = [f"{kind} cut to rank", *(str(entry["rank"]) for entry in curve["ranks"])]
+        body = [[result["metric"], *(f"{entry['value']:.3f}" for entry in curve["ranks"])]]
+        body += [["cost, %", *(f"{100 * entry['cost']:.1f}" for entry in curve["ranks"])]]
+        lines += ["", _output.table(header, body)]
+    lines += [
+        "",
+        "directions that hold 90 % and 99 % of the energy, and the share of the last quarter (median of heads)",
+    ]
+    header = ["layer", "heads", "one sequence", "one basis", "weights alone", "values", "need"]
+    needs = {(one["site"], one["layer"]): one["need"] for one in result["cuts"]["scores"].get("layers", ())}
+    body = [
+        [
+            f"{layer['site']} {layer['layer']}",
+            f"{layer['heads']} × {layer['head_size']}",
+            *(spread(layer[name]) for name in ("one_sequence", "one_basis", "weights", "values")),
+            needs.get((layer["site"], layer["layer"]), ""),
+        ]
+        for layer in result["layers"]
+    ]
+    return "\n".join([*lines, _output.table(header, body)])
+
+
+def spread(found: dict | None) -> str:
+    """Return the medians over heads of the statistics of energies."""
+    from statistics import median
+
+    if found is None:
+        return "–"
+    counts = ", ".join(f"{median(found[name]):.3g}" for name in ("directions_90", "directions_99"))
+    return f"{counts} ({100 * median(found['last_quarter']):.2g} %)"

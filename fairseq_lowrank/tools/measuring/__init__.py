@@ -1,0 +1,1 @@
+"""Measure which directions the heads of a trained model use, and what a cut to fewer directions costs."""

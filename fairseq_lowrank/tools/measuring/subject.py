@@ -1,0 +1,96 @@
+"""What is measured: a model, its attention layers, sequences, and a number that says how good the model is on one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fairseq_lowrank.ops import AttentionCall
+
+CallHook = Callable[[int, AttentionCall], AttentionCall]
+"""Receives a layer's index and its call, and returns the call that is computed."""
+
+
+class Metric(NamedTuple):
+    """A number for each sequence, averaged with weights such as tokens.
+
+    Args:
+        name: what it is, with its unit.
+        less_is_better: True for losses.
+    """
+
+    name: str
+    less_is_better: bool
+
+    def cost(self, value: float, uncut: float) -> float:
+        """Return by what share of the uncut value a value is worse; 0 where the uncut value is 0."""
+        worse = value - uncut if self.less_is_better else uncut - value
+        return worse / abs(uncut) if uncut else 0.0
+
+
+BITS = Metric("bits per token", True)
+ACCURACY = Metric("accuracy", False)
+KEPT = Metric("share of the model's own decisions that stay", False)
+COSINE = Metric("cosine of mean states", False)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer.
+
+    Args:
+        name: its name in the model.
+        site: encoder, decoder or cross.
+        layer: its number within the site.
+        heads: number of heads.
+        head_size: d_k.
+        limit: the greatest rank of a head's scores; above d_k if scores of heads are mixed.
+        query_weight, key_weight: ``[H, d, E]``, whose products x W_Q (y W_K)ᵀ are a head's scores without biases; None if
+            there are no such matrices.
+        output_weight: ``[H, Dv, d]``, or None if unknown.
+    """
+
+    name: str
+    site: str
+    layer: int
+    heads: int
+    head_size: int
+    limit: int
+    query_weight: Tensor | None = None
+    key_weight: Tensor | None = None
+    output_weight: Tensor | None = None
+
+
+class Subject(ABC):
+    """A model with sequences.
+
+    Attributes:
+        name: the class or architecture of the model.
+        metric: see :class:`Metric`.
+        layers: all attention layers.
+        samples: the sequences, in the order in which they were drawn.
+        sequence_length: the mean length of the samples.
+    """
+
+    name: str
+    metric: Metric
+    layers: list[Layer]
+    samples: list[Any]
+    sequence_length: float
+
+    @abstractmethod
+    def hooked(self, hook: CallHook) -> AbstractContextManager[None]:
+        """Let ``hook`` change the calls of all layers while the context is open."""
+
+    @abstractmethod
+    def evaluate(self, index: int) -> tuple[float, float]:
+        """Return the metric's sum on a sample, and its weight, such as the number of tokens."""
+
+    def prepare(self, indices: list[int]) -> None:
+        """Compute what :meth:`evaluate` compares these samples with, on the unchanged model."""
+        return None

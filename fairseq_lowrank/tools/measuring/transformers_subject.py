@@ -1,0 +1,265 @@
+"""Models of ``transformers``, as subjects of a measurement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel
+from transformers.models.auto import modeling_auto as auto
+
+from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
+from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.tools import pretrained
+from fairseq_lowrank.tools.measuring.subject import BITS, COSINE, KEPT, CallHook, Layer, Subject
+from fairseq_lowrank.tools.transformers_models import query_sizes
+
+MASKED_SHARE = 0.15
+PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("query_proj", "key_proj"))
+OUTPUTS = ("o_proj", "out_proj", "out_lin", "c_proj", "o", "Wo", "dense", "output.dense", "proj")
+NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "qk_norm")
+
+HEADS = (
+    ("causal", auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+    ("masked", auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    ("translation", auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    ("classes", auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
+    ("classes", auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
+)
+"""What a class of models says about tokens, by the tables of transformers."""
+METRICS = {"causal": BITS, "masked": BITS, "translation": BITS, "classes": KEPT, "states": COSINE}
+
+
+def task_of(model: PreTrainedModel) -> str:
+    """Return what a model is measured by: causal, masked, translation, classes or states.
+
+    Raises:
+        UserError: the model reads no tokens, or its outputs are neither words, classes nor states of tokens.
+    """
+    name = type(model).__name__
+    if getattr(model, "main_input_name", "input_ids") != "input_ids":
+        raise UserError(
+            f"{name} reads {model.main_input_name}, not tokens, so it cannot be measured on a text. Use a model of text."
+        )
+    for task, names in HEADS:
+        classes = [each for value in names.values() for each in (value if isinstance(value, tuple) else (value,))]
+        if name in classes:
+            return "translation" if model.config.is_encoder_decoder and task == "causal" else task
+    if name not in _base_models():
+        raise UserError(
+            f"{name} gives neither words, classes nor states of tokens, so a cut of its heads has no measured cost. "
+            "Use the base model, or the one for language modelling, masked words, translation or classes."
+        )
+    if model.config.is_encoder_decoder:
+        raise UserError(f"{name} has no head that gives words. Use the model for conditional generation.")
+    return "states"
+
+
+def _base_models() -> set[str]:
+    values = auto.MODEL_MAPPING_NAMES.values()
+    return {each for value in values for each in (value if isinstance(value, tuple) else (value,))}
+
+
+class TransformersSubject(Subject):
+    """A model of ``transformers`` and token sequences.
+
+    Args:
+        model: in evaluation mode; its attention becomes this package's, with unchanged outputs.
+        samples: tokens ``[1, T]`` for each sequence, or pairs of source and target for a model that translates.
+        mask_token: the token that hides words from a masked model.
+        special_tokens: tokens that are never masked.
+        seed: for the masked positions.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        samples: list[Tensor] | list[tuple[Tensor, Tensor]],
+        *,
+        mask_token: int | None = None,
+        special_tokens: tuple[int, ...] = (),
+        seed: int = 1,
+    ) -> None:
+        self.task = task_of(model)
+        if getattr(model.config, "lowrank_attention", None) is None:
+            apply_attention(model, "mha")
+        self.model, self.samples, self.name = model, samples, type(model).__name__
+        self.metric = METRICS[self.task]
+        self.mask_token, self.special_tokens, self.seed = mask_token, torch.tensor(special_tokens or (-1,)), seed
+        self.layers = list(_layers(model))
+        tokens = [each.size(1) for sample in samples for each in (sample if isinstance(sample, tuple) else (sample,))]
+        self.sequence_length = sum(tokens) / max(1, len(tokens))
+        self.references: dict[int, Tensor] = {}
+        if self.task == "masked" and mask_token is None:
+            raise UserError(f"{self.name} predicts masked words, and its tokenizer has no mask token. Give it one.")
+        if self.task == "translation" and not isinstance(samples[0], tuple):
+            raise UserError(
+                f"{self.name} reads a source and a target. Add --target FILE, a line for each line of --text."
+            )
+
+    def hooked(self, hook: CallHook) -> AbstractContextManager[None]:
+        return attention_calls(self.model, hook)
+
+    def prepare(self, indices: list[int]) -> None:
+        if self.task in ("classes", "states"):
+            self.references = {index: self._output(index) for index in indices}
+
+    @torch.no_grad()
+    def evaluate(self, index: int) -> tuple[float, float]:
+        if self.task == "states" or self.task == "classes":
+            output = self._output(index)
+            reference = self.references.get(index, output)
+            if self.task == "states":
+                return F.cosine_similarity(output, reference, dim=0).item(), 1.0
+            return (output == reference).double().sum().item(), float(output.numel())
+        sample = self.samples[index]
+        if self.task == "translation":
+            source, target = sample
+            start = self.model.prepare_decoder_input_ids_from_labels(target)
+            logits = self.model(input_ids=source, decoder_input_ids=start).logits
+        elif self.task == "masked":
+            hidden = self._hidden(index, sample)
+            logits = self.model(input_ids=sample.masked_fill(hidden, self.mask_token)).logits
+            logits, target = logits[hidden], sample[hidden]
+        else:
+            logits, target = self.model(input_ids=sample).logits[:, :-1], sample[:, 1:]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        nats = F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="sum").item()
+        return nats / math.log(2), float(target.numel())
+
+    @torch.no_grad()
+    def _output(self, index: int) -> Tensor:
+        output = self.model(input_ids=self.samples[index])
+        if self.task == "classes":
+            return output.logits.argmax(-1)
+        return output.last_hidden_state[0].double().mean(0)
+
+    def _hidden(self, index: int, tokens: Tensor) -> Tensor:
+        """Return the positions ``[1, T]`` whose words are masked, the same at each call: 15 % of the words, at least one."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + index)
+        order = torch.rand(tokens.shape, generator=generator).masked_fill(torch.isin(tokens, self.special_tokens), 2.0)
+        count = max(1, round(MASKED_SHARE * int((order < 2).sum())))
+        return order <= order.flatten().sort().values[count - 1]
+
+
+def _layers(model: PreTrainedModel) -> Iterator[Layer]:
+    names = {module: name for name, module in model.named_modules()}
+    for module, site, layer in attention_modules(model):
+        dims = query_sizes(module)
+        heads, size = dims.num_heads, dims.head_dim
+        groups = heads // getattr(module, "num_key_value_groups", 1)
+        mixed = module._modules.get("score_mixing") is not None
+        width = dims.embed_dim or heads * size
+        query, key = (None, None) if mixed else projection_weights(module, heads, groups, size)
+        yield Layer(
+            names[module],
+            site,
+            layer,
+            heads,
+            size,
+            min(width, groups * size) if mixed else size,
+            query,
+            key,
+            _output_weight(model, names[module], heads, size),
+        )
+
+
+def projection_weights(
+    module: nn.Module, heads: int, groups: int, size: int
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Return the weights ``[H, d, D]`` of queries and keys of a module, or None twice if it has no such matrices."""
+    if any(getattr(module, name, None) is not None for name in NORMS):
+        return None, None
+    for names in PROJECTIONS:
+        pair = [getattr(getattr(module, name, None), "weight", None) for name in names]
+        if None not in pair and all(
+            weight.dim() == 2 and len(weight) == count * size
+            for weight, count in zip(pair, (heads, groups), strict=True)
+        ):
+            query, key = (weight.unflatten(0, (-1, size)).mT for weight in pair)
+            return query, key.repeat_interleave(heads // groups, dim=0)
+    return None, None
+
+
+def _output_weight(model: nn.Module, name: str, heads: int, size: int) -> Tensor | None:
+    """Return W_O ``[H, D, d]`` of an attention module, which may be in the module around it (BERT); None if unknown."""
+    for place in (name, name.rpartition(".")[0]):
+        for output in OUTPUTS:
+            try:
+                module = model.get_submodule(f"{place}.{output}".lstrip("."))
+            except AttributeError:
+                continue
+            if isinstance(module, nn.Linear) and module.in_features == heads * size:
+                return module.weight.t().unflatten(0, (heads, size))
+    return None
+
+
+def load(
+    folder: Path, text: Path, target: Path | None, *, count: int, seed: int, length: int
+) -> tuple[PreTrainedModel, TransformersSubject]:
+    """Return the model of a folder, and its subject with ``count`` sequences of a text.
+
+    A text is cut into blocks of ``length`` tokens, with the tokenizer's special tokens. With ``target``, each line of the text is
+    a source, and the same line of the target its translation.
+
+    Raises:
+        UserError: the folder holds no such model or no tokenizer, or the text has no such sequence.
+    """
+    model = pretrained.load(folder)
+    task = task_of(model)
+    with pretrained.reading(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **pretrained.LOCAL)
+    if task == "translation":
+        if target is None:
+            reason = f"{type(model).__name__} reads a source and a target"
+            raise FlagError("--text", text, reason, "Add --target FILE, a line for each line of the text.")
+        samples = _pairs(tokenizer, text, target, count, seed, length)
+    elif target is not None:
+        raise FlagError("--target", target, f"{type(model).__name__} reads one text", "Remove the flag.")
+    else:
+        samples = _blocks(tokenizer, text, count, seed, length)
+    special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
+    mask = getattr(tokenizer, "mask_token_id", None)
+    return model, TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)
+
+
+def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[Tensor]:
+    """Return ``count`` blocks ``[1, length]`` of a text, drawn without replacement."""
+    joined = " ".join(line.strip() for line in text.read_text(encoding="utf-8").splitlines() if line.strip())
+    tokens = tokenizer(joined, add_special_tokens=False, verbose=False)["input_ids"]
+    around = tokenizer("", verbose=False)["input_ids"]  # such as [CLS] [SEP]
+    before, after = around[: (len(around) + 1) // 2], around[(len(around) + 1) // 2 :]
+    inner = length - len(around)
+    if inner < 2:
+        raise FlagError("--length", length, "too short for a sequence", "Give at least 4 tokens.")
+    starts = torch.randperm(len(tokens) // inner, generator=torch.Generator().manual_seed(seed))[:count].tolist()
+    if len(starts) < 2:
+        reason = f"has {len(tokens)} tokens, too few for two blocks of {length}"
+        raise FlagError("--text", text, reason, "Give a longer text, or a smaller --length.")
+    return [torch.tensor([[*before, *tokens[start * inner : (start + 1) * inner], *after]]) for start in starts]
+
+
+def _pairs(tokenizer, text: Path, target: Path, count: int, seed: int, length: int) -> list[tuple[Tensor, Tensor]]:
+    """Return ``count`` pairs of lines, both of at most ``length`` tokens, drawn without replacement."""
+    sources, targets = (file.read_text(encoding="utf-8").splitlines() for file in (text, target))
+    if len(sources) != len(targets):
+        reason = f"has {len(targets)} lines, and {text} has {len(sources)}"
+        raise FlagError("--target", target, reason, "Give a line for each line of the text.")
+    pairs = []
+    for index in torch.randperm(len(sources), generator=torch.Generator().manual_seed(seed)).tolist():
+        if sources[index].strip() and targets[index].strip():
+            source = tokenizer(sources[index], return_tensors="pt", verbose=False)["input_ids"]
+            labels = tokenizer(text_target=targets[index], return_tensors="pt", verbose=False)["input_ids"]
+            if max(source.size(1), labels.size(1)) <= length:
+                pairs.append((source, labels))
+        if len(pairs) == count:
+            break
+    if len(pairs) < 2:
+        reason = f"fewer than two pairs of lines have at most {length} tokens"
+        raise FlagError("--text", text, reason, "Give longer texts, or a greater --length.")
+    return pairs

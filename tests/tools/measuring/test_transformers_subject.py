@@ -1,0 +1,169 @@
+"""Measurements of models of transformers, compared with singular values of whole matrices of logits in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers_families import build
+
+from fairseq_lowrank.huggingface import apply_attention, attention_calls
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.ops import DotProduct
+from fairseq_lowrank.tools.measuring.measurement import measure
+from fairseq_lowrank.tools.measuring.probe import Probe
+from fairseq_lowrank.tools.measuring.transformers_subject import TransformersSubject
+
+LENGTH, RANK = 24, 3
+FAMILIES = ("bert", "gpt2", "llama", "qwen3", "t5", "modernbert", "mistral")
+
+
+def texts(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(5, 99, (1, LENGTH), generator=generator) for _ in range(count)]
+
+
+def subject(family: str, count: int = 2, **axes) -> TransformersSubject:
+    model = build(family).double()
+    if axes:
+        torch.manual_seed(3)
+        apply_attention(model, "mha", **axes)
+        for parameter in model.parameters():
+            if parameter.shape == (4, 4):
+                parameter.data += torch.randn_like(parameter)
+    samples = texts(count)
+    pairs = [(sample, sample.flip(1)) for sample in samples]
+    found = TransformersSubject(model, pairs if family in ("t5", "bart") else samples, mask_token=3)
+    found.model.double()
+    return found
+
+
+def logits(call) -> torch.Tensor:
+    """The scores of every head, mixed and centred, as whole matrices ``[H, T, S]``."""
+    scores = call.scores.dense()[0]
+    if call.score_mixing is not None:
+        scores = torch.einsum("ji,jts->its", call.score_mixing.mixing_matrix(), scores)
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def truncated(matrices: torch.Tensor, rank: int) -> torch.Tensor:
+    left, values, right = torch.linalg.svd(matrices)
+    return (left[..., :rank] * values[..., None, :rank]) @ right[..., :rank, :]
+
+
+def calls(found: TransformersSubject, index: int = 0) -> dict[int, object]:
+    seen = {}
+
+    def keep(layer, call):
+        seen[layer] = call
+        return call
+
+    with attention_calls(found.model, keep):
+        found.evaluate(index)
+    return seen
+
+
+def gathered(found: TransformersSubject, indices) -> Probe:
+    probe = Probe([layer.limit for layer in found.layers])
+    probe.gathering = True
+    with found.hooked(probe):
+        for index in indices:
+            found.evaluate(index)
+    probe.gathering = False
+    return probe
+
+
+@pytest.mark.parametrize("axes", [{}, {"score_mixing": "static"}], ids=["plain", "mixed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_energies_are_squared_singular_values_of_logits(family, axes):
+    found = subject(family, **axes)
+    seen, probe = calls(found), gathered(found, [0])
+    assert seen
+    for layer, call in seen.items():
+        matrices = logits(call)
+        values = torch.linalg.svdvals(matrices).square() / matrices[0].numel()
+        scale = call.scores.factor**2
+        energies = probe.layers[layer].cut("scores", None).energies[:, : values.size(-1)] * scale
+        width = min(values.size(-1), energies.size(-1))
+        torch.testing.assert_close(energies[:, :width], values[:, :width], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("axes", [{}, {"score_mixing": "static"}, {"mixing": "positionwise"}])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cut_layer_attends_by_truncated_logits(family, axes):
+    found = subject(family, **axes)
+    probe = gathered(found, [0])
+    probe.cuts = {index: one.cut("scores", None) for index, one in probe.layers.items()}
+
+    def with_whole_matrices(layer, call):
+        if layer != 0:
+            return call
+        bias = truncated(logits(call), RANK)[None]
+        nothing = DotProduct(call.scores.q * 0, call.scores.k * 0, 1.0)
+        bias = bias if call.score_bias is None else bias + call.score_bias
+        return replace(call, scores=nothing, score_bias=bias, score_mixing=None)
+
+    plain = found.evaluate(0)
+    with attention_calls(found.model, with_whole_matrices):
+        expected = found.evaluate(0)
+    probe.ranks = {0: RANK}
+    with found.hooked(probe):
+        cut = found.evaluate(0)
+    assert abs(plain[0] - expected[0]) > 1e-9
+    assert cut[0] == pytest.approx(expected[0], rel=1e-9)
+    assert found.evaluate(0) == plain
+
+
+def test_basis_of_two_sequences_is_best_for_all_their_queries_and_keys():
+    found = subject("bert")
+    seen = [calls(found, index)[1].scores for index in (0, 1)]
+    queries = torch.cat([scores.q[0] for scores in seen], dim=1)
+    keys = torch.cat([scores.k[0] - scores.k[0].mean(1, keepdim=True) for scores in seen], dim=1)
+    cut = gathered(found, [0, 1]).layers[1].cut("scores", None)
+    found = queries @ (keys @ cut.down[..., :RANK] @ cut.up[:, :RANK]).mT
+    torch.testing.assert_close(found, truncated(queries @ keys.mT, RANK), rtol=1e-6, atol=1e-9)
+
+
+def test_cut_values_are_best_for_outputs():
+    found = subject("bert")
+    probe = gathered(found, [0])
+    weight = found.layers[0].output_weight.detach()
+    cut = probe.layers[0].cut("values", weight)
+    call = calls(found)[0]
+    patterns = call.scores.dense()[0].softmax(-1)
+    outputs = patterns @ call.v[0]
+    outputs = outputs - outputs.mean(1, keepdim=True)
+    expected = truncated(outputs @ weight, RANK)
+    values = cut.apply(call.v, RANK)[0] - cut.mean[:, None]
+    torch.testing.assert_close(patterns @ values @ weight, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_whole_measurement(family):
+    found = subject(family, count=6)
+    plain = [found.evaluate(index) for index in range(6)]
+    result = measure(found, family)
+    curve = result["cuts"]["scores"]["all"]
+    assert result["metric"] == "bits per token"
+    assert curve["ranks"][-1] == {"rank": 8, "value": result["value"], "cost": 0.0}
+    assert result["value"] == pytest.approx(sum(a for a, _ in plain[3:]) / sum(b for _, b in plain[3:]))
+    assert [entry["rank"] for entry in curve["ranks"]][-2:] == [7, 8]
+    assert curve["interval"][0] <= curve["need"] <= curve["interval"][1]
+    assert {layer["layer"] for layer in result["cuts"]["scores"]["layers"]} == {0, 1}
+    assert all(layer["weights"] is not None for layer in result["layers"])
+    assert measure(found, family) == result
+    assert [found.evaluate(index) for index in range(6)] == plain
+
+
+def test_weights_alone_give_the_spectrum_of_the_product_of_projections():
+    found = subject("bert", count=2)
+    module = found.model.bert.encoder.layer[0].attention.self
+    query, key = (part.weight.detach().unflatten(0, (4, 8)) for part in (module.query, module.key))
+    values = torch.linalg.svdvals(query.mT @ key)[:, :8].square()
+    expected = [int((head.cumsum(0) < 0.9 * head.sum()).sum()) + 1 for head in values]
+    result = measure(found, "bert")
+    assert result["layers"][0]["weights"]["directions_90"] == expected
+
+
+def test_model_of_images_is_refused_by_name():
+    with pytest.raises(UserError, match="ViTForImageClassification reads pixel_values"):
+        TransformersSubject(build("vit"), texts(2))
