@@ -11,7 +11,7 @@ from experiments.corpora.catalogue import CORPORA, parse_corpus_name
 from experiments.corpora.corpus import Corpus, positive, published_folder, work_folder
 from experiments.corpora.fetch import check_source, locked, source_of
 from experiments.corpora.pieces import PIECES_OF, check_pieces
-from experiments.corpora.steps import JOIN, check_settings, join_sentences
+from experiments.corpora.steps import JOIN, check_settings, join_sentences, save_text_settings
 from fairseq_lowrank.messages import UserError, missing_package_hint
 
 PROGRAM = "scripts/prepare.sh"
@@ -105,6 +105,8 @@ def prepare(args: argparse.Namespace) -> Path:
             check_source(args, str(args.data.resolve()))
         done = args.output / "bin"
         made = done if done.exists() else args.corpus.prepare(args)
+        if made == done:  # an old folder may lack them
+            save_text_settings(args)
         if sentences := getattr(args, JOIN.name, None):
             base, args.output = args.output, args.output.with_name(args.output.name + JOIN.format_part(sentences))
             made = join_sentences(args, base)

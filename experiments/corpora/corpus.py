@@ -101,6 +101,7 @@ class Corpus:
             docstring is the corpus's description.
         arguments: arguments in addition to those of all corpora; the parts of names have the same order.
         languages: source and target language of parallel text.
+        moses: options of :class:`~fairseq_lowrank.tools.raw_text.MosesTokenizer`, by which raw parallel text is tokenised.
         remove_bpe: the value of `--remove-bpe` for fairseq-generate.
         published: a function from the parsed arguments and $LOWRANK_DATA to the name of the folder of published files.
         published_help: the name of this folder in the help.
@@ -113,6 +114,7 @@ class Corpus:
     prepare: Callable[[argparse.Namespace], Path]
     arguments: tuple[Argument, ...] = ()
     languages: tuple[str, str] | None = None
+    moses: Mapping[str, bool] | None = None
     remove_bpe: str | None = None
     published: Callable[[argparse.Namespace, Path], str] | None = None
     published_help: str = ""
@@ -123,6 +125,14 @@ class Corpus:
     def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
         """Return the value of `--remove-bpe` for a variant of the corpus."""
         return self.remove_bpe
+
+    def language_pair(self, values: Mapping[str, object]) -> tuple[str, str] | None:
+        """Return source and target language of a variant of the corpus; None if it is no parallel text."""
+        return self.languages
+
+    def moses_options(self, values: Mapping[str, object]) -> Mapping[str, bool] | None:
+        """Return the options of Moses's rules for a variant of the corpus; None if words are separated by blanks."""
+        return self.moses
 
     @property
     def parts(self) -> list[Argument]:

@@ -36,7 +36,7 @@ def iwslt14_test(args: argparse.Namespace, files: list[Path]) -> None:
     for language, parts in (("de", files[:count]), ("en", files[count:])):
         raw = args.output / "raw" / f"test.{language}"
         make(raw, write_lines, raw, chain.from_iterable(map(campaign_segments, parts)))
-        tokenise(args, raw, f"test.{language}", language, lowercase=True)
+        tokenise(args, raw, f"test.{language}", language)
 
 
 def iwslt14_training(args: argparse.Namespace, files: list[Path]) -> None:
@@ -48,7 +48,7 @@ def iwslt14_training(args: argparse.Namespace, files: list[Path]) -> None:
     for file, language in zip(files, ("de", "en"), strict=True):
         raw = args.output / "raw" / f"train.{language}"
         make(raw, write_lines, raw, campaign_training(file))
-        tokenised.append(tokenise(args, raw, f"all.{language}", language, lowercase=True))
+        tokenised.append(tokenise(args, raw, f"all.{language}", language))
     for split in ("train", "valid"):
         first, second = (args.output / "tok" / f"{split}.{language}" for language in ("de", "en"))
         pairs = enumerate(clean_pairs(read_pairs(*tokenised), longest=175, ratio=1.5), start=1)
@@ -91,6 +91,7 @@ CORPUS = Corpus(
         JOIN,
     ),
     languages=("de", "en"),
+    moses={"lowercase": True},
     remove_bpe="subword_nmt",
     published=published,
     published_help="iwslt14, or ted-de-en",

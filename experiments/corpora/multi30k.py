@@ -26,7 +26,7 @@ def multi30k(args: argparse.Namespace) -> Path:
     files = gather(args, FILES, {URL + name: checksum for name, checksum in FILES.items()})
     names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
     for name, file in zip(names, files, strict=True):
-        tokenise(args, file, name, name[-2:], lowercase=True, normalise=True, escape=False)
+        tokenise(args, file, name, name[-2:])
     pieces = segment(args, SentencePiece, args.pieces, names)
     return binarise(args, pieces, ("de", "en"), "--joined-dictionary")
 
@@ -39,6 +39,7 @@ CORPUS = Corpus(
         JOIN,
     ),
     languages=("de", "en"),
+    moses={"lowercase": True, "normalise": True, "escape": False},
     remove_bpe="sentencepiece",
     smoke_values={},
 )

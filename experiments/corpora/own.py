@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from experiments.corpora.steps import SPLITS, binarise, check_settings, segment,
 from experiments.corpora.text import SentencePiece, SubwordNMT
 from fairseq_lowrank.files import read_lines, say, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.subwords import MARKS, subword_kind
+from fairseq_lowrank.tools.subwords import kind_of_dictionary
 
 SUBWORDS = {"sentencepiece": SentencePiece, "subword-nmt": SubwordNMT}
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -40,6 +39,12 @@ class Own(Corpus):
 
     def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
         return str(values["subwords"]).replace("-", "_") if values["bpe"] else None
+
+    def language_pair(self, values: Mapping[str, object]) -> tuple[str, str] | None:
+        return (str(values["source_lang"]), str(values["target_lang"])) if values["source_lang"] else None
+
+    def moses_options(self, values: Mapping[str, object]) -> Mapping[str, bool] | None:
+        return {} if values["moses"] else None
 
 
 def sources(args: argparse.Namespace) -> dict[str, Path]:
@@ -104,7 +109,7 @@ def own(args: argparse.Namespace) -> Path:
         else:
             make(args.output / "tok" / name, write_lines, args.output / "tok" / name, read_lines(file))
     text = segment(args, SUBWORDS[args.subwords], args.bpe, files) if args.bpe else args.output / "tok"
-    languages = (args.source_lang, args.target_lang) if args.source_lang else None
+    languages = args.corpus.language_pair(vars(args))
     made = binarise(args, text, languages, *(["--joined-dictionary"] if args.joined_dictionary else []))
     for split in SPLITS:
         say(summary(made, split, languages))
@@ -186,13 +191,8 @@ class Binarised(Corpus):
     """A folder that fairseq-preprocess made; its dictionaries show how words were cut."""
 
     def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
-        for dictionary in sorted(Path(self.name).glob("dict.*.txt")):
-            kinds = Counter(subword_kind(line.rpartition(" ")[0]) for line in read_lines(dictionary))
-            # a single word of a text may look like a subword
-            for kind in MARKS:
-                if kinds[kind] > kinds.total() / 100:
-                    return kind
-        return None
+        kinds = map(kind_of_dictionary, sorted(Path(self.name).glob("dict.*.txt")))
+        return next(filter(None, kinds), None)
 
 
 def binarised(folder: str) -> Corpus:

@@ -7,6 +7,7 @@ import html
 import json
 import logging
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, zip_longest
@@ -14,9 +15,10 @@ from pathlib import Path
 
 from experiments.corpora.corpus import Argument, positive
 from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
-from experiments.corpora.text import BytePieces, MosesTokenizer, join_lines
+from experiments.corpora.text import BytePieces, join_lines
 from fairseq_lowrank.files import map_lines, read_lines, whole_file, whole_folder, write_lines
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.raw_text import MosesTokenizer, TextSettings
 
 HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="use N lines of each split, for a trial")
 BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V subwords instead of words")
@@ -114,7 +116,18 @@ def binarise(args: argparse.Namespace, folder: Path, languages: tuple[str, str] 
     target = args.output / "bin"
     if languages and not target.exists():
         check_pairs(folder, languages)
-    return make(target, preprocess, target, *task, *prefixes, f"--workers={args.workers}", *flags)
+    make(target, preprocess, target, *task, *prefixes, f"--workers={args.workers}", *flags)
+    save_text_settings(args)
+    return target
+
+
+def save_text_settings(args: argparse.Namespace) -> None:
+    """Save with binarised parallel text how its tokens are made from raw text, which `fairseq-lowrank translate` reads."""
+    values, model, folder = vars(args), args.output / "bpe.model", args.output / "bin"
+    languages, subwords = args.corpus.language_pair(values), args.corpus.bpe_to_remove(values)
+    if languages is None or TextSettings.load(folder) or (subwords and not model.is_file()):
+        return
+    TextSettings(*languages, args.corpus.moses_options(values), subwords).save(folder, model)
 
 
 def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str]) -> Path:
@@ -130,11 +143,12 @@ def segment(args: argparse.Namespace, kind: type, size: int, names: Iterable[str
     return pieces
 
 
-def tokenise(args: argparse.Namespace, source: Path, name: str, language: str, **options) -> Path:
-    """Write tok/`name`: `source` tokenised by :class:`MosesTokenizer` with `options`."""
+def tokenise(args: argparse.Namespace, source: Path, name: str, language: str) -> Path:
+    """Write tok/`name`: `source` tokenised by :class:`MosesTokenizer` with the corpus's options."""
     target = args.output / "tok" / name
     if target.exists():
         return target
+    options = args.corpus.moses_options(vars(args))
     return make(target, map_lines, MosesTokenizer(language, **options), source, target, args.workers)
 
 
@@ -178,6 +192,8 @@ def join_sentences(args: argparse.Namespace, base: Path) -> Path:
     ):
         target = args.output / source.parent.name / source.name
         make(target, write_lines, target, join_lines(read_lines(source), args.join))
+    if (model := base / "bpe.model").is_file():
+        make(args.output / model.name, shutil.copyfile, model, args.output / model.name)
     dictionaries = [base / "bin" / f"dict.{language}.txt" for language in languages]
     flags = [f"--srcdict={dictionaries[0]}", f"--tgtdict={dictionaries[1]}"]
     return binarise(args, args.output / "bpe", languages, *flags)

@@ -1,41 +1,14 @@
-"""Tokenisers, subwords, and the selection of sentence pairs."""
+"""Subwords, and the selection of sentence pairs."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
 from fairseq_lowrank.files import read_lines, whole_file
 from fairseq_lowrank.messages import UserError
-
-
-class MosesTokenizer:
-    """A function that tokenises a line by Moses's rules, by sacremoses.
-
-    Args:
-        language: the language, for its abbreviations.
-        lowercase: if True, lower-case the result.
-        normalise: if True, first normalise punctuation and replace control characters by blanks, as in WMT's scripts.
-        aggressive: if True, split at hyphens (`@-@`), as in WMT's scripts.
-        escape: if True, write `&apos;` for `'` and so on, the default of the Perl tokeniser.
-    """
-
-    def __init__(self, language: str, *, lowercase=False, normalise=False, aggressive=False, escape=True):
-        from sacremoses import MosesPunctNormalizer, MosesTokenizer
-
-        self.normaliser = MosesPunctNormalizer(language) if normalise else None
-        self.tokenizer = MosesTokenizer(language)
-        self.options = {"aggressive_dash_splits": aggressive, "escape": escape, "return_str": True}
-        self.lowercase = lowercase
-
-    def __call__(self, line: str) -> str:
-        if self.normaliser:
-            line = self.normaliser.normalize(line)
-            line = "".join(" " if unicodedata.category(character)[0] == "C" else character for character in line)
-        line = self.tokenizer.tokenize(line.strip(), **self.options)
-        return line.lower() if self.lowercase else line
+from fairseq_lowrank.tools.raw_text import MergedSubwords
 
 
 class SentencePiece:
@@ -101,7 +74,7 @@ class BytePieces(SentencePiece):
         return line.encode().decode("latin-1").translate(cls.characters)
 
 
-class SubwordNMT:
+class SubwordNMT(MergedSubwords):
     """Byte-pair encoding by subword-nmt, as in fairseq's own scripts; a piece that is not the last of its word ends in `@@`."""
 
     @staticmethod
@@ -115,15 +88,6 @@ class SubwordNMT:
                 learn_bpe(lines, file, size)
             except ValueError as error:
                 raise UserError(f"cannot learn {size} merges: the text has nothing to merge. Use more text.") from error
-
-    def __init__(self, codes: Path):
-        from subword_nmt.apply_bpe import BPE
-
-        with open(codes, encoding="utf-8") as file:
-            self.bpe = BPE(file)
-
-    def __call__(self, line: str) -> str:
-        return self.bpe.process_line(line)
 
 
 def clean_pairs(pairs: Iterable[tuple[str, str]], longest: int, ratio: float) -> Iterator[tuple[str, str]]:

@@ -39,19 +39,18 @@ def wmt14(args: argparse.Namespace) -> Path:
     ]
     files = gather(args, training + evaluation, URLS)
     tokenised = []
-    options = {"normalise": True, "aggressive": True}
     for index, language in enumerate(languages):
         raw = args.output / "raw" / f"train.{language}"
         parts = files[index * len(TRAINING) :][: len(TRAINING)]
         make(raw, write_lines, raw, chain.from_iterable(map(read_lines, parts)))
-        tokenised.append(tokenise(args, raw, f"all.{language}", language, **options))
+        tokenised.append(tokenise(args, raw, f"all.{language}", language))
     first, second = (args.output / "tok" / f"train.{language}" for language in languages)
     make(first, write_pairs, first, second, clean_pairs(read_pairs(*tokenised), longest=250, ratio=1.5))
     names = [f"{split}.{language}" for split in ("valid", "test") for language in languages]
     for name, file in zip(names, files[len(training) :], strict=True):
         raw = args.output / "raw" / name
         make(raw, write_lines, raw, campaign_segments(file))
-        tokenise(args, raw, name, name[-2:], **options)
+        tokenise(args, raw, name, name[-2:])
     names += [f"train.{language}" for language in languages]
     pieces = segment(args, SubwordNMT, args.operations, names)
     return binarise(args, pieces, languages, "--joined-dictionary")
@@ -62,5 +61,6 @@ CORPUS = Corpus(
     prepare=wmt14,
     arguments=(Argument("--operations", type=positive, default=40000, help="joint BPE merges (default: %(default)s)"),),
     languages=("en", "de"),
+    moses={"normalise": True, "aggressive": True},
     remove_bpe="subword_nmt",
 )

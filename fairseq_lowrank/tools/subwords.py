@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
+from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
 
 # Marks of subwords, by the value of --remove-bpe that joins them.
@@ -14,6 +17,13 @@ MARKS = {"sentencepiece": re.compile(r"(?:^| )\u2581"), "subword_nmt": re.compil
 def subword_kind(text: str) -> str | None:
     """Return the value of `--remove-bpe` that joins the subwords of a text; None if it has whole words."""
     return next((kind for kind, mark in MARKS.items() if mark.search(text)), None)
+
+
+def kind_of_dictionary(path: Path) -> str | None:
+    """Return the value of `--remove-bpe` that joins the subwords of a dictionary of fairseq; None if it has whole words."""
+    kinds = Counter(subword_kind(line.rpartition(" ")[0]) for line in read_lines(path))
+    # a single word of a text may look like a subword
+    return next((kind for kind in MARKS if kinds[kind] > kinds.total() / 100), None)
 
 
 def check_words(name: str, lines: Iterable[str]) -> None:

@@ -1,0 +1,146 @@
+"""Raw text and the tokens of a prepared corpus: Moses's rules, and subwords.
+
+A corpus for translation has two files next to its binarised data: text.json (:class:`TextSettings`) and, if words are cut,
+subwords.model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fairseq_lowrank.files import write_lines
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.cutting import SentencePieces
+
+SETTINGS, MODEL = "text.json", "subwords.model"
+
+
+class MosesTokenizer:
+    """A function that tokenises a line by Moses's rules, by sacremoses.
+
+    Args:
+        language: the language, for its abbreviations.
+        lowercase: if True, lower-case the result.
+        normalise: if True, first normalise punctuation and replace control characters by blanks, as in WMT's scripts.
+        aggressive: if True, split at hyphens (`@-@`), as in WMT's scripts.
+        escape: if True, write `&apos;` for `'` and so on, the default of the Perl tokeniser.
+    """
+
+    def __init__(
+        self,
+        language: str,
+        *,
+        lowercase: bool = False,
+        normalise: bool = False,
+        aggressive: bool = False,
+        escape: bool = True,
+    ):
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+        self.normaliser = MosesPunctNormalizer(language) if normalise else None
+        self.tokenizer = MosesTokenizer(language)
+        self.options = {"aggressive_dash_splits": aggressive, "escape": escape, "return_str": True}
+        self.lowercase = lowercase
+
+    def __call__(self, line: str) -> str:
+        if self.normaliser:
+            line = self.normaliser.normalize(line)
+            line = "".join(" " if unicodedata.category(character)[0] == "C" else character for character in line)
+        line = self.tokenizer.tokenize(line.strip(), **self.options)
+        return line.lower() if self.lowercase else line
+
+
+class MergedSubwords:
+    """A function that cuts lines into subwords of subword-nmt, `@@` at the end of all but the last subword of a word."""
+
+    def __init__(self, codes: Path):
+        from subword_nmt.apply_bpe import BPE
+
+        with open(codes, encoding="utf-8") as file:
+            self.bpe = BPE(file)
+
+    def __call__(self, line: str) -> str:
+        return self.bpe.process_line(line)
+
+
+SUBWORDS: dict[str, Callable[[Path], Callable[[str], str]]] = {
+    "sentencepiece": SentencePieces,
+    "subword_nmt": MergedSubwords,
+}
+"""The kinds of subwords, by the value of `--remove-bpe` that joins them."""
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """The way in which the tokens of parallel text were made from raw text.
+
+    Args:
+        source, target: the languages.
+        moses: options of :class:`MosesTokenizer`; None if words were separated by blanks.
+        subwords: a name in :data:`SUBWORDS`; None if words were not cut.
+    """
+
+    source: str
+    target: str
+    moses: Mapping[str, bool] | None = None
+    subwords: str | None = None
+
+    def save(self, folder: Path, model: Path) -> None:
+        """Write the settings to a folder of binarised data, and copy the model of the subwords."""
+        if self.subwords:
+            shutil.copyfile(model, folder / MODEL)
+        write_lines(folder / SETTINGS, [json.dumps(asdict(self))])
+
+    @classmethod
+    def load(cls, folder: Path) -> TextSettings | None:
+        """Return the settings in a folder of binarised data; None if it has none.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        file = folder / SETTINGS
+        if not file.is_file():
+            return None
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{file} is damaged ({error}). Prepare the corpus again.") from error
+
+
+class RawText:
+    """The two directions between raw text and tokens: :meth:`encode` for the source, :meth:`decode` for the target.
+
+    Args:
+        settings: the settings of the corpus.
+        model: the file of the subwords' model, if `settings` name subwords.
+    """
+
+    def __init__(self, settings: TextSettings, model: Path):
+        self.settings = settings
+        steps: list[Callable[[str], str]] = []
+        self.detokenise: Callable[[list[str]], str] = " ".join
+        if settings.moses is not None:
+            from sacremoses import MosesDetokenizer
+
+            steps.append(MosesTokenizer(settings.source, **settings.moses))
+            self.detokenise = MosesDetokenizer(settings.target).detokenize
+        if settings.subwords:
+            steps.append(SUBWORDS[settings.subwords](model))
+        self.steps = steps
+
+    def encode(self, line: str) -> str:
+        """Return the tokens of a sentence of the source language, with blanks between them."""
+        for step in self.steps:
+            line = step(line)
+        return line
+
+    def decode(self, tokens: str) -> str:
+        """Return the sentence of the target language that has these tokens."""
+        from fairseq.data.data_utils import post_process
+
+        return self.detokenise(post_process(tokens, self.settings.subwords).split())

@@ -1,0 +1,138 @@
+"""Raw sentences go in and come out, and between them are the tokens and the search of fairseq-generate."""
+
+import io
+import json
+import re
+import shutil
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from sacremoses import MosesDetokenizer
+
+from experiments.corpora.__main__ import main as prepare
+from experiments.recipes.scoring import read_sentences
+from fairseq_lowrank import cli
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.translation import Translator
+
+PAIRS = [
+    ("Der Hund läuft nicht.", "The dog isn't running."),
+    ("Eine Katze, sagt man, schläft.", "A cat, they say, sleeps."),
+    ("Katzen & Hunde schlafen.", "Cats & dogs sleep."),
+    ("Der Hund schläft nicht.", "The dog isn't sleeping."),
+]
+SIZES = [
+    *("--encoder-layers", "1", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "32"),
+    *("--decoder-layers", "1", "--decoder-embed-dim", "32", "--decoder-ffn-embed-dim", "32"),
+    *("--encoder-attention-heads", "4", "--decoder-attention-heads", "4", "--dropout", "0"),
+]
+TRAINING = [
+    *("--optimizer", "adam", "--lr", "0.01", "--max-tokens", "4000", "--max-epoch", "60", "--cpu"),
+    *("--num-workers", "0", "--disable-validation", "--no-epoch-checkpoints", "--save-interval", "60"),
+]
+CUTS = {
+    "words": ["--moses"],
+    "sentencepiece": ["--moses", "--bpe", 60],
+    "subword_nmt": ["--moses", "--bpe", 30, "--subwords", "subword-nmt"],
+    "raw": ["--bpe", 60],
+}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch, capsys):
+    """``own(*flags)``: the folder of a prepared corpus of PAIRS."""
+    monkeypatch.setenv("LOWRANK_WORK", str(tmp_path / "work"))
+
+    def make(*flags):
+        words = ["own", "--name", "mine", "--source-lang", "de", "--target-lang", "en"]
+        for split, times in (("train", 8), ("valid", 1), ("test", 1)):
+            for side, language in enumerate(("de", "en")):
+                text = "".join(f"{pair[side]}\n" for pair in PAIRS) * times
+                (tmp_path / f"{split}.{language}").write_text(text, encoding="utf-8")
+            words += [f"--{split}", str(tmp_path / split)]
+        assert prepare([*words, *map(str, flags)]) == 0
+        return tmp_path / "work" / "data" / "mine"
+
+    return make
+
+
+@pytest.fixture
+def train(tmp_path, fairseq_command):
+    """``train(data)``: a checkpoint of a tiny model that learnt PAIRS."""
+
+    def run(data):
+        arguments = ["--arch", "lowrank_transformer", "--attention", "mixhead-b", *SIZES, *TRAINING]
+        fairseq_command("train", data, *arguments, "--save-dir", tmp_path / "run")
+        return tmp_path / "run" / "checkpoint_last.pt"
+
+    return run
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_raw_text_is_translated_as_by_fairseq_generate(own, train, fairseq_command, capsys, tmp_path, cut):
+    folder = own(*CUTS[cut])
+    checkpoint = train(folder / "bin")
+    join = ["--remove-bpe", "sentencepiece" if cut == "raw" else cut] if cut != "words" else []
+    said = fairseq_command("generate", folder / "bin", "--path", checkpoint, "--cpu", "--beam", 3, *join)
+    (tmp_path / "out").write_text(said, encoding="utf-8")
+    tokens = read_sentences(tmp_path / "out", r"H-(\d+)\t[^\t]*\t(.*)")
+    expected = tokens if cut == "raw" else [MosesDetokenizer("en").detokenize(line.split()) for line in tokens]
+    assert expected[0] == PAIRS[0][1]  # the model knows it by heart
+    capsys.readouterr()
+    assert cli.main(["translate", str(checkpoint), str(tmp_path / "test.de"), "--beam", "3"]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_standard_input_keeps_its_lines(own, train, monkeypatch, capsys):
+    checkpoint = train(own(*CUTS["sentencepiece"]) / "bin")
+    text = f"\ufeff{PAIRS[0][0]}\n\n{PAIRS[2][0][:9]}\u2028{PAIRS[2][0][9:]}\r\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="latin-1"))
+    capsys.readouterr()
+    assert cli.main(["translate", str(checkpoint)]) == 0
+    assert capsys.readouterr().out.splitlines() == [PAIRS[0][1], "", PAIRS[2][1]]
+
+
+def test_settings_are_saved_with_old_data_too(own, tmp_path):
+    folder = own(*CUTS["subword_nmt"])
+    saved = json.loads((folder / "bin" / "text.json").read_text())
+    assert saved == {"source": "de", "target": "en", "moses": {}, "subwords": "subword_nmt"}
+    assert (folder / "bin" / "subwords.model").read_bytes() == (folder / "bpe.model").read_bytes()
+    (folder / "bin" / "text.json").unlink()
+    assert prepare(["mine"]) == 0
+    assert json.loads((folder / "bin" / "text.json").read_text()) == saved
+
+
+def test_data_of_others_needs_the_model_of_its_subwords(own, train, tmp_path):
+    folder = own(*CUTS["sentencepiece"])
+    checkpoint = train(folder / "bin")
+    (folder / "bin" / "text.json").unlink()
+    (folder / "bin" / "subwords.model").unlink()
+    with pytest.raises(UserError, match=r"has subwords of sentencepiece.* Give it with --subwords FILE"):
+        Translator(checkpoint)
+    with pytest.raises(UserError, match="--subwords nothing: there is no such file"):
+        Translator(checkpoint, subwords=tmp_path.__class__("nothing"))
+    translator = Translator(checkpoint, moses=True, subwords=folder / "bpe.model")
+    assert list(translator.translate([german for german, _ in PAIRS])) == [english for _, english in PAIRS]
+    shutil.move(folder / "bin", tmp_path / "moved")
+    with pytest.raises(UserError, match="Give another one with --data"):
+        Translator(checkpoint)
+    translator = Translator(checkpoint, data=tmp_path / "moved", moses=True, subwords=folder / "bpe.model")
+    assert list(translator.translate([])) == []
+
+
+def test_what_cannot_be_translated_is_refused(trained, translation_data, capsys, tmp_path):
+    translator = Translator(trained("mixhead-a"))
+    with pytest.raises(UserError, match=r"line 2 has 1,501 tokens, and the model allows 1,024\. Split the line"):
+        next(translator.translate(["one", "word " * 1500]))
+    with pytest.raises(UserError, match="is not a model of translation"):
+        Translator(trained("mixhead-b"))
+    with pytest.raises(UserError, match=r"--subwords .*: the words in .* are not cut"):
+        Translator(trained("mixhead-a"), subwords=translation_data / "dict.de.txt")
+    for words, message in (
+        ([tmp_path / "no.de"], r"no\.de: there is no such file"),
+        (["--beam", "0"], "--beam 0: expected a number >= 1"),
+    ):
+        assert cli.main(["translate", str(trained("mixhead-a")), *map(str, words)]) == 2
+        assert re.search(message, capsys.readouterr().err)
