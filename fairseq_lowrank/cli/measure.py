@@ -12,6 +12,8 @@ training is needed. The loss is:
 
 The need is the least rank that costs at most 1 % of the loss (--tolerance), with a 95 % interval over sequences.
 
+  fairseq-lowrank measure checkpoint_best.pt                                the data of its training, subset valid
+  fairseq-lowrank measure checkpoint_best.pt --text FILE [--target FILE]    lines in the words of its dictionary
   fairseq-lowrank measure --transformers FOLDER --text FILE                 blocks of 128 tokens of a text
   fairseq-lowrank measure --transformers FOLDER --text FILE --target FILE   a model that translates, a pair of lines a sequence
 
@@ -20,21 +22,20 @@ A cut shows what a model uses. It cannot show what a model that was trained unde
 
 from pathlib import Path
 
-from fairseq_lowrank.cli import _output
+from fairseq_lowrank.cli import _output, spectrum
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "measure"
 HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
 LENGTH = 128
+SEQUENCES = spectrum.SEQUENCES | {"sequences": 48}
 
 
 def add_arguments(parser) -> None:
+    parser.add_argument("checkpoint", type=Path, nargs="?", metavar="CKPT", help="a checkpoint of fairseq-train")
     _output.add_transformers_argument(parser)
-    parser.add_argument("--text", type=Path, metavar="FILE", help="text for --transformers")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text to measure on, in place of binarised data")
     parser.add_argument("--target", type=Path, metavar="FILE", help="translations of the lines of --text")
-    parser.add_argument("--sequences", type=int, default=48, metavar="N", help="sequences (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed for the choice of sequences (default: %(default)s)")
-    parser.add_argument("--length", type=int, metavar="N", help=f"tokens of a sequence (default: {LENGTH})")
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -42,28 +43,57 @@ def add_arguments(parser) -> None:
         metavar="X",
         help="share of the loss that a cut may cost (default: 0.01)",
     )
+    spectrum.add_data_arguments(parser)
+    parser.set_defaults(**SEQUENCES)
     _output.add_output_arguments(parser, "measure.json and measure.csv")
 
 
 def run(args) -> None:
-    for name, least in (("sequences", 2), ("length", 4)):
-        if (value := getattr(args, name)) is not None and value < least:
-            raise FlagError(flag_name(name), value, f"expected a number >= {least}", "Give a greater number.")
-    if args.transformers is None:
-        raise UserError("no model given. Add --transformers FOLDER --text FILE.")
+    check(args)
+    from fairseq_lowrank.tools.measuring import measurement
+
+    label, subject = load(args)
+    results = [measurement.measure(subject, label, tolerance=args.tolerance, seed=args.seed)]
+    _output.write(args, NAME, results, [row for result in results for row in rows(result)], {})
+    _output.show(args, results, "\n\n".join(map(as_text, results)))
+
+
+def check(args) -> None:
+    """Refuse flags that do not fit together, before anything is loaded."""
+    spectrum.check_data_arguments(args)
+    if args.sequences < 2:
+        raise FlagError("--sequences", args.sequences, "one half gives bases, one is held out", "Give 2 or more.")
+    if not 0 < args.tolerance < 1:
+        raise FlagError("--tolerance", args.tolerance, "expected a share of the loss", "Give a number between 0 and 1.")
     for name in ("text", "target"):
         if (file := getattr(args, name)) is not None and not file.is_file():
             raise FlagError(flag_name(name), file, "there is no such file", "Give a text.")
-    if args.text is None:
-        raise FlagError("--transformers", args.transformers, "there is no text to measure on", "Add --text FILE.")
-    from fairseq_lowrank.tools.measuring import measurement, transformers_subject
+    if args.target is not None and args.text is None:
+        raise FlagError("--target", args.target, "there is no text that it translates", "Add --text FILE.")
+    if args.transformers is not None:
+        of_fairseq = {name: SEQUENCES[name] for name in ("subset", "min_length", "max_length")}
+        _output.refuse_with_transformers(args, of_fairseq | {"checkpoint": None, "data": None})
+        if args.text is None:
+            raise FlagError("--transformers", args.transformers, "there is no text to measure on", "Add --text FILE.")
+    elif args.checkpoint is None:
+        raise UserError("no model given. Add a checkpoint, or --transformers FOLDER --text FILE.")
 
-    _, subject = transformers_subject.load(
-        args.transformers, args.text, args.target, count=args.sequences, seed=args.seed, length=args.length or LENGTH
+
+def load(args) -> tuple[str, object]:
+    """Return a label and the subject of the model that the arguments name."""
+    about = {"text": args.text, "target": args.target, "count": args.sequences, "seed": args.seed}
+    if args.transformers is not None:
+        from fairseq_lowrank.tools.measuring import transformers_subject
+
+        return args.transformers.name, transformers_subject.load(
+            args.transformers, **about, length=args.length or LENGTH
+        )
+    from fairseq_lowrank.tools.measuring import fairseq_subject
+
+    lengths = {"min_length": args.min_length, "max_length": args.max_length, "length": args.length}
+    return args.checkpoint.stem, fairseq_subject.load(
+        args.checkpoint, data=args.data, subset=args.subset, **about, **lengths
     )
-    results = [measurement.measure(subject, args.transformers.name, tolerance=args.tolerance, seed=args.seed)]
-    _output.write(args, NAME, results, [row for result in results for row in rows(result)], {})
-    _output.show(args, results, "\n\n".join(map(as_text, results)))
 
 
 def rows(result: dict) -> list[dict]:

@@ -83,12 +83,12 @@ class LayerStatistics:
         """Return the best maps of scores, or of values.
 
         Args:
-            output_weight: W_O of each head, ``[H, Dv, d]``; None counts all directions of values alike.
+            output_weight: W_O of each head, ``[H, Dv, d]``; None, or of other sizes, counts all directions of values alike.
         """
         if kind == "scores":
             return best_cut(self.keys.second_centred, self.queries.second, self.keys.mean)
         covariance = self.outputs.covariance
-        if output_weight is None:
+        if output_weight is None or output_weight.shape[:2] != covariance.shape[:2]:
             other = torch.eye(covariance.size(-1), dtype=torch.float64).expand_as(covariance)
         else:
             other = output_weight.double() @ output_weight.double().mT

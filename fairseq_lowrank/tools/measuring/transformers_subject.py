@@ -199,10 +199,8 @@ def _output_weight(model: nn.Module, name: str, heads: int, size: int) -> Tensor
     return None
 
 
-def load(
-    folder: Path, text: Path, target: Path | None, *, count: int, seed: int, length: int
-) -> tuple[PreTrainedModel, TransformersSubject]:
-    """Return the model of a folder, and its subject with ``count`` sequences of a text.
+def load(folder: Path, *, text: Path, target: Path | None, count: int, seed: int, length: int) -> TransformersSubject:
+    """Return the model of a folder and ``count`` sequences of a text as a subject.
 
     A text is cut into blocks of ``length`` tokens, with the tokenizer's special tokens. With ``target``, each line of the text is
     a source, and the same line of the target its translation.
@@ -225,7 +223,7 @@ def load(
         samples = _blocks(tokenizer, text, count, seed, length)
     special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
     mask = getattr(tokenizer, "mask_token_id", None)
-    return model, TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)
+    return TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)
 
 
 def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[Tensor]:

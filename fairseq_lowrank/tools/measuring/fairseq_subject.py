@@ -1,0 +1,185 @@
+"""Checkpoints of fairseq, as subjects of a measurement."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fairseq.modules
+import torch
+import torch.nn.functional as F
+from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
+from fairseq.data import Dictionary, data_utils
+from fairseq.models import FairseqEncoderModel
+from fairseq.models.nat import FairseqNATModel
+from torch import nn
+
+from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention.config import AttentionConfig
+from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.plugin.foreign import attention_by_site
+from fairseq_lowrank.plugin.layer import FairseqAttention
+from fairseq_lowrank.tools import checkpoints
+from fairseq_lowrank.tools.architecture import attention_layers
+from fairseq_lowrank.tools.measuring.layers import LayerSubject
+from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, Metric
+
+TEXT = "text"
+"""The name of the subset that :func:`binarise` writes."""
+
+
+def load(
+    path: Path,
+    *,
+    data: Path | None,
+    subset: str,
+    text: Path | None,
+    target: Path | None,
+    count: int,
+    seed: int,
+    min_length: int,
+    max_length: int | None,
+    length: int | None,
+) -> LayerSubject:
+    """Return a checkpoint of fairseq and sequences of its data, or of a text, as a subject.
+
+    Args:
+        text: lines in the words or subwords of the model's dictionary, separated by spaces.
+        target: translations of the lines.
+        length: block length of a language model's data.
+
+    Raises:
+        UserError: the checkpoint, the data, or the kind of model cannot be measured.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        if text is not None:
+            state = checkpoints.load_state(path)
+            own = data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
+            data, subset = binarise(own, text, target, Path(folder)), TEXT
+        model, task = checkpoints.load_model(path, data=data, tokens_per_sample=length)
+        lengths = {"min_length": min_length, "max_length": max_length}
+        samples = checkpoints.sequences(task, subset, count=count, seed=seed, **lengths)
+        return subject_of(model, samples, task)
+
+
+def binarise(data: Path, text: Path, target: Path | None, folder: Path) -> Path:
+    """Write a text as the subset :data:`TEXT` of binarised data with the dictionaries of ``data``, and return the folder.
+
+    Raises:
+        UserError: there are no dictionaries, or a target is missing or too much.
+    """
+    if not data.is_dir():
+        raise FlagError("--data", data, "no such folder, and its dictionaries are needed", "Give another one.")
+    for file in data.glob("dict*.txt"):
+        shutil.copy(file, folder)
+    source, other = data_utils.infer_language_pair(str(data)) or (None, None)
+    if source is None and target is not None:
+        raise FlagError("--target", target, f"{data} has one language", "Remove the flag.")
+    if source is not None and target is None:
+        raise FlagError("--text", text, f"{data} has pairs of sentences", "Add --target FILE, a line for each line.")
+    files = {"": text} if source is None else {source: text, other: target}
+    counts = {len(file.read_text(encoding="utf-8").splitlines()) for file in files.values()}
+    if len(counts) > 1:
+        raise FlagError("--target", target, f"has another number of lines than {text}", "Give a line for each line.")
+    for language, file in files.items():
+        ending = f".{language}" if language else ""
+        dictionary = Dictionary.load(str(data / f"dict{ending}.txt"))
+        pair = f".{source}-{other}{ending}" if language else ""
+        binarizer = VocabularyDatasetBinarizer(dictionary)
+        prefix = str(folder / f"{TEXT}{pair}")
+        FileBinarizer.multiprocess_dataset(str(file), "mmap", binarizer, prefix, vocab_size=len(dictionary))
+    return folder
+
+
+def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject:
+    """Return a model of fairseq and samples of one sequence each as a subject. Stock attention becomes this package's.
+
+    Raises:
+        UserError: the model has other attention, or its output is not measured here.
+    """
+    name = type(model).__name__
+    metric, score = scoring(model, samples[0], task)
+    use_our_attention(model)
+    foreign = attention_by_site(model)
+    layers = attention_layers(model)
+    if foreign:
+        found = ", ".join(f"{kind.__name__} ({site})" for site, kind in foreign.items())
+        raise UserError(f"{name} computes attention by {found}, which is not measured. Use a model without it.")
+    if not layers:
+        raise UserError(f"{name} has no attention with queries and keys, so there is nothing to measure.")
+    tokens = sum(sample["ntokens"] for sample in samples) / len(samples)
+    return LayerSubject(name, layers, samples, score, metric, tokens)
+
+
+def scoring(model: nn.Module, sample: dict, task: Any) -> tuple[Metric, Callable[[dict], tuple[float, float]]]:
+    """Return the metric of a model, and the function that computes it on a sample.
+
+    Raises:
+        UserError: the model writes no words in order, or the data has no words or labels to compare with.
+    """
+    name = type(model).__name__
+    if isinstance(model, FairseqNATModel):
+        raise UserError(
+            f"{name} writes all words at once, so it has no loss of each word. Use an autoregressive model."
+        )
+    target = next((key for key in ("target", "lm_target") if key in sample), None)
+    if target is None or not torch.is_tensor(sample[target]) or "net_input" not in sample:
+        raise UserError(f"{name}: its data has no words or labels to compare with, so the cost of a cut is unknown.")
+    head = getattr(task.cfg, "classification_head_name", None)
+    if head is not None and head in getattr(model, "classification_heads", {}):
+        if getattr(task.cfg, "regression_target", False):
+            raise UserError(f"{name} predicts numbers, not labels, so it has no accuracy. Use a classifier.")
+
+        def accuracy(sample: dict) -> tuple[float, float]:
+            scores, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+            right = scores.argmax(-1).view(-1) == sample["target"].view(-1)
+            return float(right.sum()), float(right.numel())
+
+        return ACCURACY, accuracy
+    if sample[target].is_floating_point() or sample[target].dim() != 2:
+        raise UserError(f"{name}: its task ({type(task).__name__}) has no words as targets, so it is not measured.")
+    padding = task.target_dictionary.pad() if task.target_dictionary is not None else task.source_dictionary.pad()
+
+    def bits(sample: dict) -> tuple[float, float]:
+        output, right = model(**sample["net_input"]), sample[target]
+        chosen = right.ne(padding)
+        if isinstance(model, FairseqEncoderModel):
+            logs = F.log_softmax(output[0].float(), dim=-1)
+        else:
+            logs = model.get_normalized_probs(output, log_probs=True, sample=sample)
+        nats = -logs[chosen].gather(-1, right[chosen][:, None]).double().sum().item()
+        return nats / math.log(2), float(chosen.sum())
+
+    return BITS, bits
+
+
+def use_our_attention(model: nn.Module) -> None:
+    """Replace fairseq's own attention by plain attention of this package with the same weights."""
+    for name, module in list(model.named_modules()):
+        if type(module) is fairseq.modules.MultiheadAttention:
+            parent, _, attribute = name.rpartition(".")
+            layer = _same_layer(module)
+            layer.site = next(each.site for each in attention_layers(model) if each.name == name)
+            setattr(model.get_submodule(parent), attribute, layer)
+
+
+def _same_layer(module: fairseq.modules.MultiheadAttention) -> MultiheadAttention:
+    config = AttentionConfig(
+        AttentionSpec(),
+        module.embed_dim,
+        module.num_heads,
+        kdim=module.kdim,
+        vdim=module.vdim,
+        bias=module.q_proj.bias is not None,
+        add_bias_kv=module.bias_k is not None,
+        add_zero_attn=module.add_zero_attn,
+        self_attention=module.self_attention,
+        encoder_decoder_attention=module.encoder_decoder_attention,
+    )
+    layer = FairseqAttention(config)
+    layer.load_state_dict(module.state_dict())
+    return layer.to(module.out_proj.weight.dtype).eval()
