@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pool
 from pathlib import Path
+from typing import Any
 
 from fairseq_lowrank.messages import UserError
 
@@ -49,7 +50,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def unpacked(path: Path, mode: str = "rb", **options) -> Iterator:
+def unpacked(path: Path, mode: str = "rb", **options: Any) -> Iterator:
     """Open a file for reading, as gzip if its name ends in .gz.
 
     Raises:

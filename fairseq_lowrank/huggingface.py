@@ -21,6 +21,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -285,7 +286,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     output_attentions: bool | None = None,
-    **others,
+    **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute one attention layer of a model of transformers; the function that is registered there.
 

@@ -93,7 +93,7 @@ def import_fairseq() -> None:
     ``fairseq/__init__.py`` imports every task, so the repair must come before that file is run. ``fairseq.dataclass`` needs no
     other part of fairseq.
     """
-    if "fairseq" in sys.modules or (spec := importlib.util.find_spec("fairseq")) is None:
+    if "fairseq" in sys.modules or (spec := importlib.util.find_spec("fairseq")) is None or spec.loader is None:
         return
     package = sys.modules["fairseq"] = importlib.util.module_from_spec(spec)
     try:

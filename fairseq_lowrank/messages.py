@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from typing import Any
 
 # Packages that a command may need, by the extra that installs them; the same as in pyproject.toml.
 EXTRAS = {
@@ -75,8 +76,8 @@ class StateDictMismatch(UserError, RuntimeError):
     def __init__(
         self,
         name: str,
-        saved: object,
-        current: object,
+        saved: Any,
+        current: Any,
         others: int = 0,
         path: str | None = None,
         remedy: str = "Use the flags that the checkpoint was trained with.",

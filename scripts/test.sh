@@ -14,7 +14,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 ruff check .
 ruff format --check .
-mypy # of what pyproject.toml names
+mypy # the package, with the exceptions that pyproject.toml names
 # A process for each core, of one thread each: threads that share a core wait for one another. A file's tests stay together,
 # since they share what they trained.
 processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both

@@ -1,5 +1,6 @@
 """A wheel and a source distribution, built from a copy: their files, their metadata and the links of their description."""
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+
+from fairseq_lowrank import attention, huggingface
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
@@ -75,3 +78,23 @@ def test_an_address_makes_every_link_of_the_description_absolute(tmp_path):
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert f"{ADDRESS}/raw/HEAD/docs/attention.svg" in links and f"{ADDRESS}/blob/HEAD/docs/evidence.md" in links
     assert not [link for link in links if not re.match(r"https://|#", link)]
+
+
+PUBLIC = [*(getattr(attention, name) for name in attention.__all__), *vars(huggingface).values()]
+
+
+@pytest.mark.parametrize(
+    "public",
+    [
+        one
+        for one in PUBLIC
+        if callable(one) and one.__module__.startswith("fairseq_lowrank.") and one.__name__[0] != "_"
+    ],
+    ids=lambda public: public.__name__,
+)
+def test_a_type_checker_sees_all_of_a_public_function(public):
+    methods = [value for name, value in vars(public).items() if name[0] != "_" or name == "__init__"]
+    for function in filter(inspect.isfunction, methods if inspect.isclass(public) else [public]):
+        signature = inspect.signature(function)
+        bare = [name for name, one in signature.parameters.items() if one.annotation is one.empty and name != "self"]
+        assert not bare and signature.return_annotation is not signature.empty, function.__qualname__

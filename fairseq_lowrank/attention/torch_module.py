@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
 import torch
 from torch import nn
 
@@ -12,7 +15,9 @@ class _DisabledInProj:
     """A stand-in for the joint weight of queries, keys and values, which makes torch's fused paths decline."""
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        cls, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
+    ) -> NoReturn:
         raise TypeError("queries, keys and values have separate projections: there is no in_proj_weight")
 
 

@@ -149,8 +149,8 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
     def fill(folder: Path) -> None:
         for file, text in pages.items():
             (folder / file).write_text(text, encoding="utf-8")
-        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
+        with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as table:
+            writer = csv.DictWriter(table, fieldnames=list(dict.fromkeys(key for row in rows for key in row)))
             writer.writeheader()
             writer.writerows({key: inert(value) for key, value in row.items()} for row in rows)
         for figure_name, figure in figures.items():
@@ -189,7 +189,7 @@ def save_checkpoint(state: dict, path: Path) -> None:
         unfinished.replace(path)
     except (OSError, RuntimeError) as error:
         # after a failed write torch raises "unexpected pos" over the OSError
-        cause = error
+        cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
         if cause is None:

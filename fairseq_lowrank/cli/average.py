@@ -9,6 +9,7 @@ generate, evaluate and fine-tune; a training cannot resume from it.
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
@@ -104,7 +105,7 @@ def model_kind(state: dict) -> dict:
     """
     from omegaconf import OmegaConf
 
-    sections = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
+    sections: Any = OmegaConf.to_container(state["cfg"], resolve=False, enum_to_str=True)
     model = sections.pop("model")
     model = vars(model) if isinstance(model, argparse.Namespace) else model
     foreign = {"model", *sections}.union(*(section for section in sections.values() if isinstance(section, dict)))

@@ -99,13 +99,12 @@ def random_calls(
         batch, queries, keys = number(1, 2), number(1, longest), number(1, longest)
         padding = torch.rand(batch, keys, generator=generator) < 0.3 if padded else None
         shape = one_of((queries, keys), (batch, 1, 1, keys), (batch, heads, queries, keys))
-        additive = torch.randn(shape, generator=generator)
-        additive = {"none": None, "bool": additive < -1, "float": additive.masked_fill(additive < -1, float("-inf"))}[
-            kind
-        ]
-        sizes = key_groups, value_groups, queries, keys, dim, value_dim
+        drawn_mask = torch.randn(shape, generator=generator)
+        hidden = drawn_mask < -1
+        additive = {"none": None, "bool": hidden, "float": drawn_mask.masked_fill(hidden, float("-inf"))}[kind]
+        shapes = key_groups, value_groups, queries, keys, dim, value_dim
         mask = AttentionMask(causal, padding, additive)
-        yield random_call(generator, device, dtype, batch, heads, sizes, rules, mask, activation, None)
+        yield random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
 
 
 def common_calls(device: torch.device) -> dict[str, AttentionCall]:

@@ -83,8 +83,8 @@ def run(args) -> None:
     sizes = {name: changes.get(name) for name in SIZES}
     state, notes = convert(state, attention=args.attention, mixing=args.head_mixing, **sizes)
     _output.save_checkpoint(state, args.output)
-    given = " ".join(f"{SIZES.get(name, '--' + name.replace('_', '-'))} {value}" for name, value in changes.items())
-    _output.say("\n".join([f"{args.output}: {args.checkpoint} with {given}", *notes]))
+    flags = " ".join(f"{SIZES.get(name, '--' + name.replace('_', '-'))} {value}" for name, value in changes.items())
+    _output.say("\n".join([f"{args.output}: {args.checkpoint} with {flags}", *notes]))
     if args.data:
         _output.say(error_text(args))
 
@@ -94,11 +94,9 @@ def error_text(args) -> str:
     from fairseq_lowrank.tools import checkpoints
     from fairseq_lowrank.tools.conversion import output_error
 
-    models = []
-    for path in (args.checkpoint, args.output):
-        model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
-        models.append(model)
-    found = output_error(*models, samples := spectrum.sequences(args, task), task.target_dictionary.pad())
+    first, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
+    second, _ = checkpoints.load_model(args.output, data=args.data, tokens_per_sample=args.length)
+    found = output_error(first, second, samples := spectrum.sequences(args, task), task.target_dictionary.pad())
     return (
         f"{len(samples)} sequences of {args.subset!r}: {found['bits_before']:.4f} bits per token before, "
         f"{found['bits_after']:.4f} after; log₂ probabilities differ by {found['mean']:.2g} for targets on average, by "

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from fairseq_lowrank.cli import user_dir
 
@@ -51,13 +52,13 @@ def help_as_text() -> Iterator[None]:
     """Convert the help of each argument to text while open."""
     add_argument = argparse.ArgumentParser.add_argument
 
-    def add_argument_with_text(self, *names, **options):
+    def add_argument_with_text(self: argparse.ArgumentParser, *names: Any, **options: Any) -> argparse.Action:
         if options.get("help") is not None:
             options["help"] = str(options["help"])
         return add_argument(self, *names, **options)
 
-    argparse.ArgumentParser.add_argument = add_argument_with_text
+    argparse.ArgumentParser.add_argument = add_argument_with_text  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
-        argparse.ArgumentParser.add_argument = add_argument
+        argparse.ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]

@@ -32,6 +32,7 @@ import contextlib
 from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
@@ -189,7 +190,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
             place.add(layer.site, layer.layer, layer.module.head_dim, heads, bound if name == label else None)
 
     chosen = sequences(args, task)
-    before = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
+    before: Any = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
     # the hooks of `before` run first, because they are registered first
     with torch.no_grad(), before as unmixed, checkpoints.attention_weights(model, receive):
         for sample in tqdm(chosen, desc=label, disable=None):

@@ -9,6 +9,7 @@ the model works with ``masked_lm``, ``sentence_prediction`` and everything else 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from fairseq.models import register_model, register_model_architecture
@@ -80,7 +81,7 @@ class LowrankBertModel(LowrankModel, RobertaModel):
                 module.eps = args.layer_norm_eps
 
     def register_classification_head(
-        self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **unused
+        self, name: str, num_classes: Any = None, inner_dim: int | None = None, **unused
     ) -> None:
         """Register BERT's classification head, which shares the pooler with the next-sentence head.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 
@@ -31,7 +33,7 @@ def add_span_head(model: nn.Module, embed_dim: int) -> nn.Module:
     """
     model.span_head = SpanHead(embed_dim)
 
-    def score(module: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple | None:
+    def score(module: Any, args: tuple, kwargs: dict, output: tuple) -> tuple | None:
         return (module.span_head(output[0]), *output[1:]) if kwargs.get("features_only") else None
 
     model.register_forward_hook(score, with_kwargs=True)

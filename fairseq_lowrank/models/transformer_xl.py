@@ -170,8 +170,8 @@ class TransformerXLDecoder(TransformerDecoder):
             tokens = tokens[:, -1:]
         x = self._embed(tokens)
         memory = self._previous_memory(segment, x)
-        padding = tokens.eq(self.padding_idx)
-        padding = F.pad(padding, (memory[0].size(0), 0)) if padding.any() else None
+        padded = tokens.eq(self.padding_idx)
+        padding = F.pad(padded, (memory[0].size(0), 0)) if padded.any() else None
         states = [x]
         for layer, before in zip(self.layers, memory, strict=True):
             x = layer(x, before if len(before) else None, padding, incremental_state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -39,10 +40,10 @@ def first_order(gradients: Sequence[Tensor | None], sources: Sequence[Tensor | N
 
 class _FirstOrder(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.message = message
         return tensors[:count]
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor | None) -> NoReturn:
         raise NotImplementedError(ctx.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ def _wide(tensor: Tensor) -> Tensor:
 class _HeadOverlap(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         layout: tuple[Structure, list[float]],
         spaces: tuple[str, ...],
         query_padding: Tensor | None,
@@ -152,7 +152,7 @@ class _HeadOverlap(torch.autograd.Function):
         return values
 
     @staticmethod
-    def backward(ctx, grad_values: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_values: Tensor) -> tuple[Tensor | None, ...]:
         refuse_transforms(_FIRST_ORDER, grad_values)
         query_padding, *tensors = ctx.saved_tensors
         with torch.no_grad():
@@ -160,12 +160,12 @@ class _HeadOverlap(torch.autograd.Function):
         return None, None, None, *first_order(gradients, (*tensors, grad_values), _FIRST_ORDER)
 
     @staticmethod
-    def jvp(ctx, *tangents):
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         raise NotImplementedError(_FIRST_ORDER)
 
     @staticmethod
     def gradients(
-        ctx, query_padding: Tensor | None, tensors: Sequence[Tensor], grad_values: Tensor
+        ctx: Any, query_padding: Tensor | None, tensors: Sequence[Tensor], grad_values: Tensor
     ) -> list[Tensor | None]:
         """Return the gradient of each tensor that needs one, summed over heads in float32 or better."""
         needed = ctx.needs_input_grad[3:]

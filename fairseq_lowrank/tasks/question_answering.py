@@ -197,13 +197,13 @@ class QuestionAnsweringTask(FairseqTask):
         lines = self.folder / f"{split}.jsonl"
         if not lines.is_file():
             raise FileNotFoundError(f"Dataset not found: {split} ({lines})")
-        parts = [
+        questions, paragraphs = (
             data_utils.load_indexed_dataset(str(self.folder / name / split), self.dictionary)
             for name in ("question", "paragraph")
-        ]
+        )
         with open(lines, encoding="utf-8") as file:
             read = [json.loads(line) for line in file]
-        dataset = QuestionDataset(read, *parts, self.cfg, self.dictionary, shuffle=split == "train")
+        dataset = QuestionDataset(read, questions, paragraphs, self.cfg, self.dictionary, shuffle=split == "train")
         logger.info(f"{split}: {len(dataset.asked)} questions on {len(read)} paragraphs in {len(dataset)} windows")
         self.datasets[split] = dataset
         return dataset

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq.data import BaseWrapperDataset, FairseqDataset, iterators
 from fairseq.distributed import utils as distributed
@@ -175,5 +176,5 @@ class SegmentLanguageModelingTask(LanguageModelingTask):
             memories[True] = SegmentCache(state["segment"], list(state["hidden"]))
 
     def _memories(self) -> list[dict]:
-        parts = (part for model in self._models for part in model.modules())
+        parts: Iterator[Any] = (part for model in self._models for part in model.modules())
         return [part.memories for part in parts if hasattr(part, "memories")]

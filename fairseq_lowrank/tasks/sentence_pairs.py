@@ -26,7 +26,8 @@ class DocumentText:
     def documents(self) -> list[np.ndarray]:
         """Return for each document the position where its first line starts, and then where each line stops."""
         starts = np.concatenate(([0], self.stops[:-1]))
-        found, current = [], []
+        found: list = []
+        current: list = []
         for start, stop in zip(starts, self.stops, strict=True):
             if start < stop:
                 current += [stop] if current else [start, stop]

@@ -6,7 +6,7 @@ import difflib
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import fairseq.modules
 from fairseq import options
@@ -39,7 +39,7 @@ class AttentionLayer(NamedTuple):
     name: str
     site: str
     layer: int
-    module: nn.Module
+    module: Any  # a layer of this package, or fairseq's own
 
 
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
@@ -149,6 +149,9 @@ def _cannot_be_built(architecture: str, error: Exception) -> FlagError:
 def stacks(args: Namespace) -> Iterator[tuple[str, int, int, int]]:
     """Yield name (encoder or decoder), layers, width and heads of each stack of an architecture."""
     for stack in STACKS:
-        sizes = [getattr(args, f"{stack}_{size}", None) for size in ("layers", "embed_dim", "attention_heads")]
+        sizes: list[Any] = [
+            getattr(args, f"{stack}_{size}", None) for size in ("layers", "embed_dim", "attention_heads")
+        ]
         if all(isinstance(size, int) for size in sizes):
-            yield (stack, *sizes)
+            layers, width, heads = sizes
+            yield stack, layers, width, heads

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
 from fairseq_lowrank.attention import AXES, AttentionSpec
 
 
-def spec_of(module: nn.Module) -> AttentionSpec:
+def spec_of(module: Any) -> AttentionSpec:
     """Return what an attention layer computes; fairseq's attention is plain."""
     return getattr(module, "spec", None) or AttentionSpec()
 
 
-def axes_of(module: nn.Module, spec: AttentionSpec | None = None) -> dict[str, int | str]:
+def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, int | str]:
     """Return an attention layer's choice or size on every axis, or that which it would have with another `spec`."""
     spec = spec or spec_of(module)
     projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)

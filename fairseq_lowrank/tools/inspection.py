@@ -69,7 +69,8 @@ def inspect(parameters: dict[str, Tensor], means: dict[str, Tensor] | None = Non
 
 def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output: int) -> dict:
     """Describe a layer's tensors except its projections; `output` is the input size of its output projection."""
-    found, tensors = {}, dict(tensors)
+    found: dict = {}
+    tensors = dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()
     weight, known = tensors.get("mixing.weight"), axes.get("mixing") in (None, *MIXINGS)
@@ -83,8 +84,8 @@ def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
         else:
             matrix, kind = _mixing_matrix(matrix, axes.get("mixing"), axes.get("mixing_normalization", "none"))
         found |= _matrix(matrix, kind, axes, output)
-    if (matrix := tensors.pop("score_mixing.weight", None)) is not None:
-        found["score_mixing"] = _matrix(matrix, "L", axes, output)
+    if (of_scores := tensors.pop("score_mixing.weight", None)) is not None:
+        found["score_mixing"] = _matrix(of_scores, "L", axes, output)
     for part in ("query", "key", "value"):
         if (embedding := tensors.pop(f"head_embeddings.{part}", None)) is not None:
             found[part] = embedding.norm(dim=-1).tolist()
@@ -118,8 +119,8 @@ def _matrix(matrix: Tensor, kind: str, axes: dict, output: int) -> dict:
 
 def site_and_layer(name: str) -> tuple[str, int]:
     """Return site and number of an attention layer of a state dict, from its name in fairseq's models."""
-    layer = int(re.search(r"\.(\d+)\.", name)[1])
     parts = name.split(".")
+    layer = int(next(part for part in parts[1:-1] if part.isdecimal()))
     if parts[-1].startswith("encoder_attn"):
         return "cross", layer
     stacks = [part for part in parts if "encoder" in part or "decoder" in part]

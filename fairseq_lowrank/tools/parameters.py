@@ -6,6 +6,7 @@ import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
@@ -57,7 +58,9 @@ def count(model: nn.Module) -> dict:
         - `attention_without_biases`: the number that the MHE poster counts and PEoP uses.
         - `unused`: parameters that nothing reads (``--unused-key-projection``).
     """
-    kinds, sites, biases, unused = {}, {}, 0, 0
+    kinds: dict[nn.Parameter, str] = {}
+    sites: dict[str, int] = {}
+    biases = unused = 0
     for layer in attention_layers(model):
         for name, parameter in layer.module.named_parameters():
             kinds.setdefault(parameter, "attention")
@@ -68,7 +71,7 @@ def count(model: nn.Module) -> dict:
         if getattr(getattr(layer.module, "score", None), "unused_key_projection", False):
             unused += sum(parameter.numel() for parameter in layer.module.k_proj.parameters())
     for name, module in model.named_modules():
-        kind = None
+        kind = ""
         if isinstance(module, (nn.Embedding, AdaptiveInput, AdaptiveSoftmax)) or name.endswith("output_projection"):
             kind = "embeddings"
         elif name.rpartition(".")[2] in ("fc1", "fc2"):
@@ -116,7 +119,7 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     return args
 
 
-def class_of(layer: nn.Module, preset: str) -> str | None:
+def class_of(layer: Any, preset: str) -> str | None:
     """Return the class of a layer compared with plain attention of its width and heads, if it is known.
 
     Args:
@@ -127,7 +130,8 @@ def class_of(layer: nn.Module, preset: str) -> str | None:
     names = [name for name, axis in AXES.items() if axis.choices is not None and name != "gate_start"]
 
     def matches(known: str) -> bool:
-        plain = AttentionSpec(**PRESETS[known])
+        axes: dict[str, Any] = dict(PRESETS[known])
+        plain = AttentionSpec(**axes)
         return all(getattr(spec, name) == getattr(plain, name) for name in names)
 
     found = next((known for known in (preset, *PRESETS) if matches(known)), None)
@@ -164,7 +168,7 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     for layer in attention_layers(model):
         kind = class_of(layer.module, getattr(args, "attention", None) or "mha")
         axes.setdefault(layer.site, axes_of(layer.module) | {"class": kind or "not classified"})
-    extra = 0
+    extra: int | None = 0
     if chooses_attention(args):
         try:
             extra = counts["total"] - count(build_model(plain(args), vocab_size))["total"]

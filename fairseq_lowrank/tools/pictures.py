@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
@@ -84,9 +85,9 @@ def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxy
     return ", ".join([preset, *(f"{name} {value}" for name, value in found.items() if value != own[name])])
 
 
-def kind_of_flags(flags: Mapping[str, object] | None) -> str:
+def kind_of_flags(flags: Mapping[str, Any] | None) -> str:
     """Return the :func:`attention_kind` of ``{"preset": …, AXIS: …}``, or of ``None`` for fairseq's own attention."""
-    axes = dict(flags or {"preset": None})
+    axes: dict[str, Any] = dict(flags or {"preset": None})
     return attention_kind(axes.pop("preset"), axes)
 
 
@@ -95,7 +96,9 @@ def styles(kinds: Iterable[str]) -> list[dict]:
 
     If an attention repeats, it gets another line style, and a lighter shade after all styles are used.
     """
-    found, seen, unknown = [], Counter(), {}
+    found: list[dict] = []
+    seen: Counter[str] = Counter()
+    unknown: dict[str, str] = {}
     for kind in kinds:
         colour = COLOURS.get(kind) or unknown.setdefault(kind, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
         rounds, style = divmod(seen[colour], len(LINE_STYLES))
@@ -111,7 +114,8 @@ def marker(style: dict) -> str:
 
 def _lighter(colour: str, share: float) -> str:
     """Mix a colour with white and keep this share of it."""
-    return to_hex([1 - share * (1 - part) for part in to_rgb(colour)])
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def plain(text: str) -> str:

@@ -129,7 +129,8 @@ def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
 def predict_sentences(model, task, split: str, about: dict, max_tokens: int) -> Predictions:
     """Predict each sentence's most probable label, or its number."""
     labels, head = about["labels"], task.cfg.classification_head_name
-    said, targets = {}, {}
+    said: dict = {}
+    targets: dict = {}
     for sample in batches(model, task, split, max_tokens):
         scores, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
         values = scores.argmax(dim=-1) if labels else scores.view(-1).float()
@@ -170,7 +171,7 @@ def predict_answers(model, task, split: str, about: dict, max_tokens: int) -> Pr
     places: dict[int, list[int]] = {}
     for index, window in enumerate(dataset.windows):
         places.setdefault(window.question, []).append(index)
-    begins = {}
+    begins: dict = {}
     for indices in places.values():
         spans = [(dataset.windows[index].begin, dataset.windows[index].end) for index in indices]
         begins |= zip(indices, has_most_context(spans), strict=True)

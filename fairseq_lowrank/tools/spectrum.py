@@ -152,7 +152,7 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
         mixing = getattr(layer.module, "mixing", None)
         if mixing is None:
             continue
-        operations = []
+        operations: list = []
 
         def operation(query, inputs=None, mixing=mixing, operations=operations):
             operations[:] = [type(mixing).operation(mixing, query, inputs)]
@@ -256,10 +256,10 @@ class Spectra:
             rows = [{name: value[head].tolist() for name, value in heads.items()} for head in range(len(heads["area"]))]
             entry = {"layer": layer, "head_dim": head_dim, **_mean(heads), "heads": rows}
             sites.setdefault(site, {"length": length, "layers": []})["layers"].append(entry)
-        for site in sites.values():
-            names = [name for name in site["layers"][0] if name not in ("layer", "head_dim", "heads")]
-            site["mean"] = {
-                name: torch.tensor([layer[name] for layer in site["layers"]], dtype=torch.float64).mean(0).tolist()
+        for entry in sites.values():
+            names = [name for name in entry["layers"][0] if name not in ("layer", "head_dim", "heads")]
+            entry["mean"] = {
+                name: torch.tensor([layer[name] for layer in entry["layers"]], dtype=torch.float64).mean(0).tolist()
                 for name in names
             }
         return sites

@@ -49,7 +49,7 @@ def pearson(predictions: Values, targets: Values) -> float:
     """Return the linear correlation; 0 if all predictions, or all targets, are the same."""
     if len(set(predictions)) < 2 or len(set(targets)) < 2:
         return 0.0
-    return float(numpy.corrcoef(predictions, targets)[0, 1])
+    return float(numpy.corrcoef(numpy.array(predictions), numpy.array(targets))[0, 1])
 
 
 def spearman(predictions: Values, targets: Values) -> float:

@@ -54,8 +54,8 @@ def predict_text(
     if not dictionary.is_file():
         raise UserError(f"the dictionary {dictionary} of {checkpoint} does not exist. Add --dict FILE.")
     rows, cutter = [line.split("\t") for line in lines], load_cutter(pieces)
-    with tempfile.TemporaryDirectory() as folder:
-        folder = Path(folder)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         if asks_questions:
             check_columns(rows, 2, "a question, a tab, and a paragraph")
             about = {"name": SPLIT, "unanswerable": unanswerable}

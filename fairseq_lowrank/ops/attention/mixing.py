@@ -231,12 +231,12 @@ class _WideProduct(torch.autograd.Function):
         return at_least_float32(queries) @ weight
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (queries, weight), (of_queries, of_weight) = ctx.saved_tensors, ctx.needs_input_grad
         return (
             (grad @ weight.t()).to(queries.dtype) if of_queries else None,
@@ -244,7 +244,7 @@ class _WideProduct(torch.autograd.Function):
         )
 
     @staticmethod
-    def jvp(ctx, queries_tangent: Tensor, weight_tangent: Tensor) -> Tensor:
+    def jvp(ctx: Any, queries_tangent: Tensor, weight_tangent: Tensor) -> Tensor:
         queries, weight = ctx.saved_tensors
         return at_least_float32(queries_tangent) @ weight + at_least_float32(queries) @ weight_tangent
 

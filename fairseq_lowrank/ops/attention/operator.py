@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -80,14 +80,14 @@ def _register(backend: RecomputeBackend) -> None:
             result.copy_(gradient)
         return results
 
-    def differentiate(ctx, grad_output: Tensor) -> tuple[list[Tensor | None], None, None, None]:
+    def differentiate(ctx: Any, grad_output: Tensor) -> tuple[list[Tensor | None], None, None, None]:
         needed = list(ctx.needs_input_grad[0])
         *tensors, seed = ctx.saved_tensors
         operator = getattr(torch.ops.fairseq_lowrank, f"{name}_backward")
         gradients = iter(operator(tensors, seed, *ctx.settings, grad_output, needed))
         return [next(gradients) if wanted else None for wanted in needed], None, None, None
 
-    def refuse(ctx, *gradients) -> None:
+    def refuse(ctx: Any, *gradients: Tensor | None) -> NoReturn:
         raise NotImplementedError(backend.message)
 
     _library.impl(name, forward, "CompositeExplicitAutograd")
@@ -128,7 +128,7 @@ def _needed(tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Te
     return [tensor for tensor, wanted in zip(tensors, needed, strict=True) if wanted and tensor is not None]
 
 
-def _save(ctx, inputs: tuple, output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
     tensors, seed, *ctx.settings = inputs
     ctx.save_for_backward(*tensors, seed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def compute(call: AttentionCall, backend: RecomputeBackend) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         backend: RecomputeBackend,
         structure: Structure,
         numbers: list[float],
@@ -75,7 +75,7 @@ class _Attention(torch.autograd.Function):
         return heads
 
     @staticmethod
-    def backward(ctx, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         backend = ctx.backend
         refuse_transforms(backend.message, grad_output)
         saved = ctx.saved_tensors  # read once: a checkpoint may unpack them only once
@@ -86,5 +86,5 @@ class _Attention(torch.autograd.Function):
         return None, None, None, None, *first_order(gradients, (*tensors, grad_output), backend.message)
 
     @staticmethod
-    def jvp(ctx, backend, *tangents):
+    def jvp(ctx: Any, backend: RecomputeBackend, *tangents: Tensor | None) -> NoReturn:
         raise NotImplementedError(ctx.backend.message)

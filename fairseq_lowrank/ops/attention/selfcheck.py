@@ -198,7 +198,18 @@ def _narrowed(mixing: HeadMixing | None, like: HeadMixing | None) -> HeadMixing 
     return replace(mixing, weight=mixing.weight.to(like.weight.dtype))
 
 
-def random_call(generator, device, dtype, batch, heads, sizes, rules, mask, activation, scale) -> AttentionCall:
+def random_call(
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    sizes: tuple[int, int, int, int, int, int],
+    rules: Any,
+    mask: AttentionMask,
+    activation: str,
+    scale: float | None,
+) -> AttentionCall:
     key_groups, value_groups, queries, keys, dim, value_dim = sizes
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
