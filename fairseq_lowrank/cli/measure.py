@@ -16,6 +16,7 @@ The need is the least rank that costs at most 1 % of the loss (--tolerance), wit
   fairseq-lowrank measure checkpoint_best.pt --text FILE [--target FILE]    lines in the words of its dictionary
   fairseq-lowrank measure --transformers FOLDER --text FILE                 blocks of 128 tokens of a text
   fairseq-lowrank measure --transformers FOLDER --text FILE --target FILE   a model that translates, a pair of lines a sequence
+  fairseq-lowrank measure mha.pt --compare mixing.pt --output pictures/     two models in one figure
 
 A cut shows what a model uses. It cannot show what a model that was trained under a cap would do without it.
 """
@@ -45,16 +46,23 @@ def add_arguments(parser) -> None:
     )
     spectrum.add_data_arguments(parser)
     parser.set_defaults(**SEQUENCES)
-    _output.add_output_arguments(parser, "measure.json and measure.csv")
+    parser.add_argument(
+        "--compare", type=Path, metavar="OTHER", help="another model of the same kind, on the same data"
+    )
+    _output.add_output_arguments(parser, "measure.json, measure.csv, and loss against rank as measure.png and .pdf")
 
 
 def run(args) -> None:
     check(args)
-    from fairseq_lowrank.tools.measuring import measurement
+    from fairseq_lowrank.tools.measuring import figure, measurement
 
-    label, subject = load(args)
-    results = [measurement.measure(subject, label, tolerance=args.tolerance, seed=args.seed)]
-    _output.write(args, NAME, results, [row for result in results for row in rows(result)], {})
+    paths = [path for path in (args.checkpoint or args.transformers, args.compare) if path is not None]
+    labels = spectrum.default_labels(paths) if args.compare else [paths[0].stem]
+    results = []
+    for label, path in zip(labels, paths, strict=True):
+        results.append(measurement.measure(load(path, args), label, tolerance=args.tolerance, seed=args.seed))
+    figures = {NAME: figure.plot_cuts(results)} if args.output else {}
+    _output.write(args, NAME, results, [row for result in results for row in rows(result)], figures)
     _output.show(args, results, "\n\n".join(map(as_text, results)))
 
 
@@ -79,21 +87,21 @@ def check(args) -> None:
         raise UserError("no model given. Add a checkpoint, or --transformers FOLDER --text FILE.")
 
 
-def load(args) -> tuple[str, object]:
-    """Return a label and the subject of the model that the arguments name."""
+def load(path: Path, args):
+    """Return a model as the subject of a measurement.
+
+    Args:
+        path: a checkpoint, or with --transformers a folder.
+    """
     about = {"text": args.text, "target": args.target, "count": args.sequences, "seed": args.seed}
     if args.transformers is not None:
         from fairseq_lowrank.tools.measuring import transformers_subject
 
-        return args.transformers.name, transformers_subject.load(
-            args.transformers, **about, length=args.length or LENGTH
-        )
+        return transformers_subject.load(path, **about, length=args.length or LENGTH)
     from fairseq_lowrank.tools.measuring import fairseq_subject
 
-    lengths = {"min_length": args.min_length, "max_length": args.max_length, "length": args.length}
-    return args.checkpoint.stem, fairseq_subject.load(
-        args.checkpoint, data=args.data, subset=args.subset, **about, **lengths
-    )
+    about |= {"min_length": args.min_length, "max_length": args.max_length, "length": args.length}
+    return fairseq_subject.load(path, data=args.data, subset=args.subset, **about)
 
 
 def rows(result: dict) -> list[dict]:
@@ -109,11 +117,14 @@ def rows(result: dict) -> list[dict]:
 
 def as_text(result: dict) -> str:
     """Return the verdicts, and tables of cuts and of directions."""
+    from fairseq_lowrank.tools.measuring.verdict import LIMIT
+
     lines = [
         f"{result['label']} ({result['model']}): {result['metric']} {result['value']:.4g} on {result['sequences_held_out']} held-out "
         f"sequences of {result['mean_length']:.0f} tokens; bases from {result['sequences_of_basis']} others",
         "",
         *(verdict["text"] for verdict in result["verdicts"]),
+        LIMIT,
     ]
     for kind, cuts in result["cuts"].items():
         curve = cuts["all"]

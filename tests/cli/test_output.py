@@ -26,6 +26,7 @@ FOLDER_COMMANDS = {
     "advise": ["--arch", "transformer", "--vocab-size", "1000", "--length", "9"],
     "inspect": ["checkpoint.pt"],
     "spectrum": ["checkpoint.pt"],
+    "measure": ["checkpoint.pt"],
     "import-bert": ["bert-base-uncased"],
     "predict": ["checkpoint.pt", "--data", "data"],
 }
