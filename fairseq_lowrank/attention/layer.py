@@ -156,6 +156,8 @@ class MultiheadAttention(TorchMHACompat):
         self._built = (*projections, *extra, *further, *_MODULE_AXES, "dropout_module", "out_proj")
         self._reads_inputs = any(getattr(getattr(self, axis), "reads_inputs", False) for axis in _MIXING_AXES)
         self.state_config = self._state_config()
+        for name in self.state_config.markers:
+            self.register_buffer(name, torch.zeros(1))
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
 
@@ -479,7 +481,10 @@ class MultiheadAttention(TorchMHACompat):
         modules = {axis: getattr(self, axis) for axis in _MODULE_AXES if self._starts_as_identity(axis)}
         learned = frozenset(axis for axis, module in modules.items() if [*module.parameters()])
         initial = record_initial_mixing(modules, self._build_axis)
-        return AttentionConfigInStateDict({**config, **self.score.state_config}, initial, learned)
+        plain = [axis for axis in _MODULE_AXES if (part := getattr(self, axis)) is not None and not part.state_dict()]
+        return AttentionConfigInStateDict(
+            {**config, **self.score.state_config}, initial, learned, ("activation", "rotary", *plain)
+        )
 
     def _starts_as_identity(self, axis: str) -> bool:
         module = getattr(self, axis)

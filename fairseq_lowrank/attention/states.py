@@ -30,12 +30,24 @@ class AttentionConfigInStateDict:
         config: of the layer.
         initial_mixing: the state in which each mixing module starts, by the axis of the module.
         learned: the axes whose mixing has parameters.
+        without_tensors: the names of settings that no tensor shows.
+
+    Attributes:
+        markers: the name of a further tensor for each of these settings that is not fairseq's, such as ``activation_sigsoftmax``.
+            Other code, which does not read the configuration, refuses a state with such a tensor.
     """
 
     def __init__(
-        self, config: StateConfig, initial_mixing: dict[str, dict[str, Tensor]], learned: frozenset[str]
+        self,
+        config: StateConfig,
+        initial_mixing: dict[str, dict[str, Tensor]],
+        learned: frozenset[str],
+        without_tensors: tuple[str, ...] = (),
     ) -> None:
         self.config, self.initial_mixing, self.learned = config, initial_mixing, learned
+        plain = default_config(0, 0)
+        changed = [name for name in without_tensors if config[name] != plain[name]]
+        self.markers = tuple(f"{name}_{config[name]}".lower().replace("-", "_") for name in changed)
 
     def save(self, destination: dict[str, Any], prefix: str) -> None:
         """Write the configuration into the metadata of a state."""
@@ -57,6 +69,8 @@ class AttentionConfigInStateDict:
         check_settings(prefix, saved, current)
         split_in_proj(state_dict, prefix)
         self._fill_missing_mixing(state_dict, prefix, saved)
+        for name in self.markers:  # older states and states of other code have none
+            state_dict.setdefault(prefix + name, torch.zeros(1))
 
     # Not when fairseq upgrades a checkpoint: that is before it renumbers the layers that it keeps.
     def _fill_missing_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: StateConfig) -> None:

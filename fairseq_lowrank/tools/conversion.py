@@ -399,6 +399,10 @@ def as_state_of(model: torch.nn.Module, tensors: dict[str, Tensor], old: dict[st
         UserError: a tensor of the model is missing.
     """
     fresh = model.state_dict()
+    markers = [
+        f"{layer.name}.{marker}" for layer in attention_layers(model) for marker in layer.module.state_config.markers
+    ]
+    tensors = {name: fresh[name] for name in markers} | tensors  # older checkpoints have none
     order = {name: index for index, name in enumerate(fresh)}
     if missing := [name for name in fresh if "_attn." in name and name not in tensors]:
         raise UserError(f"the checkpoint has no {missing[0]}. Use a complete checkpoint.")

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.attention import RotaryPositions, build_attention
+from fairseq_lowrank.attention.spec import AXES, PRESETS
 from fairseq_lowrank.messages import StateDictMismatch
 
 LEARNED = {
@@ -114,3 +115,50 @@ def test_a_state_that_mixes_scores_is_no_mixhead():
     with pytest.raises(StateDictMismatch) as error:
         build_attention("mixhead-a", 12, 3).load_state_dict(trained("talking-heads"))
     assert (error.value.saved, error.value.current) == ({"score_mixing": "static"}, {"score_mixing": "none"})
+
+
+MARKED = {
+    "activation_sigsoftmax": {"activation": "sigsoftmax"},
+    "rotary_true": {"rotary": RotaryPositions(4), "self_attention": True},
+}
+
+
+def shapes(layer):
+    return {name: tensor.shape for name, tensor in layer.state_dict().items()}
+
+
+@pytest.mark.parametrize("num_heads", [2, 4])
+def test_other_function_has_other_tensors_than_plain_attention(num_heads):
+    """Code that does not read the configuration, such as fairseq's own layer, knows a state only by its tensors."""
+    plain = build_attention("mha", 16, num_heads)
+    same = [
+        (preset, axis, choice)
+        for preset in PRESETS
+        for axis in AXES
+        for choice in AXES[axis].choices or (1, 2, 4, 8, 16)
+        if (layer := built(preset, 16, num_heads, **{axis: choice})) is not None
+        and layer.state_config.config != plain.state_config.config
+        and shapes(layer) == shapes(plain)
+    ]
+    assert not same
+
+
+def built(*args, **options):
+    try:
+        return build_attention(*args, self_attention=True, **options)
+    except ValueError:
+        return None  # choices that do not go together
+
+
+@pytest.mark.parametrize("marker", MARKED)
+@pytest.mark.parametrize("preset", ["mha", "mixhead-a"])
+def test_marker_of_a_setting_is_refused_elsewhere_and_optional_here(marker, preset):
+    layer, plain = build_attention(preset, 16, 4, **MARKED[marker]), build_attention(preset, 16, 4)
+    state = layer.state_dict()
+    assert set(state) - set(plain.state_dict()) == {marker}
+    with pytest.raises(RuntimeError, match=marker):
+        plain.load_state_dict(dict(state))  # without metadata, as other code keeps it
+    old = layer.state_dict()
+    del old[marker]
+    for saved in (old, dict(old)):
+        layer.load_state_dict(saved)

@@ -19,7 +19,7 @@ from fairseq_lowrank.attention.classes import PRESET_CLASSES
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.axes import axes_of
-from fairseq_lowrank.tools.conversion import output_error, remix, resize
+from fairseq_lowrank.tools.conversion import as_state_of, output_error, remix, resize
 
 HEADS, WIDTH = 4, 16
 
@@ -473,3 +473,10 @@ def test_a_factorisation_that_loses_says_how_much(flags, trained, tmp_path, caps
     assert "relative error" in (said := capsys.readouterr().out) and "not exact" in said
     model, _ = checkpoints.load_model(target)
     assert model.decoder.layers[0].self_attn.spec.projection == FACTORED[flags[0]]
+
+
+def test_older_state_gets_the_marker_of_its_activation():
+    model = torch.nn.ModuleDict({"self_attn": layer(AttentionSpec(activation="sigsoftmax"))})
+    old = model.state_dict()
+    del old["self_attn.activation_sigsoftmax"]
+    assert list(as_state_of(model, dict(old), old)) == list(model.state_dict())
