@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Train and try a small German-English translation model with Mixhead attention, from nothing, in a few minutes.
+# Train a small German-English translation model with Mixhead attention and one with plain attention, in a few minutes.
 #
 #   scripts/quickstart.sh [--data grammar|multi30k] [--attention PRESET]
 #
-#   --data grammar       a corpus made up on the spot by a small grammar (default; nothing to download, about 3 minutes)
-#   --data multi30k      real image captions: row PRESET of examples/multi30k/compare.sh (about 30 minutes); they are in
+#   --data grammar       sentences of a small grammar (default; nothing to download, about 5 minutes)
+#   --data multi30k      real image captions: rows PRESET and mha of examples/multi30k/compare.sh (about an hour); they are in
 #                        FOLDER/multi30k with LOWRANK_DATA=FOLDER, or fetched with PREPARE="--download"
-#   --attention PRESET   the kind of attention: mixhead-b (default), mha, mixhead-a, mhe-mul, mqa, …
+#   --attention PRESET   the attention to compare with mha: mixhead-b (default), mixhead-a, mhe-mul, mqa, …; with mha, only mha
 #
-# Sets up .venv first (SETUP=0: takes .venv as it is or, without one, the Python on PATH), then makes the corpus, trains, translates the test set and
-# shows ten translations, the parameters against plain multi-head attention, the commands, and last the BLEU score.
-# Finished steps are kept in LOWRANK_WORK (default ~/.cache/fairseq_lowrank) and skipped the next time; training that
+# Sets up .venv first (SETUP=0: takes .venv as it is or, without one, the Python on PATH), then makes the corpus, trains both
+# models and translates the test set. Shows ten translations, the commands, and a table of both models: parameters, validation
+# loss and BLEU.
+# Finished steps are kept in LOWRANK_WORK (default: the folder work of this clone) and skipped the next time; training that
 # was interrupted resumes from its last epoch. THREADS=2 sets the number of threads; SMOKE=1 only shows that everything
-# runs: a fraction of the data, one epoch, a useless model.
+# runs: a fraction of the data, one epoch, useless models.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -36,6 +37,7 @@ while [ $# -gt 0 ]; do
 done
 case "$data" in grammar | multi30k) ;; *) refuse "--data $data: expected grammar or multi30k" ;; esac
 
+export LOWRANK_WORK="${LOWRANK_WORK:-$root/work}" # other clones have other code
 [ "${SETUP:-1}" = 0 ] || "$root/scripts/setup.sh"
 source "$root/examples/environment.sh"
 {
@@ -49,7 +51,9 @@ print(*PRESETS)')
 [[ " $presets " == *" $attention "* ]] || refuse "--attention $attention: expected one of $presets"
 
 switch SMOKE
-SEED=1 ROWS="$attention"
+rows=("$attention")
+[ "$attention" = mha ] || rows+=(mha)
+SEED=1 ROWS="${rows[*]}"
 if [ "$data" = multi30k ]; then
     RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/multi30k.jsonl"
     source "$ROOT/examples/multi30k/compare.sh" >&2
@@ -65,7 +69,7 @@ else
         --optimizer adam --adam-betas 0.9,0.98 --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 300
         $(batch 1024 1024) --max-epoch 3 --no-epoch-checkpoints
     )
-    row "$attention" --arch lowrank_transformer_iwslt_de_en --attention "$attention"
+    for name in "${rows[@]}"; do row "$name" --arch lowrank_transformer_iwslt_de_en --attention "$name"; done
     # The file is named for the run, so that other flags, or another grammar, start over.
     RESULTS=""
     RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/$(basename "$(run_folder "$attention")").jsonl"
@@ -74,17 +78,12 @@ fi
 [ -z "$DRY_RUN" ] || exit 0
 
 run="$(run_folder "$attention")" corpus="$(data_folder "$attention")"
-# where this row has no line, or one with other flags than now, the recipe has said so
-grep -qsF "\"row\": \"$attention\"" "$RESULTS" && [ -e "$run/generate-test.out" ] || exit 1
-best="$run/checkpoints/checkpoint_best.pt"
-(DRY_RUN=1 && translation_rows) 2>&1 | sed 's/^+ //' >"$run/commands"
-if [ "$data" = grammar ]; then
-    cat >>"$run/commands" <<END
-
-your own sentences, in words of the corpus and with a space before each mark:
-fairseq-interactive ${corpus@Q}/bin --user-dir ${ROOT@Q}/fairseq_lowrank --path ${best@Q} --beam 5
-END
-fi
+# if a row has no line, or one with other flags than now, the recipe has said so
+for name in "${rows[@]}"; do
+    grep -qsF "\"row\": \"$name\"" "$RESULTS" && [ -e "$(run_folder "$name")/generate-test.out" ] || exit 1
+done
+(DRY_RUN=1 && translation_rows) 2>&1 | sed 's/^+ //' | awk '!seen[$0]++' >"$run/commands"
 echo >&2
-python "$ROOT/examples/quickstart/report.py" --data "$corpus/bin" --commands "$run/commands" --checkpoint "$best" \
-    --generated "$run/generate-test.out" --sources "$corpus/tok/test.de" --references "$corpus/tok/test.en"
+python "$ROOT/examples/quickstart/report.py" "${rows[@]}" --results "$RESULTS" --commands "$run/commands" \
+    --checkpoint "$run/checkpoints/checkpoint_best.pt" --generated "$run/generate-test.out" \
+    --sources "$corpus/tok/test.de" --references "$corpus/tok/test.en"

@@ -2,8 +2,6 @@
 
 import os
 import re
-import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -51,21 +49,32 @@ def test_several_gpus_share_the_batches_of_one(tmp_path, gpus, tokens):
     assert f"--max-tokens {tokens} --update-freq 1 " in said
 
 
-def test_the_script_ends_with_bleu_and_called_again_after_a_kill_adds_no_update(tmp_path):
+def test_both_models_are_compared_and_a_kill_adds_no_update(tmp_path):
     tmp_path = tmp_path / "a folder"
     first = quickstart(SMOKE="1", LOWRANK_WORK=str(tmp_path))
     assert first.returncode == 0, first.stderr
-    *_, last = first.stdout.splitlines()
-    assert re.fullmatch(r"BLEU = \d+\.\d", last)
     assert first.stdout.count(" reference  ") == 10
-    [own] = [line for line in first.stdout.splitlines() if "fairseq-interactive" in line]
-    assert shlex.split(own)[1].startswith(f"{tmp_path}/data/")
-    assert "fairseq-train" in first.stdout and "--attention mixhead-b" in first.stdout
+    header, own, plain, difference, _, note = first.stdout.splitlines()[-6:]
+    assert header.split() == ["--attention", "parameters", "validation", "loss", "BLEU"] and "one seed" in note
+    number = r" +(\d[\d,]*) +(\d+\.\d{3}) +(\d+\.\d)"
+    own, plain = (re.fullmatch(name + number, line) for name, line in (("mixhead-b", own), ("mha", plain)))
     # 3 attention sublayers of 4 heads of size 8: B is 4 × 4, W^M is 8 × 4
-    assert f"(+{3 * (4 * 4 + 8 * 4)}," in first.stdout
+    size, baseline = (int(found[1].replace(",", "")) for found in (own, plain))
+    assert size - baseline == 3 * (4 * 4 + 8 * 4)
+    assert f" +144 (+{144 / baseline:.2%}) " in difference
+    assert f"{float(own[2]) - float(plain[2]):+.3f}" in difference
+    assert "--attention mixhead-b" in first.stdout and "--attention mha" in first.stdout
+    [sentence] = [line for line in first.stdout.splitlines() if "fairseq-lowrank translate" in line]
+    translated = subprocess.run(
+        ["bash", "-c", sentence],
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (translated.returncode, translated.stdout.count("\n")) == (0, 1), translated.stderr
 
     # as if all had been killed between the last checkpoint and fairseq-train's last words
-    [run] = (tmp_path / "smoke" / "runs" / "quickstart-grammar").iterdir()
+    [run] = (tmp_path / "smoke" / "runs" / "quickstart-grammar").glob("mixhead-b*")
     [results] = (tmp_path / "smoke" / "quickstart").glob("*.jsonl")
     results.unlink()
     log, checkpoint, note = run / "train.log", run / "checkpoints" / "checkpoint_last.pt", run / "run.json"
@@ -73,21 +82,16 @@ def test_the_script_ends_with_bleu_and_called_again_after_a_kill_adds_no_update(
     before = log.read_text(), checkpoint.stat().st_mtime_ns
     again = quickstart(SMOKE="1", LOWRANK_WORK=str(tmp_path))
     assert again.stdout == first.stdout
-    assert "mixhead-b (seed 1): trained already" in again.stderr
+    assert "mixhead-b (seed 1): trained already" in again.stderr and "mha (seed 1): trained already" in again.stderr
     assert (log.read_text(), checkpoint.stat().st_mtime_ns) == before
 
 
-@pytest.mark.parametrize(
-    ("flags", "more"),
-    [("gqa --key-value-heads 2", -6 * 2 * 8 * (16 + 1)), ("fixedhead --head-dim 9", 6 * 20 * (4 * 16 + 3))],
-)
-def test_the_report_compares_with_plain_attention(monkeypatch, translation_data, flags, more):
-    checkpoint_utils = pytest.importorskip("fairseq.checkpoint_utils")
-    from tiny_transformer import SIZES, arguments
-
-    report = runpy.run_path(str(SCRIPT.parent.parent / "examples" / "quickstart" / "report.py"))
-    words = ["--attention", *flags.split(), "--source-lang", "de", "--target-lang", "en"]
-    args = arguments("lowrank_transformer", *SIZES, *words)
-    monkeypatch.setattr(checkpoint_utils, "load_checkpoint_to_cpu", lambda path: {"cfg": {"model": args}})
-    kind, own, plain = report["parameters"](Path("checkpoint.pt"), translation_data)
-    assert (kind, own - plain) == (flags.split()[0], more)
+def test_results_are_kept_in_the_clone(tmp_path):
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("scripts", "examples", "experiments", "fairseq_lowrank"):
+        (clone / name).symlink_to(SCRIPT.parent.parent / name)
+    environment = {name: value for name, value in os.environ.items() if name != "LOWRANK_WORK"}
+    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SETUP": "0", "DRY_RUN": "1"}
+    said = subprocess.run([clone / "scripts" / "quickstart.sh"], env=environment, capture_output=True, text=True)
+    assert said.returncode == 0 and f"--save-dir {clone}/work/runs/" in said.stderr
