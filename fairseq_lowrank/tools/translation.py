@@ -124,7 +124,9 @@ def raw_text(task: TranslationTask, moses: bool, subwords: Path | None) -> RawTe
     settings = TextSettings.load(folder) or TextSettings(
         **languages, subwords=kind_of_dictionary(folder / f"dict.{task.cfg.source_lang}.txt")
     )
-    settings = replace(settings, **languages, **({"moses": settings.moses or {}} if moses else {}))
+    if moses and settings.moses is None:
+        settings = replace(settings, moses={})
+    settings = replace(settings, **languages)
     model = folder / MODEL if subwords is None else subwords
     if settings.subwords is None and subwords is not None:
         raise FlagError("--subwords", subwords, f"the words in {folder} are not cut", "Remove the flag.")
