@@ -10,46 +10,61 @@
 
 Models that compute attention through ``ALL_ATTENTION_FUNCTIONS`` pass projected (and rotated) queries, keys and values to one
 registered function. So the mixing of scores, the activation and the mixing of probabilities can be chosen in each of them. The
-projections stay the model's own.
+projections stay the model's own. What is added is in float32, whatever the dtype of the model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
+from fairseq_lowrank.attention.spec import AXES, NEEDED, PRESETS, AttentionSpec
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.methods import HEAD_OUTPUTS
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
 from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.parts.parameters import NoDecayModule
 from fairseq_lowrank.tools.transformers_models import (
     SITES,
     attention_modules,
     calls_the_interface,
+    describe,
+    other_attention,
     query_sizes,
     supported,
 )
 
-__all__ = ["apply_attention", "attention_modules", "load_attention", "mixing_state", "save_attention", "supported"]
+__all__ = [
+    "apply_attention",
+    "attention_modules",
+    "load_attention",
+    "mixing_state",
+    "parameter_groups",
+    "save_attention",
+    "supported",
+]
 
 IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
-TRAIN = ("all", "mixing")
+TRAIN = ("all", "mixing", "mixing-only")
 CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
 """The axes that a model of transformers leaves open. The others belong to its projections."""
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
@@ -77,16 +92,16 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     spec = AttentionSpec.from_preset(preset, **axes)
     plain = AttentionSpec()
     changed = [axis for axis in AXES if axis not in CHOSEN and getattr(spec, axis) != getattr(plain, axis)]
-    if changed:
-        usable = [name for name, sets in PRESETS.items() if sets.keys() <= set(CHOSEN) and name != "diff"]
-        raise UserError(
-            f"attention {preset!r} sets {', '.join(changed)}, which belong to the projections of the model. "
-            f"Choose from {', '.join(usable)}, or set {', '.join(CHOSEN)}."
-        )
+    reason = f"sets {', '.join(changed)}, which belong to the projections of the model" if changed else ""
     if spec.head_output == "difference":
-        raise UserError(
-            "attention 'diff' has two heads of queries for each output, which the projections of the model do not have."
-        )
+        reason = "has two heads of queries for each output, which the projections of the model do not have"
+    if reason:
+        usable = [
+            name
+            for name, sets in PRESETS.items()
+            if sets.keys() <= set(CHOSEN) and name not in NEEDED and sets.get("head_output") != "difference"
+        ]
+        raise UserError(f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(CHOSEN)}.")
     return spec
 
 
@@ -95,7 +110,7 @@ def apply_attention(
     preset: str,
     *,
     train: str = "all",
-    sites: Collection[str] = SITES,
+    sites: Collection[str] | None = None,
     layers: Collection[int] | None = None,
     **axes: str | None,
 ) -> PreTrainedModel:
@@ -104,76 +119,251 @@ def apply_attention(
     Args:
         model: any model whose attention calls ``ALL_ATTENTION_FUNCTIONS``; see :func:`supported`.
         preset: a preset that keeps the projections, such as ``mixhead-a``, ``mixhead-b``, ``gain`` or ``talking-heads``.
-        train: ``all`` leaves every parameter trainable; ``mixing`` freezes all but the mixing.
-        sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``.
+        train: ``all`` leaves every parameter trainable; ``mixing`` freezes all but what is added and the head of the task, such as
+            a classifier; ``mixing-only`` freezes the head of the task too. A later call trains again what an earlier one froze.
+        sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``; by default all.
         layers: the indices of the layers that mix, counted within each site; by default all.
         axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output``, ``gate_start`` or ``factor_rank``; each overrides the
             preset's.
 
-    Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are.
+    Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are. What is added is in float32.
+    Unless the choice changes nothing, a line on standard error says how many layers are mixed, and what trains.
 
     Raises:
-        UserError: an unknown choice, a preset that changes projections, or a model without exchangeable attention.
+        UserError: an unknown choice, a preset that changes projections, a model without exchangeable attention or with such attention
+            in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is sharded already.
     """
     spec = spec_of(preset, **axes)
-    for name, values, known in (("sites", sites, SITES), ("train", [train], TRAIN)):
+    sites = None if sites is None else _collection("sites", sites, str, "['encoder']")
+    layers = None if layers is None else _collection("layers", layers, int, "[0, 1]")
+    for name, values, known in (("sites", sites or (), SITES), ("train", [train], TRAIN)):
         if unknown := [value for value in values if value not in known]:
             raise UserError(f"{name}={unknown[0]!r}: expected {', '.join(known)}")
-    found = attention_modules(model)
-    if not found:
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise UserError(
-            f"{type(model).__name__} computes its attention itself, so it cannot be chosen. "
-            "Use a model for which supported(model_class) is true."
+            f"{type(model).__name__} is sharded already. Call apply_attention before fully_shard. "
+            "Tensor parallelism (tp_plan) is not computed: load the model without it."
         )
-    chosen = [module for module, site, index in found if site in sites and (layers is None or index in layers)]
+    found, others = attention_modules(model), other_attention(model)
+    chosen = _chosen(model, found, others, sites, layers)
     if spec.head_output == "exclusive" and any(site == "cross" and module in chosen for module, site, _ in found):
         raise UserError(
             f"attention {preset!r} reads each position's own value, so it needs sites=['encoder', 'decoder']"
         )
-    if not chosen:
-        raise UserError(f"sites={list(sites)}, layers={layers}: {type(model).__name__} has no such attention layer")
     for module, _, _ in found:
         for name in (*_MODULES, "attention_activation", "attention_inputs"):
             if name in vars(module) or name in module._modules:
                 delattr(module, name)
-        if (hook := vars(module).pop("attention_inputs_hook", None)) is not None:
+        for hook in vars(module).pop("attention_inputs_hooks", ()):
             hook.remove()
     for module in model.modules():
         if calls_the_interface(type(module)):
             module.attention_activation = "softmax"
     for module in chosen:
         _add_modules(module, spec)
-    if train == "mixing":
-        mixing_parameters = {id(p) for module in chosen for p in mixing_tensors(module).values()}
-        for parameter in model.parameters():
-            parameter.requires_grad_(id(parameter) in mixing_parameters)
+    _freeze(model, train)
     record = {axis: getattr(spec, axis) for axis in CHOSEN}
-    model.config.lowrank_attention = record | {"sites": list(sites), "layers": None if layers is None else list(layers)}
+    model.config.lowrank_attention = record | {"sites": sites, "layers": layers}
     # from_pretrained reads this name: it builds a model that refuses to run without its mixing
     model.config.attn_implementation = IMPLEMENTATION
     model.set_attn_implementation(IMPLEMENTATION)
+    left = [module for module, _, _ in found if module not in chosen] + others
+    changed = {axis: value for axis, value in record.items() if value != getattr(AttentionSpec(), axis)}
+    if changed or train != "all":
+        name = preset if preset != "mha" else ", ".join(f"{axis} {value}" for axis, value in changed.items()) or preset
+        print(_summary(name, model, chosen, left), file=sys.stderr)
     return model
+
+
+def _collection(name: str, values: object, kind: type, example: str) -> list:
+    """Return the values of an argument as a list.
+
+    Raises:
+        UserError: it is no collection, or holds values of another type.
+    """
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Collection)
+        or not all(type(value) is kind for value in values)
+    ):
+        raise UserError(f"{name}={values!r}: expected a list such as {example}")
+    return list(values)
+
+
+def _chosen(
+    model: PreTrainedModel,
+    found: list[tuple[nn.Module, str, int]],
+    others: list[nn.Module],
+    sites: list[str] | None,
+    layers: list[int] | None,
+) -> list[nn.Module]:
+    """Return the modules that a choice of sites and layers means.
+
+    Raises:
+        UserError: there are none, a layer does not exist, or only a part of the model can be mixed and nothing asks for a part.
+    """
+    name = type(model).__name__
+    if not found:
+        raise UserError(
+            f"{name} computes its attention itself, so it cannot be chosen. "
+            "Use a model for which supported(model_class) is true."
+        )
+    if others and sites is None and layers is None:
+        there = [site for site in SITES if any(site == known for _, known, _ in found)]
+        raise UserError(
+            f"{name}: attention can be chosen in {len(found)} of {len(found) + len(others)} layers, and not in "
+            f"{describe(others)}. Ask for this part with sites={there}, or with layers=."
+        )
+    here = [(module, index) for module, site, index in found if sites is None or site in sites]
+    counts = {site: sum(site == known for _, known, _ in found) for site in SITES}
+    has = ", ".join(f"{count} {site}" for site, count in counts.items() if count)
+    if not here:
+        raise UserError(f"sites={sites}: {name} has no such attention layer, only {has}")
+    if absent := [layer for layer in layers or () if layer not in {index for _, index in here}]:
+        raise UserError(f"layers={layers}: {name} has no layer {absent[0]} there. It has {has}, counted from 0.")
+    if layers is not None and not layers:
+        raise UserError("layers=[]: expected at least one layer, or None for all")
+    return [module for module, index in here if layers is None or index in layers]
+
+
+def _summary(preset: str, model: nn.Module, chosen: list[nn.Module], left: list[nn.Module]) -> str:
+    """Return a line that says which attention layers are mixed, and what trains."""
+    mixed = f"{len(chosen)} of {len(chosen) + len(left)} attention layers" + (
+        f" (not: {describe(left)})" if left else ""
+    )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    added = {id(parameter) for module in chosen for parameter in _added_parameters(module)}
+    numbers = sum(parameter.numel() for parameter in trained if id(parameter) in added)
+    rest = sum(parameter.numel() for parameter in trained if id(parameter) not in added)
+    return f"fairseq-lowrank: {preset} in {mixed}; trains {numbers:,} added numbers and {rest:,} of the model's own"
+
+
+def _freeze(model: PreTrainedModel, train: str) -> None:
+    """Make trainable what ``train`` names. What an earlier call froze is trainable again first."""
+    names = dict(model.named_parameters())
+    for name in vars(model).pop("lowrank_frozen", ()):
+        if name in names:
+            names[name].requires_grad_(True)
+    if train == "all":
+        return
+    kept = {id(parameter) for module in model.modules() for parameter in _added_parameters(module)}
+    if train == "mixing":
+        kept |= {id(parameter) for parameter in _task_head(model)}
+    frozen = [name for name, parameter in names.items() if parameter.requires_grad and id(parameter) not in kept]
+    for name in frozen:
+        names[name].requires_grad_(False)
+    model.lowrank_frozen = tuple(frozen)
+
+
+def _task_head(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Return the parameters of a head that a task adds to a base model, such as a classifier.
+
+    The matrix that predicts tokens is no such head: it is as old as the model.
+    """
+    if model.base_model is model or model.get_output_embeddings() is not None:
+        return []
+    base = {id(parameter) for parameter in model.base_model.parameters()}
+    return [parameter for parameter in model.parameters() if id(parameter) not in base]
+
+
+def _added_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Return the parameters that are added to an attention module."""
+    for added in _added(module):
+        yield from added.parameters()
+
+
+def _added(module: nn.Module) -> list[nn.Module]:
+    """Return the modules that are added to an attention module; another library may have wrapped them."""
+    if "attention_activation" not in vars(module):
+        return []
+    return [added for name in _MODULES if (added := module._modules.get(name)) is not None]
+
+
+def parameter_groups(
+    model: PreTrainedModel,
+    *,
+    learning_rate: float,
+    mixing_learning_rate: float | None = None,
+    weight_decay: float = 0.0,
+) -> list[dict]:
+    """Return groups of parameters for an optimizer of torch, or for ``Trainer(optimizers=…)``.
+
+    Weight decay would pull mixing and gates to 0, not to the identity, so these have none, nor have biases and norms.
+
+    Args:
+        learning_rate: of the model's own parameters.
+        mixing_learning_rate: of what is added; by default 10 times ``learning_rate``, which measured best in fine-tuning a BERT.
+        weight_decay: of the model's own matrices.
+
+    Returns:
+        Up to three groups, of the parameters that are trainable.
+    """
+    added = {id(parameter): parameter for module in model.modules() for parameter in _added_parameters(module)}
+    own = [parameter for parameter in model.parameters() if id(parameter) not in added and parameter.requires_grad]
+    rate = 10 * learning_rate if mixing_learning_rate is None else mixing_learning_rate
+    groups = [
+        {"params": [p for p in own if p.dim() > 1], "lr": learning_rate, "weight_decay": weight_decay},
+        {"params": [p for p in own if p.dim() <= 1], "lr": learning_rate, "weight_decay": 0.0},
+        {"params": [p for p in added.values() if p.requires_grad], "lr": rate, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _add_modules(module: nn.Module, spec: AttentionSpec) -> None:
     """Add mixing, output and activation of ``spec`` to one attention module."""
-    weight = next(module.parameters())
     dims = query_sizes(module)
+    assert dims is not None
     sizes = {"embed_dim": dims.embed_dim, "rank": spec.factor_rank or 2}
     for name, builders in (("mixing", MIXINGS), ("score_mixing", SCORE_MIXINGS)):
         choice = getattr(spec, name)
         built = builders[choice](dims.num_heads, dims.head_dim, **(sizes if choice == "dynamic" else {}))
-        setattr(module, name, None if built is None else built.to(weight.device, weight.dtype))
+        setattr(module, name, _placed(built, module))
     output = HEAD_OUTPUTS[spec.head_output]
-    module.head_output = None if output is None else output(dims, spec.gate_start).to(weight.device, weight.dtype)
+    module.head_output = _placed(None if output is None else output(dims, spec.gate_start), module)
     module.attention_activation = spec.activation
     if spec.head_output != "none" or "dynamic" in (spec.mixing, spec.score_mixing):
         # the attention function gets projected tensors only, and these modules read the input of the layer
-        module.attention_inputs_hook = module.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
+        module.attention_inputs_hooks = (
+            module.register_forward_pre_hook(_remember_inputs, with_kwargs=True),
+            module.register_forward_hook(_forget_inputs, always_call=True),
+        )
+
+
+def _placed(added: NoDecayModule | None, module: nn.Module) -> NoDecayModule | None:
+    """Put what is added to a module on the module's device, in float32, or float64 where the module is.
+
+    The device is where the module computes: weights on a disk are loaded there at each call.
+    """
+    if added is None:
+        return None
+    tensors = [*module.parameters(), *module.buffers()]
+    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
+    device = next((place for hook in hooks if (place := getattr(hook, "execution_device", None)) is not None), None)
+    if device is None:
+        device = tensors[0].device if tensors else torch.device("cpu")
+    added.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
+    added.keeps_float32 = True
+    return added
 
 
 def _remember_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
-    module.attention_inputs = args[0] if args else kwargs["hidden_states"]
+    inputs = args[0] if args else kwargs[_first_argument(type(module))]
+    if (width := query_sizes(module).embed_dim) != inputs.size(-1):
+        raise UserError(
+            f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for {width}. "
+            "Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
+        )
+    module.attention_inputs = inputs
+
+
+@functools.cache
+def _first_argument(kind: type[nn.Module]) -> str:
+    return list(inspect.signature(kind.forward).parameters)[1]
+
+
+def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
+    """Keep nothing of a call: its tensors would stay in copies and in files of the model."""
+    vars(module).pop("attention_inputs", None)
 
 
 def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -196,48 +386,101 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     folder = Path(folder)
     if (record := getattr(model.config, "lowrank_attention", None)) is None:
         raise UserError(f"{type(model).__name__} has no chosen attention. Call apply_attention(model, preset) first.")
+    added = [part for module in model.modules() for part in _added(module)]
+    if wrapped := [type(part).__name__ for part in added if not isinstance(part, NoDecayModule)]:
+        raise UserError(
+            f"the mixing is wrapped in {wrapped[0]}. Save the adapter with its own save_pretrained, or call "
+            "merge_and_unload() and give save_attention the model that it returns."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
+    names = {module: name for name, module in model.named_modules()}
+    sizes = [
+        {"name": names[module], "site": site, "layer": layer, "num_heads": dims.num_heads, "head_dim": dims.head_dim}
+        for module, site, layer in attention_modules(model)
+        if mixing_tensors(module) and (dims := query_sizes(module)) is not None
+    ]
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(record | {"modules": sizes}, indent=1) + "\n", encoding="utf-8")
 
 
 def recorded_attention(folder: Path) -> dict | None:
-    """Return the arguments of :func:`apply_attention` that a folder records, or None."""
-    if (own := folder / CONFIG).is_file():
-        return json.loads(own.read_text(encoding="utf-8"))
-    config = folder / "config.json"
-    return json.loads(config.read_text(encoding="utf-8")).get("lowrank_attention") if config.is_file() else None
+    """Return the arguments of :func:`apply_attention` that a folder records, or None.
+
+    Raises:
+        UserError: the folder holds two choices that differ.
+    """
+    records = {path.name: record for path in (folder / CONFIG, folder / "config.json") if (record := _record(path))}
+    if len(records) == 2:
+        own, whole = ({name: record[name] for name in CHOSEN} for record in records.values())
+        if own != whole:
+            differing = next(name for name in CHOSEN if own[name] != whole[name])
+            raise UserError(
+                f"{folder} holds two choices of attention: {differing} is {own[differing]!r} in {CONFIG}, and "
+                f"{whole[differing]!r} in config.json. Delete {CONFIG} and {WEIGHTS}, or give a folder with one of them."
+            )
+    return next(iter(records.values()), None)
+
+
+def _record(path: Path) -> dict | None:
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    record = content if path.name == CONFIG else content.get("lowrank_attention")
+    return None if record is None else {name: value for name, value in record.items() if name != "modules"}
 
 
 def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:
     """Apply the attention that a folder holds, with its weights, and return the model.
 
     Args:
-        model: a model of the same architecture and sizes.
+        model: a model of the same architecture and sizes, with or without the head of a task.
         folder: what :func:`save_attention` wrote, or what ``save_pretrained`` wrote for a model with chosen attention.
         train: as in :func:`apply_attention`.
 
     Raises:
-        UserError: the folder holds no mixing, or one of other sizes.
+        UserError: the folder holds no mixing, one of other sizes, or two that differ.
     """
     folder = Path(folder)
     record = recorded_attention(folder)
-    files = [folder / WEIGHTS] if (folder / CONFIG).is_file() else sorted(folder.glob("model*.safetensors"))
+    files = [path for path in (folder / WEIGHTS, *sorted(folder.glob("model*.safetensors"))) if path.is_file()]
     if not record or not files:
         raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
     apply_attention(model, "mha", train=train, **record)
     wanted = mixing_state(model)
-    # save_pretrained of a task model puts its base model's prefix in front
-    saved = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    loaded = _saved_tensors(files, model.base_model_prefix, wanted)
     for name, tensor in wanted.items():
-        source = next((key for key in (name, f"{model.base_model_prefix}.{name}") if key in saved), None)
-        if source is None or saved[source].shape != tensor.shape:
-            there = "nothing" if source is None else f"a tensor {list(saved[source].shape)}"
+        if (saved := loaded.get(name)) is None or saved.shape != tensor.shape:
+            there = "nothing" if saved is None else f"a tensor {list(saved.shape)}"
             raise UserError(f"{folder}: expected {name} {list(tensor.shape)}, and found {there}")
-        with torch.no_grad():
-            tensor.copy_(saved[source])
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(loaded[name])
     return model
+
+
+def _saved_tensors(files: list[Path], prefix: str, names: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors of these names; a model with the head of a task has the base model's prefix in front of them.
+
+    Raises:
+        UserError: two files hold different tensors of one name.
+    """
+    found: dict[str, tuple[Path, Tensor]] = {}
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            keys = set(tensors.keys())
+            for name in names:
+                candidates = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
+                if (key := next((key for key in candidates if key in keys), None)) is None:
+                    continue
+                tensor = tensors.get_tensor(key)
+                if name in found and not torch.equal(found[name][1], tensor):
+                    raise UserError(
+                        f"{file.parent} holds two mixings that differ: {key} in {found[name][0].name} and in {file.name}. "
+                        f"Delete {WEIGHTS} and {CONFIG} if save_pretrained is the newer, else save into another folder."
+                    )
+                found.setdefault(name, (file, tensor))
+    return {name: tensor for name, (_, tensor) in found.items()}
 
 
 @contextlib.contextmanager
@@ -328,6 +571,11 @@ def attention_forward(
         hidden = ~hidden
     modules = {name: module._modules.get(name) for name in _MODULES}
     inputs = vars(module).get("attention_inputs")
+    for added in modules.values():  # a module whose weights were moved by hooks may compute on another device
+        if added is not None and any(
+            tensor.device != query.device for tensor in (*added.parameters(), *added.buffers())
+        ):
+            added.to(query.device)
     if any(modules.values()) and (heads := query_sizes(module).num_heads) != query.size(1):
         raise UserError(
             f"{type(module).__name__}: mixing of {heads} heads, and the model passes {query.size(1)}. "
@@ -354,7 +602,7 @@ def attention_forward(
         receive(weights)
     if (output := modules["head_output"]) is not None:
         own = _own_values(value, query, attention_mask) if output.reads_own_value else None
-        heads = output(heads, inputs, own)
+        heads = output(heads, inputs, own).to(query.dtype)
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
 
 

@@ -56,9 +56,13 @@ def read_transformers(args) -> tuple[Path, list[dict]]:
     _output.refuse_with_transformers(args, {"checkpoint": None, "data": None} | spectrum.SEQUENCES)
     from fairseq_lowrank.tools import pretrained
 
-    layers = pretrained.inspect(pretrained.load(args.transformers))
+    if (layers := pretrained.inspect_saved(args.transformers)) is None:
+        layers = pretrained.inspect(pretrained.load(args.transformers))
     if not layers:
-        reason, remedy = "there is no mixing here", "Give a folder that save_attention or save_pretrained wrote."
+        reason = "nothing was added to this model's attention"
+        remedy = (
+            "Call apply_attention, train it, and give the folder that save_attention or save_pretrained writes then."
+        )
         raise FlagError("--transformers", args.transformers, reason, remedy)
     return args.transformers, layers
 

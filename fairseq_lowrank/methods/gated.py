@@ -36,7 +36,7 @@ class HeadGate(HeadOutput):
         return self.scale == 2.0
 
     def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
-        gates = self.scale * torch.sigmoid(torch.nn.functional.linear(inputs, self.weight))
+        gates = self.scale * torch.sigmoid(torch.nn.functional.linear(inputs.to(self.weight.dtype), self.weight))
         return heads * gates.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
 

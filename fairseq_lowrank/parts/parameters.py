@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 APPLIES_TO_ALL_OPTIMIZERS = "under_any_optimizer"
@@ -19,7 +21,22 @@ def no_weight_decay(weight: Tensor) -> nn.Parameter:
 
 
 class NoDecayModule(nn.Module):
-    """A module whose parameters keep their ``optim_overrides`` in copies: ``copy.deepcopy`` of a parameter drops them."""
+    """A module whose parameters keep their ``optim_overrides`` in copies: ``copy.deepcopy`` of a parameter drops them.
+
+    Attributes:
+        keeps_float32: the tensors stay in float32 when a model around them is made half precision. A step of 1e-3 is lost
+            in a bfloat16 number near 1.
+    """
+
+    keeps_float32 = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoDecayModule:
+        def moved(tensor: Tensor) -> Tensor:
+            result = fn(tensor)
+            narrow = result.is_floating_point() and result.element_size() < tensor.element_size()
+            return tensor.to(result.device) if narrow and tensor.dtype == torch.float32 else result
+
+        return super()._apply(moved if self.keeps_float32 else fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         overrides = {name: vars(parameter).get("optim_overrides") for name, parameter in self.named_parameters()}

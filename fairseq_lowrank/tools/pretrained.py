@@ -6,6 +6,7 @@ A folder is what ``from_pretrained`` reads. Nothing is downloaded, and no code i
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy
 import torch
 import transformers
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
@@ -20,6 +22,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
 from fairseq_lowrank.huggingface import (
     CHOSEN,
+    CONFIG,
+    WEIGHTS,
     apply_attention,
     attention_modules,
     attention_weights,
@@ -31,7 +35,7 @@ from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice.heads import Finding, Heads, head_size_at, score_rank
 from fairseq_lowrank.tools.inspection import describe
 from fairseq_lowrank.tools.spectrum import Spectra
-from fairseq_lowrank.tools.transformers_models import query_sizes
+from fairseq_lowrank.tools.transformers_models import SITES, query_sizes
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
@@ -46,6 +50,10 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     Raises:
         UserError: the folder holds no such model, or its attention cannot be chosen.
     """
+    if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
+        reason = "it holds a mixing alone, which save_attention wrote"
+        remedy = "Give the folder of a whole model, which save_pretrained writes. Only inspect reads a mixing alone."
+        raise FlagError("--transformers", folder, reason, remedy)
     if not (folder / "config.json").is_file():
         raise FlagError("--transformers", folder, "no config.json here", "Give a folder that from_pretrained reads.")
     with reading(folder):
@@ -136,15 +144,35 @@ def inspect(model: PreTrainedModel) -> list[dict]:
     names = {module: name for name, module in model.named_modules()}
     layers = []
     for module, site, layer in attention_modules(model):
-        if not (tensors := mixing_tensors(module)):
-            continue
-        dims = query_sizes(module)
-        record = {axis: model.config.lowrank_attention[axis] for axis in CHOSEN}
-        axes = {"num_heads": dims.num_heads, "head_dim": dims.head_dim} | record
-        tensors = {name: tensor.detach().double() for name, tensor in tensors.items()}
-        found = describe(tensors, axes, None, dims.num_heads * dims.head_dim)
-        layers.append({"name": names[module], "site": site, "layer": layer, "axes": axes, **found})
+        if tensors := mixing_tensors(module):
+            dims = query_sizes(module)
+            place = {"name": names[module], "site": site, "layer": layer}
+            layers.append(_described(place, tensors, dims.num_heads, dims.head_dim, model.config.lowrank_attention))
     return layers
+
+
+def inspect_saved(folder: Path) -> list[dict] | None:
+    """Return what :func:`inspect` returns, from a folder that :func:`~.huggingface.save_attention` wrote; None for another folder."""
+    if (folder / "config.json").is_file() or not (folder / CONFIG).is_file():
+        return None
+    record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if "modules" not in record:
+        reason = f"{CONFIG} does not say the sizes of its layers, as an earlier version wrote it"
+        raise FlagError("--transformers", folder, reason, "Load it with load_attention, and save it again.")
+    saved = load_file(folder / WEIGHTS)
+    layers = []
+    for module in record["modules"]:
+        prefix = f"{module['name']}."
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in saved.items() if name.startswith(prefix)}
+        place = {name: module[name] for name in ("name", "site", "layer")}
+        layers.append(_described(place, tensors, module["num_heads"], module["head_dim"], record))
+    return layers
+
+
+def _described(place: dict, tensors: dict[str, torch.Tensor], num_heads: int, head_dim: int, record: dict) -> dict:
+    axes = {"num_heads": num_heads, "head_dim": head_dim} | {axis: record[axis] for axis in CHOSEN}
+    tensors = {name: tensor.detach().double() for name, tensor in tensors.items()}
+    return place | {"axes": axes} | describe(tensors, axes, None, num_heads * head_dim)
 
 
 def attention_flags(model: PreTrainedModel) -> dict[str, object]:
@@ -189,7 +217,7 @@ def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> d
     An encoder-decoder reads the same tokens on both sides.
     """
     if getattr(model.config, "lowrank_attention", None) is None:
-        apply_attention(model, "mha")
+        apply_attention(model, "mha", sites=SITES)
     spectra = Spectra()
 
     def receive(module: nn.Module, site: str, layer: int, weights: torch.Tensor) -> None:

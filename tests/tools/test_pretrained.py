@@ -102,7 +102,7 @@ def test_inspect_reads_a_mixing_that_was_saved_alone(tmp_path, capsys):
 
 def test_inspect_says_that_there_is_no_mixing(tmp_path, capsys):
     assert cli.main(["inspect", "--transformers", str(saved(tmp_path / "model"))]) == 2
-    assert "there is no mixing here" in capsys.readouterr().err
+    assert "nothing was added" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "bart"])
