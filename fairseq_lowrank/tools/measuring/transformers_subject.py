@@ -21,6 +21,8 @@ from fairseq_lowrank.tools.transformers_models import query_sizes
 
 MASKED_SHARE = 0.15
 PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("query_proj", "key_proj"))
+FUSED = {"c_attn": True, "qkv_proj": False}
+"""Joint projections whose queries come first, and whether their weights are ``[inputs, outputs]``."""
 OUTPUTS = ("o_proj", "out_proj", "out_lin", "c_proj", "o", "Wo", "dense", "output.dense", "proj")
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "qk_norm")
 
@@ -42,6 +44,15 @@ def task_of(model: PreTrainedModel) -> str:
         UserError: the model reads no tokens, or its outputs are neither words, classes nor states of tokens.
     """
     name = type(model).__name__
+    if not attention_modules(model):
+        raise UserError(
+            f"{name} computes its attention itself, so its queries and keys cannot be read. "
+            "Use a model that fairseq-lowrank architectures --transformers lists."
+        )
+    if others := [part for part in ("vision_config", "audio_config") if getattr(model.config, part, None) is not None]:
+        raise UserError(
+            f"{name} reads more than text (it has a {others[0]}), so a text does not measure it. Use a model of text."
+        )
     if getattr(model, "main_input_name", "input_ids") != "input_ids":
         raise UserError(
             f"{name} reads {model.main_input_name}, not tokens, so it cannot be measured on a text. Use a model of text."
@@ -49,7 +60,7 @@ def task_of(model: PreTrainedModel) -> str:
     for task, names in HEADS:
         classes = [each for value in names.values() for each in (value if isinstance(value, tuple) else (value,))]
         if name in classes:
-            return "translation" if model.config.is_encoder_decoder and task == "causal" else task
+            return "translation" if model.config.is_encoder_decoder and task != "classes" else task
     if name not in _base_models():
         raise UserError(
             f"{name} gives neither words, classes nor states of tokens, so a cut of its heads has no measured cost. "
@@ -183,6 +194,14 @@ def projection_weights(
         ):
             query, key = (weight.unflatten(0, (-1, size)).mT for weight in pair)
             return query, key.repeat_interleave(heads // groups, dim=0)
+    for name, turned in FUSED.items():  # queries, keys and values in one matrix, in this order
+        weight = getattr(getattr(module, name, None), "weight", None)
+        if weight is not None:
+            weight = weight.t() if turned else weight
+            query, key, values = weight.split((heads * size, groups * size, len(weight) - (heads + groups) * size))
+            if values.size(0) == groups * size:
+                query, key = (part.unflatten(0, (-1, size)).mT for part in (query, key))
+                return query, key.repeat_interleave(heads // groups, dim=0)
     return None, None
 
 

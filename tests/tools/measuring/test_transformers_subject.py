@@ -4,14 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 from transformers_families import build
 
-from fairseq_lowrank.huggingface import apply_attention, attention_calls
+from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import DotProduct
 from fairseq_lowrank.tools.measuring.measurement import measure
-from fairseq_lowrank.tools.measuring.probe import Probe
+from fairseq_lowrank.tools.measuring.probe import Probe, factors
 from fairseq_lowrank.tools.measuring.transformers_subject import TransformersSubject
+from fairseq_lowrank.tools.transformers_models import small_config
 
 LENGTH, RANK = 24, 3
 FAMILIES = ("bert", "gpt2", "llama", "qwen3", "t5", "modernbert", "mistral")
@@ -23,7 +25,7 @@ def texts(count: int) -> list[torch.Tensor]:
 
 
 def subject(family: str, count: int = 2, **axes) -> TransformersSubject:
-    model = build(family).double()
+    model = build(family) if family == "gpt-oss" else build(family).double()
     if axes:
         torch.manual_seed(3)
         apply_attention(model, "mha", **axes)
@@ -32,9 +34,7 @@ def subject(family: str, count: int = 2, **axes) -> TransformersSubject:
                 parameter.data += torch.randn_like(parameter)
     samples = texts(count)
     pairs = [(sample, sample.flip(1)) for sample in samples]
-    found = TransformersSubject(model, pairs if family in ("t5", "bart") else samples, mask_token=3)
-    found.model.double()
-    return found
+    return TransformersSubject(model, pairs if family in ("t5", "bart") else samples, mask_token=3)
 
 
 def logits(call) -> torch.Tensor:
@@ -137,7 +137,7 @@ def test_cut_values_are_best_for_outputs():
     torch.testing.assert_close(patterns @ values @ weight, expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+@pytest.mark.parametrize("family", ["llama", "bert", "t5", "gemma2", "gpt-oss", "bart", "roberta", "gpt2"])
 def test_whole_measurement(family):
     found = subject(family, count=6)
     plain = [found.evaluate(index) for index in range(6)]
@@ -152,6 +152,25 @@ def test_whole_measurement(family):
     assert all(layer["weights"] is not None for layer in result["layers"])
     assert measure(found, family) == result
     assert [found.evaluate(index) for index in range(6)] == plain
+    # the loss is that of the model with its own attention
+    stock = build(family) if family == "gpt-oss" else build(family).double()
+    stock.config.lowrank_attention = {"preset": "mha"}  # so that the subject leaves its attention as it is
+    samples = [(text, text.flip(1)) for text in texts(1)] if family in ("t5", "bart") else texts(1)
+    assert TransformersSubject(stock, samples, mask_token=3).evaluate(0)[0] == pytest.approx(plain[0][0], rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "t5", "bart"])
+def test_weights_alone_make_queries_and_keys_of_hidden_states(family):
+    found = subject(family)
+    module, layer = attention_modules(found.model)[0][0], found.layers[0]
+    inputs = []
+    module.register_forward_pre_hook(
+        lambda module, args, kwargs: inputs.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+    )
+    queries, keys = factors(calls(found)[0])
+    hidden = inputs[0][0] - inputs[0][0].mean(0)
+    for vectors, weight in ((queries[0], layer.query_weight), (keys[0], layer.key_weight)):
+        torch.testing.assert_close(vectors - vectors.mean(1, keepdim=True), hidden @ weight)
 
 
 def test_weights_alone_give_the_spectrum_of_the_product_of_projections():
@@ -164,6 +183,47 @@ def test_weights_alone_give_the_spectrum_of_the_product_of_projections():
     assert result["layers"][0]["weights"]["directions_90"] == expected
 
 
-def test_model_of_images_is_refused_by_name():
-    with pytest.raises(UserError, match="ViTForImageClassification reads pixel_values"):
-        TransformersSubject(build("vit"), texts(2))
+REFUSED = {
+    **dict.fromkeys(
+        (
+            "LongformerModel",
+            "BigBirdModel",
+            "XLNetLMHeadModel",
+            "DebertaV2ForMaskedLM",
+            "FNetForMaskedLM",
+            "RwkvForCausalLM",
+        ),
+        "computes its attention itself",
+    ),
+    **dict.fromkeys(("BloomForCausalLM", "GPTJForCausalLM", "DeepseekV3ForCausalLM"), "computes its attention itself"),
+    "ViTModel": "reads pixel_values, not tokens",
+    "WhisperForConditionalGeneration": "reads input_features, not tokens",
+    "CLIPModel": "reads more than text",
+    "BartModel": "has no head that gives words",
+    "BertForQuestionAnswering": "gives neither words, classes nor states",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_model_is_refused_by_name(name):
+    kind = getattr(transformers, name)
+    with torch.device("meta"):
+        model = kind(small_config(kind.config_class()))
+    with pytest.raises(UserError, match=f"^{name} {REFUSED[name]}"):
+        TransformersSubject(model, texts(2))
+
+
+def test_missing_target_and_mask_token_are_named():
+    with pytest.raises(UserError, match="Add --target FILE"):
+        TransformersSubject(build("t5"), texts(2))
+    with pytest.raises(UserError, match="no mask token"):
+        TransformersSubject(build("bert"), texts(2))
+
+
+@pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForTokenClassification", "BertModel"])
+def test_models_without_words_keep_decisions_or_states(kind):
+    model = getattr(transformers, kind)(build("bert").config).eval()
+    result = measure(TransformersSubject(model, texts(6)), kind)
+    assert result["value"] == pytest.approx(1)
+    assert result["cuts"]["scores"]["all"]["ranks"][0]["value"] <= 1 + 1e-9
+    assert ("cosine" in result["metric"]) == (kind == "BertModel")
