@@ -14,7 +14,7 @@ from experiments.corpora.steps import SPLITS, binarise, check_settings, segment,
 from experiments.corpora.text import SentencePiece, SubwordNMT
 from fairseq_lowrank.files import read_lines, say, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.subwords import kind_of_dictionary
+from fairseq_lowrank.subwords import kind_of_dictionary
 
 SUBWORDS = {"sentencepiece": SentencePiece, "subword-nmt": SubwordNMT}
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]*"

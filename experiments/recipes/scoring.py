@@ -14,7 +14,7 @@ from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.subwords import check_words
+from fairseq_lowrank.subwords import check_words
 
 
 def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:

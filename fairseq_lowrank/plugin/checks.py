@@ -1,8 +1,10 @@
 """Checks for everyday mistakes on the command line. Each ends in a one-line error before anything is written."""
 
 import argparse
+import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from fairseq import utils
@@ -17,6 +19,9 @@ from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.loading import load_checkpoint
+from fairseq_lowrank.subwords import kind_of_dictionary
+
+logger = logging.getLogger(__name__)
 
 
 def check_precision(args: argparse.Namespace) -> None:
@@ -107,6 +112,22 @@ def check_joined_subwords(args: argparse.Namespace) -> None:
         )
 
 
+def warn_of_bleu_of_subwords(args: argparse.Namespace) -> None:
+    """Warn if fairseq-generate, or ``--eval-bleu`` in a training, would compute BLEU of subwords."""
+    if getattr(args, "eval_bleu", False):
+        flag, joined = "--eval-bleu-remove-bpe", args.eval_bleu_remove_bpe
+    elif hasattr(args, "beam") and not hasattr(args, "buffer_size"):  # which only fairseq-interactive has
+        flag, joined = "--remove-bpe", getattr(args, "post_process", None) or args.bpe
+    else:
+        return
+    if joined or not issubclass(TASK_REGISTRY.get(args.task, object), TranslationTask):
+        return
+    folder = utils.split_paths(args.data)[0]
+    target = args.target_lang or data_utils.infer_language_pair(folder)[1]
+    if kind := kind_of_dictionary(Path(folder) / f"dict.{target}.txt"):
+        logger.warning(f"BLEU will count subwords, not words, and be no BLEU of other papers. Add {flag} {kind}.")
+
+
 CHECKS = (
     check_precision,
     check_path,
@@ -114,4 +135,5 @@ CHECKS = (
     check_model_of_task,
     check_language_model_path,
     check_joined_subwords,
+    warn_of_bleu_of_subwords,
 )

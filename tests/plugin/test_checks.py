@@ -1,0 +1,61 @@
+"""Warnings about a command line before anything is read but dictionaries."""
+
+import pytest
+
+pytest.importorskip("fairseq")
+
+from fairseq import options
+
+import fairseq_lowrank.plugin  # noqa: F401
+
+
+@pytest.fixture
+def warnings(tmp_path, monkeypatch, caplog):
+    """``warnings(parser, entries, words)``: warnings for a command line on data with these entries of the dictionaries."""
+
+    def parse(parser, entries: list[str], words: str) -> list[str]:
+        for language in ("de", "en"):
+            (tmp_path / f"dict.{language}.txt").write_text("".join(f"{entry} 9\n" for entry in entries))
+        (tmp_path / "checkpoint.pt").touch()
+        monkeypatch.setattr("sys.argv", ["fairseq", str(tmp_path), "-s", "de", "-t", "en", *words.split()])
+        monkeypatch.chdir(tmp_path)
+        caplog.clear()
+        options.parse_args_and_arch(parser)
+        return [record.getMessage() for record in caplog.records if "BLEU" in record.getMessage()]
+
+    return parse
+
+
+PIECES, MERGES, WORDS = ["▁the", "▁do", "g"], ["the", "do@@", "g"], ["the", "dog"]
+GENERATE = "--path checkpoint.pt"
+TRAIN = "--arch transformer --eval-bleu"
+
+
+@pytest.mark.parametrize(
+    ("entries", "command", "flag"),
+    [
+        (PIECES, GENERATE, "--remove-bpe sentencepiece"),
+        (MERGES, GENERATE, "--remove-bpe subword_nmt"),
+        (PIECES, TRAIN, "--eval-bleu-remove-bpe sentencepiece"),
+        (MERGES, TRAIN, "--eval-bleu-remove-bpe subword_nmt"),
+    ],
+)
+def test_bleu_of_subwords_is_announced_with_the_flag_to_add(warnings, entries, command, flag):
+    def parser():
+        return options.get_training_parser() if command == TRAIN else options.get_generation_parser()
+
+    [said] = warnings(parser(), entries, command)
+    assert f"Add {flag}." in said
+    assert warnings(parser(), entries, f"{command} {flag}") == warnings(parser(), WORDS, command) == []
+
+
+@pytest.mark.parametrize(
+    ("parser", "words"),
+    [
+        (lambda: options.get_training_parser(), "--arch transformer"),
+        (lambda: options.get_interactive_generation_parser(), GENERATE),
+        (lambda: options.get_generation_parser(), f"{GENERATE} --bpe sentencepiece --sentencepiece-model spm.model"),
+    ],
+)
+def test_commands_without_bleu_of_subwords_say_nothing(warnings, parser, words):
+    assert warnings(parser(), PIECES, words) == []
