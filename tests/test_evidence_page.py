@@ -129,14 +129,18 @@ def test_leads_above_the_head_size_are_printed_as_recorded():
                 assert prints(cell, 100 * value / whole), (row, values)
 
 
+with (RESULTS / "evidence-damping.csv").open(encoding="utf-8", newline="") as file:
+    DAMPING = list(csv.DictReader(file))
+"""A line for each layer: the sums of the weights of its mixed heads."""
+
+
 @pytest.mark.parametrize("page", ["fast-start", "above-head-size"])
 def test_medians_of_damping_are_printed_as_recorded(page):
     for row in table(page, "median by seed"):
         name, _, site = key_of(row).partition("/")
         for seed, cell in enumerate(filter(None, row["median by seed"].split(" (")[0].split(", ")), 1):
-            file = RESULTS / "evidence-damping" / f"{name}-seed{seed}.json"
-            layers = json.loads(file.read_text(encoding="utf-8"))["layers"]
-            sums = [value for layer in layers if site in ("", layer["site"]) for value in layer["column_sums"]]
+            layers = [layer for layer in DAMPING if (layer["row"], layer["seed"]) == (name, str(seed))]
+            sums = [float(x) for layer in layers if site in ("", layer["site"]) for x in layer["sums"].split()]
             assert prints(cell, median(sums)), (name, seed, median(sums))
 
 
