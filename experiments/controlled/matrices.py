@@ -158,9 +158,10 @@ def build_layer(method: Method, heads: int, seed: int) -> MultiheadAttention:
     return build_attention(method.preset, EMBED_DIM, heads, bias=False, **method.axes).double()
 
 
-def train(method: Method, heads: int, length: int, rank: int, target: str, seed: int, steps: int, log: Log) -> dict:
-    """Train one layer on one problem, and return ``value``, the relative squared error at the end, and ``parameters``."""
-    positions, matrices = problem(length, rank, target, seed)
+def trained(
+    method: Method, heads: int, positions: Tensor, matrices: Tensor, seed: int, steps: int, log: Log
+) -> MultiheadAttention:
+    """Train one layer on one problem, and return it."""
     layer = build_layer(method, heads, seed)
     optimizer = torch.optim.Adam(layer.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -172,6 +173,13 @@ def train(method: Method, heads: int, length: int, rank: int, target: str, seed:
         schedule.step()
         if step % 100 == 0:
             log(f"{step} {error.item():.6g}")
+    return layer
+
+
+def train(method: Method, heads: int, length: int, rank: int, target: str, seed: int, steps: int, log: Log) -> dict:
+    """Train one layer on one problem, and return ``value``, the relative squared error at the end, and ``parameters``."""
+    positions, matrices = problem(length, rank, target, seed)
+    layer = trained(method, heads, positions, matrices, seed, steps, log)
     with torch.no_grad():
         error = relative_error(*layer_map(layer, positions), matrices).item()
     return {"value": error, "parameters": sum(parameter.numel() for parameter in layer.parameters())}

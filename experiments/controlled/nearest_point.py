@@ -81,8 +81,8 @@ def learning_rate(step: int, steps: int) -> float:
     return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
 
 
-def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
-    """Train one layer, and return ``value``, the squared error on new points, and ``parameters``."""
+def trained(method: Method, heads: int, seed: int, steps: int, log: Log) -> Layer:
+    """Train one layer, and return it."""
     torch.manual_seed(seed)
     layer = Layer(method, heads)
     generator = torch.Generator().manual_seed(seed)
@@ -96,6 +96,12 @@ def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
         schedule.step()
         if step % 500 == 0:
             log(f"{step} {error.item():.6g}")
+    return layer
+
+
+def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
+    """Train one layer, and return ``value``, the squared error on new points, and ``parameters``."""
+    layer = trained(method, heads, seed, steps, log)
     generator = torch.Generator().manual_seed(1_000_000 + seed)
     with torch.no_grad():
         errors = [squared_error(layer, points(BATCH, generator)).item() for _ in range(TEST_BATCHES)]

@@ -102,12 +102,12 @@ def error_rate(model: Model, tokens: Tensor, answers: Tensor) -> float:
     return (chosen != answers)[asked].float().mean().item()
 
 
-def train(
+def trained(
     method: Method, heads: int, seed: int, steps: int, journal: Journal, learning_rate: float = float(LEARNING_RATE)
-) -> dict:
+) -> tuple[Model, float, int]:
     """Train until at most 1 % of test answers are wrong or ``steps`` updates are done.
 
-    Return ``value``, ``updates`` and ``parameters``. The journal saves the state of the training at each test; a training that is
+    Return the model, its error rate and the number of updates. The journal saves the state of the training at each test; a training that is
     interrupted resumes from the last state with the same numbers.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -138,6 +138,14 @@ def train(
             journal(f"{done} loss {loss.item():.4g} wrong {wrong:.4g}")
             states = {name: part.state_dict() for name, part in parts.items()}
             journal.save({"done": done, "wrong": wrong, "drawn": generator.get_state(), **states})
+    return model, wrong, done
+
+
+def train(
+    method: Method, heads: int, seed: int, steps: int, journal: Journal, learning_rate: float = float(LEARNING_RATE)
+) -> dict:
+    """Train a model, see :func:`trained`, and return ``value``, ``updates`` and ``parameters``."""
+    model, wrong, done = trained(method, heads, seed, steps, journal, learning_rate)
     return {"value": wrong, "updates": done, "parameters": sum(parameter.numel() for parameter in model.parameters())}
 
 

@@ -1,0 +1,241 @@
+"""Measure models whose answer is known with `fairseq-lowrank measure`, and compare the needs with predictions.
+
+    python -m experiments.evidence.measure --results results/evidence-measure.jsonl            train, measure, and print
+    python -m experiments.evidence.measure --results results/evidence-measure.jsonl --print    print the tables of the page
+
+Each line has a model, a seed and what was measured. Lines that exist are kept, so an interrupted run resumes. A checkpoint that
+was trained elsewhere is measured by the command itself; `--add NAME FILE` appends the first result of its measure.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.controlled import matrices, nearest_point, recall
+from experiments.controlled.runs import Journal, Method
+from fairseq_lowrank.tools.measuring.layers import LayerSubject
+from fairseq_lowrank.tools.measuring.measurement import measure
+from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, Metric
+
+SEEDS = (1, 2)
+POINT_STEPS = 5_000
+RECALL_STEPS = 2_400
+ERROR = Metric("squared error", True)
+
+
+def quiet(line: str) -> None:
+    """Ignore a line of a log."""
+
+
+def nearest(method: Method, heads: int, seed: int) -> LayerSubject:
+    """Return a layer that was trained on the nearest point, with new sets of points."""
+    layer = nearest_point.trained(method, heads, seed, POINT_STEPS, quiet)
+    generator = torch.Generator().manual_seed(2_000_000 + seed)
+    samples = [nearest_point.points(1, generator) for _ in range(200)]
+
+    def error(x: Tensor) -> tuple[float, float]:
+        return nearest_point.squared_error(layer, x).item() * len(x), float(len(x))
+
+    places = [("attention", "encoder", 0, layer.attention)]
+    return LayerSubject("nearest point", places, samples, error, ERROR, nearest_point.POINTS)
+
+
+def patterns(heads: int, rank: int, seed: int, *, length: int = 16) -> LayerSubject:
+    """Return a layer that was trained on eight known patterns, with random contents."""
+    positions, wanted = matrices.problem(length, rank, "own", seed)
+    layer = matrices.trained(Method("mha", "mha"), heads, positions, wanted, seed, matrices.STEPS, quiet)
+    generator = torch.Generator().manual_seed(2_000_000 + seed)
+    shape = (length, matrices.EMBED_DIM)
+    samples = [torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(200)]
+    query = positions.unsqueeze(1)
+
+    def error(content: Tensor) -> tuple[float, float]:
+        output, _ = layer(query, query, content.unsqueeze(1), need_weights=False)
+        slices = content.unflatten(1, (len(wanted), -1))
+        answer = torch.einsum("cts,scd->tcd", wanted, slices).flatten(1)
+        return (output[:, 0] - answer).square().sum().item(), answer.square().sum().item()
+
+    return LayerSubject("known patterns", [("layer", "encoder", 0, layer)], samples, error, ERROR, length)
+
+
+def recalled(heads: int, metric: Metric, seed: int) -> LayerSubject:
+    """Return a model that was trained on associative recall, with new sequences."""
+    model, _, _ = recall.trained(Method("mha", "mha"), heads, seed, RECALL_STEPS, Journal("recall"))
+    tokens, answers = recall.sequences(96, torch.Generator().manual_seed(2_000_000 + seed))
+
+    def score(sample: tuple[Tensor, Tensor]) -> tuple[float, float]:
+        text, right = sample
+        asked = right != recall.IGNORED
+        logits = model(text)[asked]
+        if metric is ACCURACY:
+            return float((logits.argmax(-1) == right[asked]).sum()), float(asked.sum())
+        return F.cross_entropy(logits, right[asked], reduction="sum").item() / math.log(2), float(asked.sum())
+
+    samples = list(zip(tokens.split(1), answers.split(1), strict=True))
+    places = [(f"blocks.{i}.attention", "decoder", i, block.attention) for i, block in enumerate(model.blocks)]
+    return LayerSubject("recall", places, samples, score, metric, recall.LENGTH)
+
+
+MHA = Method("mha", "mha")
+MODELS: dict[str, Callable[[int], LayerSubject]] = {
+    "patterns-16x4": lambda seed: patterns(16, 16, seed),
+    "patterns-4x16-rank8": lambda seed: patterns(4, 8, seed),
+    "patterns-4x16": lambda seed: patterns(4, 16, seed),
+    "point-8x4": lambda seed: nearest(MHA, 8, seed),
+    "point-1x32": lambda seed: nearest(MHA, 1, seed),
+    "point-8x4-score-mixing": lambda seed: nearest(Method("score-mixing", "mha", {"score_mixing": "static"}), 8, seed),
+    "recall-1x64": lambda seed: recalled(1, ACCURACY, seed),
+    "recall-8x8": lambda seed: recalled(8, BITS, seed),
+}
+"""The models of known answer, each a function of the seed."""
+
+
+class Prediction(NamedTuple):
+    """A prediction about the needs of a model.
+
+    Args:
+        model: a name of :data:`MODELS`, or of a line that ``--add`` appended.
+        holds: the lines agree with the prediction.
+        contradicts: the lines contradict the prediction.
+    """
+
+    model: str
+    holds: Callable[[dict], bool]
+    contradicts: Callable[[dict], bool]
+
+
+PREDICTIONS = {
+    "E1": Prediction("point-8x4", lambda line: line["need"] == 4, lambda line: line["need"] < 4),
+    "E2": Prediction("point-1x32", lambda line: line["need"] >= 24, lambda line: line["need"] <= 16),
+    "E3": Prediction("point-8x4-score-mixing", lambda line: line["need"] >= 16, lambda line: line["need"] <= 4),
+    "E4": Prediction("patterns-16x4", lambda line: line["need"] == 4, lambda line: line["need"] < 4),
+    "E5": Prediction("patterns-4x16-rank8", lambda line: line["need"] <= 8, lambda line: line["need"] > 8),
+    "E6": Prediction("patterns-4x16", lambda line: line["need"] >= 13, lambda line: line["need"] <= 8),
+    "E7": Prediction("recall-1x64", lambda line: line["need"] <= 32, lambda line: line["need"] > 48),
+    "E8": Prediction("recall-8x8", lambda line: line["need"] <= 4, lambda line: line["need"] >= 7),
+    "E10": Prediction("language-4x32", lambda line: line["need"] <= 20, lambda line: line["need"] > 28),
+    "E11": Prediction("language-32x4", lambda line: line["need"] == 4, lambda line: line["need"] < 3),
+    "E12": Prediction("quickstart", lambda line: line["need"] <= 16, lambda line: line["need"] > 24),
+}
+"""By their names on docs/evidence/measure.md. E9 is about the share of the last quarter; see :func:`separates`."""
+BOUND, FREE = ("point-8x4", "patterns-16x4"), ("patterns-4x16-rank8", "recall-1x64")
+
+
+def outcome(prediction: Prediction, lines: Iterable[dict]) -> str:
+    """Return held (under each seed), contradicted (under one or more), unclear, or not run."""
+    found = [line for line in lines if line["model"] == prediction.model]
+    if not found:
+        return "not run"
+    if any(map(prediction.contradicts, found)):
+        return "contradicted"
+    return "held" if all(map(prediction.holds, found)) else "unclear"
+
+
+def separates(lines: Iterable[dict]) -> str:
+    """Return the outcome of E9: the share of the last quarter is above 0.05 in bound tasks, and below 0.01 in others."""
+    lines = list(lines)
+    bound, free = ([line["last_quarter"] for line in lines if line["model"] in names] for names in (BOUND, FREE))
+    if not bound or not free:
+        return "not run"
+    if min(bound) <= max(free):
+        return "contradicted"
+    return "held" if min(bound) > 0.05 and max(free) < 0.01 else "unclear"
+
+
+def outcomes(lines: Iterable[dict]) -> dict[str, str]:
+    """Return the outcome of every prediction, by name."""
+    lines = list(lines)
+    found = {name: outcome(prediction, lines) for name, prediction in PREDICTIONS.items()}
+    return dict(sorted({**found, "E9": separates(lines)}.items(), key=lambda pair: int(pair[0][1:])))
+
+
+def line_of(model: str, seed: int, result: dict) -> dict:
+    """Return the numbers of a measurement that the page shows."""
+    curve, values = result["cuts"]["scores"]["all"], result["cuts"]["values"]["all"]
+
+    def median(name: str) -> float:
+        return statistics.median(number for layer in result["layers"] for number in layer["one_basis"][name])
+
+    return {
+        "model": model,
+        "seed": seed,
+        "metric": result["metric"],
+        "value": result["value"],
+        "size": curve["size"],
+        "need": curve["need"],
+        "interval": curve["interval"],
+        "ranks": [[entry["rank"], entry["cost"]] for entry in curve["ranks"]],
+        "values_size": values["size"],
+        "values_need": values["need"],
+        "directions_90": median("directions_90"),
+        "directions_99": median("directions_99"),
+        "last_quarter": median("last_quarter"),
+    }
+
+
+def table(lines: Iterable[dict]) -> str:
+    """Return the page's table of needs, in Markdown."""
+    rows = [
+        "| model, seed | loss | need | 90 %, 99 % of the energy | last quarter | values need |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for line in lines:
+        low, high = line["interval"]
+        rows.append(
+            f"| {line['model']}, {line['seed']} | {line['value']:.3g} | {line['need']} of {line['size']} ({low} to {high}) | "
+            f"{line['directions_90']:g}, {line['directions_99']:g} | {100 * line['last_quarter']:.2g} % | "
+            f"{line['values_need']} of {line['values_size']} |"
+        )
+    return "\n".join(rows)
+
+
+def read(path: Path) -> list[dict]:
+    """Return the lines of a file, none if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def append(path: Path, line: dict) -> None:
+    """Append a line to a file."""
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train and measure the models that have no line yet, and print tables and outcomes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--results", type=Path, required=True, metavar="FILE", help="file with a line per model and seed"
+    )
+    parser.add_argument("--print", action="store_true", help="train nothing")
+    parser.add_argument("--add", nargs=2, metavar=("NAME", "FILE"), help="append the first result of a measure.json")
+    args = parser.parse_args(argv)
+    if args.add:
+        append(args.results, line_of(args.add[0], 1, json.loads(Path(args.add[1]).read_text())[0]))
+    elif not args.print:
+        for seed in SEEDS:
+            for name, build in MODELS.items():
+                if any((line["model"], line["seed"]) == (name, seed) for line in read(args.results)):
+                    continue
+                start = time.process_time()
+                append(args.results, line_of(name, seed, measure(build(seed), name)))
+                print(f"{name}, seed {seed}: {time.process_time() - start:.0f} s", file=sys.stderr)
+    lines = read(args.results)
+    print(table(lines))
+    for name, found in outcomes(lines).items():
+        print(f"{name}: {found}")
+
+
+if __name__ == "__main__":
+    main()
