@@ -1,4 +1,4 @@
-"""Recognition of subwords in text, by their marks."""
+"""Recognition of subwords in text and dictionaries, by their marks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def kind_of_dictionary(path: Path) -> str | None:
     kinds = Counter(subword_kind(line.rpartition(" ")[0]) for line in read_lines(path))
     # a single word of a text may look like a subword
     return next((kind for kind in MARKS if kinds[kind] > kinds.total() / 100), None)
+
+
+def is_lowercase(path: Path) -> bool:
+    """Return True if no entry of a dictionary of fairseq has a capital letter."""
+    return all(line == line.lower() for line in read_lines(path))
 
 
 def check_words(name: str, lines: Iterable[str]) -> None:

@@ -4,7 +4,8 @@
     echo "Ein Hund läuft." | fairseq-lowrank translate checkpoints/checkpoint_best.pt
 
 Without files the command reads standard input; in a terminal it translates each line at once. Data of scripts/prepare.sh knows
-how its text was tokenised and cut into subwords. For data of fairseq-preprocess, give --moses and --subwords as needed.
+how its text was tokenised and cut into subwords. For data of fairseq-preprocess, give --moses and --subwords as needed. If its
+dictionary has no capital letter, --moses lower-cases.
 """
 
 import sys

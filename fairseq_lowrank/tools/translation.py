@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fairseq_lowrank.files import LINE_BREAK, say
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.subwords import kind_of_dictionary
+from fairseq_lowrank.subwords import is_lowercase, kind_of_dictionary
 from fairseq_lowrank.tools.checkpoints import load_model
 from fairseq_lowrank.tools.raw_text import MODEL, RawText, TextSettings
 
@@ -30,7 +30,7 @@ class Translator:
     Args:
         checkpoint: the model.
         data: folder of the binarised data (default: the one that the model was trained on).
-        moses: tokenise by Moses's rules, for data without settings.
+        moses: tokenise by Moses's rules, for data without settings; lower-case if the dictionary has no capital letter.
         subwords: model of the subwords (sentencepiece's, or the codes of subword-nmt), for data without settings.
 
     Raises:
@@ -121,11 +121,10 @@ def raw_text(task: TranslationTask, moses: bool, subwords: Path | None) -> RawTe
     """
     folder = Path(utils.split_paths(task.cfg.data)[0])
     languages = {"source": task.cfg.source_lang, "target": task.cfg.target_lang}
-    settings = TextSettings.load(folder) or TextSettings(
-        **languages, subwords=kind_of_dictionary(folder / f"dict.{task.cfg.source_lang}.txt")
-    )
+    dictionary = folder / f"dict.{task.cfg.source_lang}.txt"
+    settings = TextSettings.load(folder) or TextSettings(**languages, subwords=kind_of_dictionary(dictionary))
     if moses and settings.moses is None:
-        settings = replace(settings, moses={})
+        settings = replace(settings, moses={"lowercase": is_lowercase(dictionary)})
     settings = replace(settings, **languages)
     model = folder / MODEL if subwords is None else subwords
     if settings.subwords is None and subwords is not None:

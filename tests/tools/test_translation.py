@@ -4,6 +4,8 @@ import io
 import json
 import re
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +17,7 @@ from experiments.corpora.__main__ import main as prepare
 from experiments.recipes.scoring import read_sentences
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.translation import Translator
+from fairseq_lowrank.tools.translation import Translator, raw_text
 
 PAIRS = [
     ("Der Hund läuft nicht.", "The dog isn't running."),
@@ -112,7 +114,7 @@ def test_data_of_others_needs_the_model_of_its_subwords(own, train, tmp_path):
     with pytest.raises(UserError, match=r"has subwords of sentencepiece.* Give it with --subwords FILE"):
         Translator(checkpoint)
     with pytest.raises(UserError, match="--subwords nothing: there is no such file"):
-        Translator(checkpoint, subwords=tmp_path.__class__("nothing"))
+        Translator(checkpoint, subwords=Path("nothing"))
     translator = Translator(checkpoint, moses=True, subwords=folder / "bpe.model")
     assert list(translator.translate([german for german, _ in PAIRS])) == [english for _, english in PAIRS]
     shutil.move(folder / "bin", tmp_path / "moved")
@@ -120,6 +122,14 @@ def test_data_of_others_needs_the_model_of_its_subwords(own, train, tmp_path):
         Translator(checkpoint)
     translator = Translator(checkpoint, data=tmp_path / "moved", moses=True, subwords=folder / "bpe.model")
     assert list(translator.translate([])) == []
+
+
+@pytest.mark.parametrize(("entry", "expected"), [("hund", "der hund läuft ."), ("Hund", "Der Hund läuft .")])
+def test_text_is_lower_cased_if_the_dictionary_has_no_capitals(tmp_path, entry, expected):
+    (tmp_path / "dict.de.txt").write_text(f"der 9\n{entry} 8\n")
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path), source_lang="de", target_lang="en"))
+    assert raw_text(task, moses=True, subwords=None).encode("Der Hund läuft.") == expected
+    assert raw_text(task, moses=False, subwords=None).encode("Der Hund läuft.") == "Der Hund läuft."
 
 
 def test_what_cannot_be_translated_is_refused(trained, translation_data, capsys, tmp_path):
