@@ -9,20 +9,17 @@ import re
 import shutil
 import subprocess
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 from fairseq_lowrank import __version__
+from fairseq_lowrank.versions import installed_version
 
 
 def versions() -> dict:
     """Return the versions of packages (None if not installed), and the patches of fairseq that are switched."""
     found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
     for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
-        try:
-            found[name] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[name] = None
+        found[name] = installed_version(name, package)
     switched = {"enabled": os.environ.get("LOWRANK_ENABLE"), "disabled": os.environ.get("LOWRANK_DISABLE")}
     return found | {name: patches for name, patches in switched.items() if patches}
 

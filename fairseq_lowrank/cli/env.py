@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import platform
 
+from fairseq_lowrank import versions
 from fairseq_lowrank.cli import _output
 
 NAME = "env"
@@ -26,6 +27,8 @@ def run(args) -> None:
 
     rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("python", platform.python_version())]
     rows += [(package, installed_version(package)) for package in PACKAGES]
+    if (risk := versions.loading_risk()) is not None:
+        rows.append(("checkpoints", risk))
     rows += devices() + kernels() + fused_parts()
     width = max(len(name) for name, _ in rows)
     text = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
@@ -49,12 +52,10 @@ def patch_rows() -> list[dict]:
 
 
 def installed_version(package: str) -> str:
-    """Return the version and distribution of an importable package, or "not installed"."""
-    names = importlib.metadata.packages_distributions().get(package)
-    if not names:
-        return "not installed"
-    version = importlib.metadata.version(names[0])
-    return version if names[0].lower() == package else f"{version} ({names[0]})"
+    """Return the version of an importable package, with its distribution if that has another name, or "not installed"."""
+    distribution = importlib.metadata.packages_distributions().get(package, [package])[0]
+    version = versions.installed_version(package, distribution) or "not installed"
+    return version if distribution.lower() == package else f"{version} ({distribution})"
 
 
 def devices() -> list[tuple[str, str]]:

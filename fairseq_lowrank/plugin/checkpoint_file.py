@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from fairseq_lowrank import versions
 from fairseq_lowrank.messages import InvalidCheckpoint
 
 LEGACY = pickle.dumps(torch.serialization.MAGIC_NUMBER, protocol=2)  # torch before 1.6: a format without checksums
@@ -18,6 +19,7 @@ def load(file: BinaryIO, allowed: Sequence[Any] = ()) -> Any:
     Raises:
         InvalidCheckpoint: the file is damaged, is of another kind, or contains a class that is not ``allowed``.
     """
+    versions.warn_of_loading_risk()
     with torch.serialization.safe_globals(list(allowed)):
         try:
             if not (legacy := file.read(len(LEGACY)) == LEGACY):

@@ -6,10 +6,9 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from typing import Any, Literal
 
-from fairseq_lowrank import importing
+from fairseq_lowrank import importing, versions
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import (
     arguments,
@@ -435,13 +434,10 @@ PATCHES: tuple[Patch, ...] = (
 def warn_of_untested_versions() -> None:
     """Warn once if fairseq or torch has another version than the tested one."""
     others = []
-    for package, tested in TESTED.items():
-        try:
-            version = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            version = "missing"
+    for distribution, tested in TESTED.items():
+        version = versions.installed_version(distribution.removesuffix("-fixed"), distribution) or "missing"
         if version.partition("+")[0] != tested:
-            others.append(f"{package} {version} (tested: {tested})")
+            others.append(f"{distribution} {version} (tested: {tested})")
     if others:
         warnings.warn(f"fairseq_lowrank patches functions of fairseq, untested with {', '.join(others)}", stacklevel=2)
 

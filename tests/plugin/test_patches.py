@@ -107,7 +107,7 @@ def test_variables_name_known_patches_only(monkeypatch, variable):
 @pytest.mark.parametrize(("tested", "warnings"), [("2.13.0", 0), ("1.0", 1)])
 def test_untested_versions_give_one_warning(monkeypatch, recwarn, tested, warnings):
     monkeypatch.setattr(patches, "TESTED", {"torch": tested, "fairseq-fixed": "0.12.3.1" if not warnings else "0"})
-    monkeypatch.setattr(patches.metadata, "version", {"torch": "2.13.0+cpu", "fairseq-fixed": "0.12.3.1"}.get)
+    monkeypatch.setattr(patches.versions.metadata, "version", {"torch": "2.13.0+cpu", "fairseq-fixed": "0.12.3.1"}.get)
     patches.warn_of_untested_versions()
     assert len(recwarn) == warnings
 
