@@ -84,11 +84,18 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_input() -> Iterator[str]:
-    """Yield the lines of standard input, like :func:`read_lines`."""
+    """Yield the lines of standard input, like :func:`read_lines`.
+
+    Raises:
+        UserError: the input is not UTF-8.
+    """
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8-sig", newline="\n")
-    for line in sys.stdin:
-        yield line.rstrip("\r\n")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict", newline="\n")
+    try:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8 text: {error}") from error
 
 
 def replace_line_breaks(lines: Iterable[str], path: Path) -> Iterator[str]:

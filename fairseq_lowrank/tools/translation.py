@@ -71,7 +71,9 @@ class Translator:
         unknown = sum(int(sentence.eq(symbol).sum()) for sentence in sentences)
         tokens = sum(len(sentence) - 1 for sentence in sentences)
         if 10 * unknown > tokens:
-            say(f"{unknown:,} of {tokens:,} tokens are unknown to the model. Is the text in its language?")
+            say(
+                f"{unknown:,} of {tokens:,} tokens are unknown to the model. Check the language, --moses and --subwords."
+            )
         generator = self.task.build_generator([self.model], GenerationConfig(beam=beam, lenpen=lenpen))
         for first in range(0, len(sentences), LINES_AT_ONCE):
             yield from self._translate(sentences[first : first + LINES_AT_ONCE], generator)

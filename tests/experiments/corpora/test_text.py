@@ -1,11 +1,13 @@
 import gzip
+import io
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.corpora.text import BytePieces, SentencePiece, SubwordNMT, clean_pairs, join_lines
-from fairseq_lowrank.files import map_lines, read_lines, whole_file, write_lines
+from fairseq_lowrank.files import map_lines, read_input, read_lines, whole_file, write_lines
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.raw_text import MosesTokenizer
 
 
@@ -47,6 +49,17 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     for name, pack in (("plain", bytes), ("packed.gz", gzip.compress)):
         (tmp_path / name).write_bytes(pack("\ufeffone\ntwo\ufeff\n".encode()))
         assert list(read_lines(tmp_path / name)) == ["one", "two\ufeff"]
+
+
+def test_standard_input_is_read_like_a_file(monkeypatch):
+    def give(data: bytes) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding="latin-1"))
+
+    give("\ufeffone\u2028\r\ntwo\rtwo\n".encode())
+    assert list(read_input()) == ["one\u2028", "two\rtwo"]
+    give(b"caf\xe9\n")
+    with pytest.raises(UserError, match="standard input is not UTF-8"):
+        list(read_input())
 
 
 def test_several_processes_keep_the_order(tmp_path):
