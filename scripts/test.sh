@@ -2,6 +2,7 @@
 # Everything that has to hold: ruff's checks and format, mypy's types, and the tests. Sets up .venv first.
 #
 #   scripts/test.sh [ARGUMENT…]      arguments go to pytest: scripts/test.sh tests/ops -k causal
+#   scripts/test.sh --quick          style, types and the core: operations, layer, methods and plugin, without whole commands
 #   scripts/test.sh -m 'not corpus'  only what needs no real corpus
 #   scripts/test.sh --all            the whole grid too: further presets in tests of whole commands
 #   LOWRANK_DATA=…                   the folder with real corpora (default: ../shared/data); without a corpus its tests
@@ -19,4 +20,8 @@ mypy # the package, with the exceptions that pyproject.toml names
 # since they share what they trained.
 processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both
 export OMP_NUM_THREADS=1
+if [ "${1:-}" = --quick ]; then
+    set -- tests/ops tests/attention tests/plugin tests/test_layers.py tests/test_importing.py tests/test_messages.py \
+        -m 'not command and not corpus' "${@:2}"
+fi
 exec pytest -q --numprocesses "$((processes < 8 ? processes : 8))" --dist loadfile "$@"

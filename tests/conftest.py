@@ -30,6 +30,9 @@ CORPORA = {
     "xquad": "xquad.en.json.gz, from github.com/google-deepmind/xquad",
 }
 
+# Markers of every test that uses one of the fixtures.
+MARKED = {"corpus": {"corpus"}, "command": {"fairseq_command", "refusal", "trained"}}
+
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="device for the tests of ops and attention")
@@ -42,8 +45,9 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("grid")]
         config.hook.pytest_deselected(items=left_out)
     for item in items:
-        if "corpus" in getattr(item, "fixturenames", ()):
-            item.add_marker("corpus")
+        for marker, fixtures in MARKED.items():
+            if fixtures & {*getattr(item, "fixturenames", ())}:
+                item.add_marker(marker)
 
 
 def pytest_collection_finish():
