@@ -56,7 +56,7 @@ def test_both_models_are_compared_and_a_kill_adds_no_update(tmp_path):
     assert first.stdout.count(" reference  ") == 10
     header, own, plain, difference, _, note = first.stdout.splitlines()[-6:]
     assert header.split() == ["--attention", "parameters", "validation", "loss", "BLEU"] and "one seed" in note
-    number = r" +(\d[\d,]*) +(\d+\.\d{3}) +(\d+\.\d)"
+    number = r" +(\d[\d,]*) +(\d+\.\d{3}) +(\d+\.\d\d)"
     own, plain = (re.fullmatch(name + number, line) for name, line in (("mixhead-b", own), ("mha", plain)))
     # 3 attention sublayers of 4 heads of size 8: B is 4 × 4, W^M is 8 × 4
     size, baseline = (int(found[1].replace(",", "")) for found in (own, plain))

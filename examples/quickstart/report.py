@@ -25,11 +25,11 @@ def comparison(lines: list[dict]) -> str:
         lines: the line of results of a row, and that of its baseline if there is one.
     """
     measures = {line["row"]: (line["parameters"], validation_loss(line), line["value"]) for line in lines}
-    rows = [[name, f"{size:,}", f"{loss:.3f}", f"{score:.1f}"] for name, (size, loss, score) in measures.items()]
+    rows = [[name, f"{size:,}", f"{loss:.3f}", f"{score:.2f}"] for name, (size, loss, score) in measures.items()]
     if len(lines) == 2:
         (size, loss, score), baseline = measures.values()
         more = f"{size - baseline[0]:+,} ({(size - baseline[0]) / baseline[0]:+.2%})"
-        rows.append(["difference", more, f"{loss - baseline[1]:+.3f}", f"{score - baseline[2]:+.1f}"])
+        rows.append(["difference", more, f"{loss - baseline[1]:+.3f}", f"{score - baseline[2]:+.2f}"])
     return table(["--attention", "parameters", "validation loss", "BLEU"], rows)
 
 
