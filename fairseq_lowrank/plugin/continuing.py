@@ -2,8 +2,11 @@
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+
+from fairseq import checkpoint_utils
 
 from fairseq_lowrank.messages import UserError
 
@@ -95,3 +98,57 @@ def end_if_finished(load: Callable) -> Callable:
         return extra_state
 
     return load_checkpoint
+
+
+PATIENCE = "validations_without_improvement"
+
+
+def _stopping_rules() -> list[Callable]:
+    """Return ``should_stop_early`` of fairseq-train, which is in ``__main__`` under ``python -m fairseq_cli.train``."""
+    found = (getattr(sys.modules.get(name), "should_stop_early", None) for name in ("__main__", "fairseq_cli.train"))
+    return [rule for rule in found if rule is not None]
+
+
+# fairseq keeps the best value and the number of validations without improvement in its functions, so they belong to a process:
+# the next run of a sweep continues to count, and a training that resumes starts to count again.
+def count_patience_in_each_run(load: Callable) -> Callable:
+    """Wrap ``Trainer.load_checkpoint``: begin with the best value and the patience of the checkpoint, or with none.
+
+    A training that ``--patience`` stopped ends at once.
+    """
+
+    @functools.wraps(load)
+    def load_checkpoint(
+        self, filename, reset_optimizer=False, reset_lr_scheduler=False, optimizer_overrides=None, reset_meters=False
+    ):
+        for function in (checkpoint_utils.save_checkpoint, *_stopping_rules()):
+            for name in ("best", "num_runs"):
+                vars(function).pop(name, None)
+        extra_state = load(self, filename, reset_optimizer, reset_lr_scheduler, optimizer_overrides, reset_meters)
+        saved = (extra_state or {}).pop(PATIENCE, None)
+        if saved and not reset_optimizer and not reset_meters:
+            for rule in _stopping_rules():
+                vars(rule).update(saved)
+            limit = self.cfg.checkpoint.patience
+            if 0 < limit <= saved["num_runs"]:
+                logger.info(
+                    f"nothing to train: the checkpoint has {saved['num_runs']} validations without improvement, and --patience "
+                    f"is {limit}"
+                )
+                self.cfg.optimization.max_epoch = -1
+        return extra_state
+
+    return load_checkpoint
+
+
+def save_patience(save: Callable) -> Callable:
+    """Wrap ``Trainer.save_checkpoint``: save the best value and the patience that is used up."""
+
+    @functools.wraps(save)
+    def save_checkpoint(self, filename, extra_state):
+        for rule in _stopping_rules():
+            if "num_runs" in vars(rule):
+                extra_state[PATIENCE] = {name: vars(rule)[name] for name in ("best", "num_runs")}
+        return save(self, filename, extra_state)
+
+    return save_checkpoint

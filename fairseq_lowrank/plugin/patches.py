@@ -339,6 +339,16 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *_group(
         "fix",
+        "patience",
+        {
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.count_patience_in_each_run,
+            "fairseq.trainer.Trainer.save_checkpoint": continuing.save_patience,
+        },
+        "The runs of a sweep share the best value and the count of --patience, and a training that resumes loses the count.",
+        "fairseq keeps both in the trainer and saves them",
+    ),
+    *_group(
+        "fix",
         "whole-checkpoints",
         {
             "fairseq.file_io.PathManager.copy": resuming.replace_checkpoints_whole,

@@ -96,3 +96,49 @@ def test_other_batches_between_epochs_are_taken(fairseq_command, translation_dat
     before = updates(tmp_path)
     fairseq_command("train", *train, "--max-tokens", "200", "--max-epoch", 2)
     assert updates(tmp_path) > before
+
+
+@pytest.fixture
+def train_with(fairseq_command, translation_data, monkeypatch):
+    """Train with given validation losses, one an epoch; return what was logged."""
+    import fairseq_cli.train
+
+    def run(folder, losses, *flags):
+        values = iter(losses)
+        monkeypatch.setattr(fairseq_cli.train, "validate", lambda *_: [float(next(values))])
+        return fairseq_command(
+            *("train", translation_data, *MIDDLE, "--batch-size", 80, "--no-epoch-checkpoints"),
+            *("--save-interval-updates", 0, "--max-epoch", len(losses), "--save-dir", folder, *flags),
+        )
+
+    return run
+
+
+def epochs(folder) -> int:
+    return updates(folder) // 3
+
+
+def test_runs_of_one_process_have_their_own_patience_and_best_value(train_with, tmp_path):
+    train_with(tmp_path / "first", [3, 2, 1, 4], "--patience", 1)
+    train_with(tmp_path / "second", [7, 6, 5], "--patience", 1)
+    assert (epochs(tmp_path / "first"), epochs(tmp_path / "second")) == (4, 3)
+    best = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "second" / "checkpoint_best.pt"))
+    assert best["extra_state"]["best"] == best["extra_state"]["val_loss"] == 5
+
+
+def test_resumed_training_continues_to_count_patience(train_with, tmp_path):
+    train_with(tmp_path, [3, 4], "--patience", 2)
+    train_with(tmp_path, [3.5] * 4, "--patience", 2)
+    assert epochs(tmp_path) == 3
+    train_with(tmp_path, [3.5] * 5, "--patience", 3)
+    assert epochs(tmp_path) == 4
+
+
+def test_training_that_patience_stopped_ends_at_once(train_with, tmp_path):
+    train_with(tmp_path, [3, 4, 0], "--patience", 1)
+    assert epochs(tmp_path) == 2
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    assert "--patience is 1" in train_with(tmp_path, [0] * 5, "--patience", 1)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before
+    train_with(tmp_path, [0] * 4, "--patience", 1, "--reset-meters")
+    assert epochs(tmp_path) == 4
