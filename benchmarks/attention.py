@@ -18,7 +18,6 @@ queries, keys and values are given: what of a layer's time is attention's own.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -29,8 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.variants import VARIANTS
-from fairseq_lowrank.attention import AXES, CAUSAL, PRESETS, AttentionSpec, MultiheadAttention, build_attention
+from fairseq_lowrank.attention import AXES, CAUSAL, METHODS, PRESETS, AttentionSpec, MultiheadAttention, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 
 FLEX = "flex-sigsoftmax"
@@ -150,7 +148,9 @@ def ours(name: str, options: argparse.Namespace, device: str | None = None) -> M
 def default_layers(options: argparse.Namespace) -> list[str]:
     """Every preset that can have these sizes, with the number that it needs, sigsoftmax with two of them, and on a GPU
     what the kernels of the triton backend compute."""
-    axes = {preset: ",".join(f"{axis}={value}" for axis, value in VARIANTS[preset].axes.items()) for preset in PRESETS}
+    axes = {
+        preset: ",".join(f"{axis}={value}" for axis, value in METHODS[preset].page_sizes.items()) for preset in PRESETS
+    }
     names = [preset + (axes[preset] and f":{axes[preset]}") for preset in PRESETS]
     names += ["mha+sigsoftmax", "mixhead-a+sigsoftmax"]
     if options.device.startswith("cuda"):
@@ -172,7 +172,7 @@ def has_operation(name: str, options: argparse.Namespace) -> bool:
     if name in PEERS:
         return name in ("sdpa", FLEX)
     layer = ours(name, options, device="meta")
-    others = dataclasses.replace(layer.spec, activation="softmax", mixing="none", score_mixing="none", head_dim=None)
+    others = layer.spec.replace(activation="softmax", mixing="none", score_mixing="none", head_dim=None)
     return others == AttentionSpec() and layer.head_dim * layer.num_heads == layer.embed_dim
 
 

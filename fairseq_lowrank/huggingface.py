@@ -34,13 +34,12 @@ from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from fairseq_lowrank.attention.spec import AXES, NEEDED, PRESETS, AttentionSpec
+from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.methods import HEAD_OUTPUTS
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
-from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS
+from fairseq_lowrank.parts import AXES, METHODS, PRESETS
 from fairseq_lowrank.parts.parameters import NoDecayModule
 from fairseq_lowrank.tools.transformers_models import (
     SITES,
@@ -99,7 +98,7 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
         usable = [
             name
             for name, sets in PRESETS.items()
-            if sets.keys() <= set(CHOSEN) and name not in NEEDED and sets.get("head_output") != "difference"
+            if sets.keys() <= set(CHOSEN) and METHODS[name].needs is None and sets.get("head_output") != "difference"
         ]
         raise UserError(f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(CHOSEN)}.")
     return spec
@@ -313,13 +312,8 @@ def _add_modules(module: nn.Module, spec: AttentionSpec) -> None:
     """Add mixing, output and activation of ``spec`` to one attention module."""
     dims = query_sizes(module)
     assert dims is not None
-    sizes = {"embed_dim": dims.embed_dim, "rank": spec.factor_rank or 2}
-    for name, builders in (("mixing", MIXINGS), ("score_mixing", SCORE_MIXINGS)):
-        choice = getattr(spec, name)
-        built = builders[choice](dims.num_heads, dims.head_dim, **(sizes if choice == "dynamic" else {}))
-        setattr(module, name, _placed(built, module))
-    output = HEAD_OUTPUTS[spec.head_output]
-    module.head_output = _placed(None if output is None else output(dims, spec.gate_start), module)
+    for name in _MODULES:
+        setattr(module, name, _placed(spec.build(name, dims), module))
     module.attention_activation = spec.activation
     if spec.head_output != "none" or "dynamic" in (spec.mixing, spec.score_mixing):
         # the attention function gets projected tensors only, and these modules read the input of the layer

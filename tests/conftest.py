@@ -154,10 +154,10 @@ def plugins_leave():
     from fairseq import models, utils
 
     import fairseq_lowrank.plugin  # noqa: F401  which stays
-    from fairseq_lowrank.parts.mixing import MIXINGS
+    from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS
 
     names = [name for name in vars(models) if name.isupper() and name.endswith("REGISTRY")]
-    tables = [MIXINGS, *(getattr(models, name) for name in names)]
+    tables = [AXES, METHODS, PRESETS, *PARTS.values(), *(getattr(models, name) for name in names)]
     memo = getattr(utils.import_user_module, "memo", set())
     before, imported, folders, path = [dict(table) for table in tables], set(sys.modules), set(memo), list(sys.path)
     yield

@@ -16,7 +16,7 @@ from tiny_transformer import make_task
 
 from experiments.reporting.contrasts import read_planned
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.parts.mixing import MIXINGS
+from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools import architecture, inspection
 from fairseq_lowrank.tools.parameters import count
 
@@ -118,7 +118,7 @@ def test_common_mode_adds_the_sum_of_all_heads(controls, monkeypatch):
     torch.testing.assert_close(mixed, own * heads + common * heads.sum(0))
     (shown,) = inspection.inspect(layer.state_dict(prefix="encoder.layers.0.self_attn."))
     torch.testing.assert_close(torch.tensor(shown["matrix"]), layer.mixing.operation(x).weight)
-    monkeypatch.delitem(MIXINGS, "common-mode")
+    monkeypatch.delitem(PARTS["mixing"], "common-mode")
     (shown,) = inspection.inspect(layer.state_dict(prefix="encoder.layers.0.self_attn."))
     assert "matrix" not in shown and shown["norms"] == {
         "mixing.weight": pytest.approx(layer.mixing.weight.norm().item())
@@ -138,7 +138,7 @@ def test_inspection_of_column_sums_shows_m_or_says_that_it_shows_the_weight(cont
     assert shown()["kind"] == "M"
     assert shown()["column_sums"] == pytest.approx([1] * 4)
     torch.testing.assert_close(torch.tensor(shown()["matrix"]), mixing.operation(None).weight)
-    monkeypatch.delitem(MIXINGS, "column-sums")
+    monkeypatch.delitem(PARTS["mixing"], "column-sums")
     assert shown()["kind"] == "W"
     torch.testing.assert_close(torch.tensor(shown()["matrix"]), mixing.weight)
 

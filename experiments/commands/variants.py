@@ -37,8 +37,8 @@ def run(args) -> None:
 
     from experiments import variants
 
-    if unknown := [name for name in args.names if name not in variants.VARIANTS]:
-        raise UserError(f"VARIANT {unknown[0]!r}: unknown. Use one of {', '.join(variants.VARIANTS)}.")
+    if unknown := [name for name in args.names if name not in variants.variants()]:
+        raise UserError(f"VARIANT {unknown[0]!r}: unknown. Use one of {', '.join(variants.variants())}.")
     results = args.results or variants.RESULTS
     if args.results and not args.results.is_dir():
         raise UserError(f"--results {args.results}: is not a folder. Give a folder of results files (.jsonl).")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import gzip
 import pickle
@@ -22,8 +21,7 @@ from experiments.recipes import provenance
 from experiments.recipes.provenance import machine, versions
 from experiments.recipes.results import append_measurement
 from experiments.reporting.comparison import attention_flags
-from fairseq_lowrank.attention import PRESETS
-from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.messages import UserError, flag_name
 
@@ -113,7 +111,7 @@ class Method:
 
     def exists(self) -> bool:
         """Return True if this version of the package has the preset and the axes."""
-        return self.preset in PRESETS and set(self.axes) <= {axis.name for axis in dataclasses.fields(AttentionSpec)}
+        return self.preset in PRESETS and set(self.axes) <= AXES.keys()
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,22 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL, SlidingWindow
 from fairseq_lowrank.attention.replace import replace_attention
 from fairseq_lowrank.attention.rotary import RotaryPositions
-from fairseq_lowrank.attention.spec import AXES, PRESETS, AttentionSpec
+from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.parts import AXES, METHODS, PRESETS, Method, Paper, register
 
 __all__ = [
     "AXES",
     "CAUSAL",
+    "METHODS",
     "PRESETS",
     "AttentionConfig",
     "AttentionSpec",
+    "Method",
     "MultiheadAttention",
+    "Paper",
     "RotaryPositions",
     "SlidingWindow",
     "build_attention",
+    "register",
     "replace_attention",
 ]

@@ -13,46 +13,6 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
 
-CLASSES = {
-    "restricted": "plain attention with tied or factored weights: fewer parameters or a smaller cache, nothing else",
-    "equal": "plain attention in other words: it can differ in how it is learned, not in what it computes",
-    "OV": "a wider or input-dependent map from values to outputs; each pattern stays one of a plain head",
-    "QK": "scores of higher rank than the head size",
-    "patterns": "patterns that no heads of this size make, by another route than rank",
-}
-"""The classes, in words."""
-
-PRESET_CLASSES = {
-    "mha": "equal",
-    "fixedhead": "QK",
-    "mixhead-a": "OV",
-    "mixhead-b": "OV",
-    "mixhead-random": "OV",
-    "avghead": "OV",
-    "gain": "equal",
-    "talking-heads": "QK",
-    "mhe-add": "restricted",
-    "mhe-mul": "restricted",
-    "sha": "restricted",
-    "mqa": "restricted",
-    "gqa": "restricted",
-    "skv": "restricted",
-    "el": "restricted",
-    "gated-head": "OV",
-    "gated": "OV",
-    "mla": "restricted",
-    "dcmha": "QK",
-    "diff": "OV",
-    "collaborative": "QK",
-    "mfa": "QK",
-    "lrkv": "restricted",
-    "tpa": "patterns",
-    "xsa": "OV",
-    "knocking-linear": "equal",
-    "mea": "equal",
-}
-"""The class of each preset; ``tests/attention/test_class.py`` proves each."""
-
 Weights = tuple[Tensor, Tensor | None]
 Plain = tuple[Weights, Weights, Weights]
 """A projection ``[heads * size, inputs]`` and its bias; a plain layer has one of queries, keys and values."""

@@ -23,22 +23,17 @@ from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask
 from fairseq_lowrank.attention.rotary import Rotation
-from fairseq_lowrank.attention.spec import AXES
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
-from fairseq_lowrank.methods import HEAD_MAPS, HEAD_OUTPUTS
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
-from fairseq_lowrank.parts.head_map import HeadMap
-from fairseq_lowrank.parts.head_output import HeadOutput
-from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS, Mixing
+from fairseq_lowrank.parts import AXES, PARTS, HeadMap, HeadOutput, LayerContext, Mixing
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
-from fairseq_lowrank.parts.score import LayerContext
 
-_MIXING_AXES = {"score_mixing": SCORE_MIXINGS, "mixing": MIXINGS}
+_MIXING_AXES = ("score_mixing", "mixing")
 _MODULE_AXES = (*_MIXING_AXES, "head_map", "head_output")
 """The axes whose choice is a module of the layer. Most start as the identity."""
 
@@ -166,19 +161,7 @@ class MultiheadAttention(TorchMHACompat):
             setattr(self, name, module)
 
     def _build_axis(self, axis: str) -> nn.Module | None:
-        choice = getattr(self.spec, axis)
-        if axis in _MIXING_AXES:
-            options: dict[str, Any] = {}
-            if choice == "dynamic":
-                options = {"embed_dim": self.embed_dim, "rank": self.spec.factor_rank or 2}
-            elif axis == "mixing" and self.spec.mixing_normalization != "none":
-                options = {"normalization": self.spec.mixing_normalization}
-            return _MIXING_AXES[axis][choice](self.num_heads, self.projection.query_size, **options)
-        if axis == "head_map":
-            head_map = HEAD_MAPS[choice]
-            return None if head_map is None else head_map(self.projection.dims)
-        output = HEAD_OUTPUTS[choice]
-        return None if output is None else output(self.projection.dims, self.spec.gate_start)
+        return self.spec.build(axis, self.projection.dims, self.projection.query_size)
 
     def _check_choices(self) -> None:
         """Check choices that do not fit this layer's place in a model.
@@ -186,7 +169,7 @@ class MultiheadAttention(TorchMHACompat):
         Raises:
             ValueError: a choice for self-attention in another layer, or appended keys that a projection cannot take.
         """
-        output = HEAD_OUTPUTS[self.spec.head_output]
+        output = PARTS["head_output"][self.spec.head_output]
         if output is not None and output.reads_own_value and (not self.self_attention or self._has_appended):
             raise ValueError(
                 f"head_output {self.spec.head_output!r} reads the value at each query's own position, so it needs self-attention "

@@ -1,213 +1,91 @@
-"""The axes of an attention layer, their values, and the presets that name methods of papers."""
+"""One choice on every axis."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from numbers import Integral
 from typing import Any
 
-from fairseq_lowrank.methods import HEAD_MAPS, HEAD_OUTPUTS, PROJECTIONS, SCORE_FUNCTIONS
-from fairseq_lowrank.methods.gated import GATE_STARTS
-from fairseq_lowrank.ops.activation import ACTIVATIONS
-from fairseq_lowrank.parts.mixing import MIXINGS, NORMALIZATIONS, NORMALIZED_MIXINGS, SCORE_MIXINGS
-from fairseq_lowrank.parts.projection import AttentionDims, Projection
-from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An independent choice, declared here for the flags, the tables and the messages that are about it.
-
-    Args:
-        flag: its name on the command line and in a model's configuration.
-        help: what it decides.
-        choices: the names of its values; ``None`` where a value is a positive integer or none.
-    """
-
-    flag: str
-    help: str
-    choices: Collection[str] | None = None
-
-    @property
-    def type(self) -> type:
-        return int if self.choices is None else str
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.choices or ())
-
-
-AXES = {
-    "head_dim": Axis(
-        "head_dim",
-        "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
-        "the FixedHead paper sets it to the sequence length",
-    ),
-    "value_dim": Axis(
-        "value_dim",
-        "size of a head's values, free of that of its queries and keys: what helps outputs apart from what helps scores "
-        "(default: the head size)",
-    ),
-    "key_value_heads": Axis(
-        "key_value_heads",
-        "heads of keys and values, g dividing the heads of queries: head i reads the keys of head floor(i g / h) "
-        "(default: as many as heads)",
-    ),
-    "projection": Axis("attention_projection", "how heads get queries, keys and values", PROJECTIONS),
-    "score": Axis("attention_score", "how scores are computed", SCORE_FUNCTIONS),
-    "synthesizer_heads": Axis(
-        "synthesizer_heads",
-        "dense Synthesizer: number g of second layers, a divisor of the heads; head i uses layer floor(i g / h) (default: one per "
-        "head; 1 gives the Mixhead paper's 248M parameters)",
-    ),
-    "score_mixing": Axis("score_mixing", "how the heads' scores are mixed before the softmax", SCORE_MIXINGS),
-    "activation": Axis("attention_activation", "what turns scores into probabilities", ACTIVATIONS),
-    "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", MIXINGS),
-    "mixing_normalization": Axis(
-        "mixing_normalization",
-        "divisor of each column of a learned mixing matrix: its sum (Mixhead paper, equation 13, which the paper calls "
-        "numerically unstable because the sum can be 0) or its l2 norm (equation 14)",
-        NORMALIZATIONS,
-    ),
-    "head_map": Axis(
-        "head_map", "a static map of projected queries, keys and values, over features or over heads", HEAD_MAPS
-    ),
-    "head_output": Axis(
-        "head_output", "what happens to the outputs of heads before the output projection", HEAD_OUTPUTS
-    ),
-    "gate_start": Axis(
-        "gate_start",
-        "where the gates of --head-output gate and head-gate start: at 1, or at a half as published, which halves the outputs",
-        GATE_STARTS,
-    ),
-    "latent_dim": Axis(
-        "latent_dim",
-        "mla: size r of the vector from which keys and values are computed, all that a token caches (default: embedding size / 2); "
-        "mfa: size of the latent of queries (default: the embedding size)",
-    ),
-    "shared_dim": Axis(
-        "shared_dim",
-        "collaborative: size D of the queries and keys that heads share (default: heads * head size, plain attention)",
-    ),
-    "factor_rank": Axis(
-        "rank",
-        "lrkv: rank of each head's own part of keys and values (default head size / 4); tpa: products of keys and values (default 2); "
-        "dcmha: rank of the mixing of each query (default 2)",
-    ),
-    "query_rank": Axis("query_rank", "tpa: products of queries (default: 6)"),
-}
-"""The axes by the names of their fields in :class:`AttentionSpec`."""
-
-PRESETS: dict[str, dict[str, str]] = {
-    "mha": {},
-    "fixedhead": {},
-    "mixhead-a": {"mixing": "static"},
-    "mixhead-b": {"mixing": "positionwise"},
-    "mixhead-random": {"mixing": "random"},
-    "avghead": {"mixing": "average"},
-    "gain": {"mixing": "diagonal"},
-    "talking-heads": {"score_mixing": "static", "mixing": "static"},
-    "mhe-add": {"projection": "head-embedding-add"},
-    "mhe-mul": {"projection": "head-embedding-mul"},
-    "sha": {"projection": "single"},
-    "mqa": {"projection": "multi-query"},
-    "gqa": {},
-    "skv": {"projection": "shared-kv"},
-    "el": {"projection": "el"},
-    "gated-head": {"head_output": "head-gate"},
-    "gated": {"head_output": "gate"},
-    "mla": {"projection": "latent"},
-    "dcmha": {"score_mixing": "dynamic", "mixing": "dynamic"},
-    "diff": {"head_output": "difference"},
-    "collaborative": {"projection": "collaborative"},
-    "mfa": {"projection": "factorized-query"},
-    "lrkv": {"projection": "low-rank-kv"},
-    "tpa": {"projection": "tensor-product"},
-    "xsa": {"head_output": "exclusive"},
-    "knocking-linear": {"head_map": "features"},
-    "mea": {"head_map": "heads"},
-}
-"""The axes that each value of ``--attention`` sets. An axis flag overrides the preset."""
-
-NEEDED = {
-    "fixedhead": ("head_dim", "a head size", "the paper sets it to the sequence length"),
-    "gqa": ("key_value_heads", "a number of key and value heads", "the paper takes 8 for 64 heads"),
-}
-"""The axis that a preset leaves to whoever chooses it, in words, and what to set it to."""
+import fairseq_lowrank.methods  # noqa: F401  registers the methods
+from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, AttentionDims, LayerContext, Projection, ScoreFunction
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
 
 
-@dataclass(frozen=True)
 class AttentionSpec:
-    """One choice on every axis. Sizes are checked against it by :meth:`projection_of`.
+    """One choice on every axis, and the options of the chosen parts; it never changes.
 
     Args:
-        head_dim: size d_k of a head's queries, keys and values; ``None`` means embed_dim / num_heads. Chosen freely it
-            is FixedHead (Bhojanapalli et al. 2020, section 3, eq. 9).
-        value_dim: size d_v of a head's values; ``None`` means the head size.
-        key_value_heads: g heads of keys and values; head i of h reads head ⌊i·g/h⌋; ``None`` means the projection's
-            own number. Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245); g = 1 is multi-query attention.
-        projection: how heads get their queries, keys and values, see :data:`~.projections.PROJECTIONS`.
-        score: how scores are computed, see :data:`~.scores.SCORE_FUNCTIONS`.
-        synthesizer_heads: g second layers of the dense synthesizer; head i of h reads layer ⌊i·g/h⌋; ``None`` means h.
-        score_mixing: how the heads' scores are mixed before the softmax, ``none`` or ``static``.
-        activation: ``softmax`` or ``sigsoftmax``.
-        mixing: how the heads' probabilities are mixed, see :data:`~.mixing.MIXINGS`.
-        mixing_normalization: normalisation of the columns of ``static`` and ``positionwise`` mixing, see
-            :func:`~.mixing.normalize_columns`.
-        head_map: a static map of projected queries, keys and values, see :data:`~.maps.HEAD_MAPS`.
-        head_output: what happens to the outputs of heads, see :data:`~.outputs.HEAD_OUTPUTS`.
-        gate_start: where gates start, ``identity`` or ``half``.
-        latent_dim, shared_dim, factor_rank, query_rank: sizes of the projections and mixings that read them.
+        choices: values by the names of :data:`~fairseq_lowrank.parts.AXES`, which describes each. ``None`` is the same as no value.
 
     Raises:
-        ValueError: an unknown value, or values that do not go together.
+        ValueError: an unknown axis or value, or values that do not go together.
     """
 
-    head_dim: int | None = None
-    value_dim: int | None = None
-    key_value_heads: int | None = None
-    projection: str = "independent"
-    score: str = "dot-product"
-    synthesizer_heads: int | None = None
-    score_mixing: str = "none"
-    activation: str = "softmax"
-    mixing: str = "none"
-    mixing_normalization: str = "none"
-    head_map: str = "none"
-    head_output: str = "none"
-    gate_start: str = "identity"
-    latent_dim: int | None = None
-    shared_dim: int | None = None
-    factor_rank: int | None = None
-    query_rank: int | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, **choices: int | str | None) -> None:
+        if unknown := choices.keys() - AXES.keys():
+            raise ValueError(f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}")
         for name, axis in AXES.items():
-            value = getattr(self, name)
-            if axis.choices is None:
-                if value is not None:
-                    _check_size(name, value)
-            elif value not in tuple(axis):
+            value = choices.get(name)
+            if axis.choices is None and value is not None:
+                _check_size(name, value)
+            value = axis.default if value is None else value
+            if axis.choices is not None and value not in tuple(axis):
                 raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
-        if self.mixing_normalization != "none" and self.mixing not in NORMALIZED_MIXINGS:
-            raise ValueError(
-                f"mixing_normalization={self.mixing_normalization!r} does not work with mixing {self.mixing!r}. Use mixing "
-                f"{' or '.join(map(repr, NORMALIZED_MIXINGS))}"
-            )
-        if self.score == "synthesizer-random" and self.mixing == "positionwise":
-            raise ValueError(
-                "mixing 'positionwise' is computed from the queries, and score 'synthesizer-random' has none. Use another mixing, "
-                "or score 'synthesizer-dense'"
-            )
-        if self.synthesizer_heads is not None and self.score != "synthesizer-dense":
-            raise ValueError(
-                f"synthesizer_heads={self.synthesizer_heads} with score {self.score!r}: it works only with 'synthesizer-dense'"
-            )
-
+            vars(self)[name] = value
+        self._check_options()
         self._check_combinations()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in AXES:  # an option of a part that was registered later
+            return AXES[name].default
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"cannot assign to {name!r}")
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The values that differ from those of plain attention."""
+        return {name: value for name, value in vars(self).items() if value != AXES[name].default}
+
+    def replace(self, **choices: int | str | None) -> AttentionSpec:
+        """Return a spec with other values; ``None`` is the default."""
+        return AttentionSpec(**self.choices | choices)
+
+    def __eq__(self, other: object) -> bool:
+        return self.choices == other.choices if isinstance(other, AttentionSpec) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.choices.items()))
+
+    def __repr__(self) -> str:
+        return f"AttentionSpec({', '.join(f'{name}={value!r}' for name, value in self.choices.items())})"
+
+    @property
+    def parts(self) -> Iterator[tuple[str, Any]]:
+        """The chosen parts by axis: classes, or objects for activations."""
+        chosen = ((axis, PARTS[axis][getattr(self, axis)]) for axis in PARTS)
+        return ((axis, part) for axis, part in chosen if part is not None)
+
+    def options_of(self, part: Any) -> dict[str, Any]:
+        """Return the values of the options that a part reads."""
+        return {option.name: getattr(self, option.name) for option in part.options}
+
+    def _check_options(self) -> None:
+        """Check that a chosen part reads each option that is given.
+
+        Raises:
+            ValueError: no chosen part reads it.
+        """
+        for name, value in self.choices.items():
+            readers = AXES[name].readers
+            if readers and not any(getattr(self, axis) == part for axis, part in readers):
+                uses = " or ".join(f"{axis} {part!r}" for axis, part in readers)
+                chosen = " and ".join(f"{axis} {getattr(self, axis)!r}" for axis in dict(readers))
+                raise ValueError(f"{name}={value!r} has no effect with {chosen}. Use {uses}, or remove it.")
 
     def _check_combinations(self) -> None:
         """Check the axes that only work with certain values of others.
@@ -215,40 +93,35 @@ class AttentionSpec:
         Raises:
             ValueError: values that do not go together.
         """
-        read = set(PROJECTIONS[self.projection].sizes)
-        if "dynamic" in (self.mixing, self.score_mixing):
-            read.add("factor_rank")
-        for name in ("latent_dim", "shared_dim", "factor_rank", "query_rank"):
-            if getattr(self, name) is not None and name not in read:
+        parts = dict(self.parts)
+        projection, score, output = parts["projection"], parts["score"], parts.get("head_output")
+        for axis in ("score_mixing", "mixing"):
+            if axis in parts and parts[axis].reads_queries and not score.has_queries:
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: projection {self.projection!r} and mixing {self.mixing!r} have no such size. Remove it."
+                    f"{axis} {parts[axis].name!r} is computed from the queries, and score {self.score!r} has none. Use another mixing, "
+                    "or another score"
                 )
-        if self.gate_start != "identity" and self.head_output not in ("gate", "head-gate"):
-            raise ValueError(
-                f"gate_start={self.gate_start!r} works only with head_output 'gate' or 'head-gate'. Remove it."
-            )
-        if not PROJECTIONS[self.projection].composes and self.score != "dot-product":
+        if not projection.composes and self.score != AXES["score"].default:
             raise ValueError(
                 f"projection={self.projection!r} works only with score 'dot-product', not with {self.score!r}"
             )
-        plain = self.projection == "independent" and self.score == "dot-product"
+        plain = (self.projection, self.score) == (AXES["projection"].default, AXES["score"].default)
         for name in ("head_map", "head_output"):
-            changes_queries = name == "head_map" or self.head_output == "difference"
-            if getattr(self, name) != "none" and changes_queries and not plain:
+            if name in parts and parts[name].changes_queries and not plain:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} works only with projection 'independent' and score 'dot-product', not with "
                     f"{self.projection!r} and {self.score!r}"
                 )
-        if self.head_output == "difference" and (self.mixing, self.score_mixing) != ("none", "none"):
+        if output is not None and output.heads_per_output > 1 and parts.keys() & {"mixing", "score_mixing"}:
             raise ValueError(
-                f"head_output='difference' has two heads of queries for each output, which mixing {self.mixing!r} and score mixing "
-                f"{self.score_mixing!r} cannot mix"
+                f"head_output={self.head_output!r} has {output.heads_per_output} heads of queries for each output, which mixing "
+                f"{self.mixing!r} and score mixing {self.score_mixing!r} cannot mix"
             )
 
     @property
     def queries_per_head(self) -> int:
         """How many heads of queries make the output of one head."""
-        output = HEAD_OUTPUTS[self.head_output]
+        output = PARTS["head_output"][self.head_output]
         return 1 if output is None else output.heads_per_output
 
     @classmethod
@@ -256,20 +129,31 @@ class AttentionSpec:
         """Return the spec of a preset; each axis in ``axes`` that is not ``None`` overrides it.
 
         Raises:
-            ValueError: an unknown preset, axis or value, or a preset without what it :data:`needs <NEEDED>`.
+            ValueError: an unknown preset, axis or value, or a preset without the axis that it needs.
         """
         if preset not in PRESETS:
             raise ValueError(f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}")
-        if unknown := set(axes) - set(AXES):
-            raise ValueError(f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}")
         chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
-        needed, what, advice = NEEDED.get(preset, (None, "", ""))
-        if needed and needed not in chosen:
+        need = METHODS[preset].needs
+        if need is not None and need.axis not in chosen:
+            flag = AXES[need.axis].flag.replace("_", "-")
             raise ValueError(
-                f"attention preset {preset!r} needs {what} (--{AXES[needed].flag.replace('_', '-')} N, {needed}=N): {advice}"
+                f"attention preset {preset!r} needs {need.what} (--{flag} N, {need.axis}=N): {need.advice}"
             )
-        preset_axes: dict[str, Any] = dict(PRESETS[preset])
-        return replace(cls(**preset_axes), **chosen)
+        return cls(**PRESETS[preset] | chosen)
+
+    def build(self, axis: str, dims: AttentionDims, query_size: int | None = None) -> Any:
+        """Return the module of an axis whose parts are modules, or ``None`` if there is none.
+
+        Args:
+            dims: the sizes of the layer.
+            query_size: size of a head's own queries, which mixing reads; by default the head size.
+        """
+        part = PARTS[axis][getattr(self, axis)]
+        if part is None:
+            return None
+        sizes = (dims.head_dim if query_size is None else query_size,) if axis in ("mixing", "score_mixing") else ()
+        return part(dims, *sizes, **self.options_of(part))
 
     def projection_of(
         self, embed_dim: int, num_heads: int, kdim: int, vdim: int, *, zero_key: bool = False
@@ -296,7 +180,9 @@ class AttentionSpec:
         value_dim = head_dim if self.value_dim is None else self.value_dim
         if self.key_value_heads is not None and num_heads % self.key_value_heads:
             raise ValueError(f"key_value_heads={self.key_value_heads}: expected a divisor of num_heads={num_heads}")
-        further = (self.latent_dim or 0, self.shared_dim or 0, self.factor_rank or 0, self.query_rank or 0)
+        part = PARTS["projection"][self.projection]
+        options = self.options_of(part)
+        further = [size for size in options.values() if isinstance(size, int)]
         numbers = num_heads * max(head_dim, value_dim, *further) * max(embed_dim, kdim, vdim, *further)
         if numbers > LARGEST_PROJECTION:
             raise ValueError(
@@ -304,21 +190,17 @@ class AttentionSpec:
                 f"vdim={vdim}: a projection would hold {numbers:,} numbers; expected sizes that make at most {LARGEST_PROJECTION:,}"
             )
         dims = AttentionDims(
-            embed_dim,
-            num_heads,
-            head_dim,
-            value_dim,
-            kdim,
-            vdim,
-            self.key_value_heads,
-            zero_key,
-            self.latent_dim,
-            self.shared_dim,
-            self.factor_rank,
-            self.query_rank,
-            self.queries_per_head,
+            embed_dim=embed_dim,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            kdim=kdim,
+            vdim=vdim,
+            key_value_heads=self.key_value_heads,
+            zero_key=zero_key,
+            queries_per_head=self.queries_per_head,
         )
-        return PROJECTIONS[self.projection](dims)
+        return part(dims, **options)
 
     def score_of(self, projection: Projection, context: LayerContext) -> ScoreFunction:
         """Return the score function of a layer with this projection.
@@ -328,7 +210,8 @@ class AttentionSpec:
         """
         if context.unused_key_projection and self.score != "synthesizer-dense":
             raise ValueError(f"unused_key_projection with score {self.score!r}: it works only with 'synthesizer-dense'")
-        score = SCORE_FUNCTIONS[self.score](projection, context._replace(synthesizer_heads=self.synthesizer_heads))
+        part = PARTS["score"][self.score]
+        score = part(projection, context, **self.options_of(part))
         if score.num_parameters > LARGEST_PROJECTION:
             raise ValueError(
                 f"max_positions={context.max_positions}: score {self.score!r} would hold {score.num_parameters:,} numbers; expected sizes "
@@ -337,6 +220,6 @@ class AttentionSpec:
         return score
 
 
-def _check_size(name: str, size: int) -> None:
+def _check_size(name: str, size: object) -> None:
     if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
         raise ValueError(f"{name}={size!r}: expected a positive integer")

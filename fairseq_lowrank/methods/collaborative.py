@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import AttentionDims, Modules, Projection, split_heads
 
 
@@ -22,11 +25,17 @@ class CollaborativeProjection(Projection):
     keys_reason = "its heads weigh the features of one shared query and key, and its keys are no head's own"
     groups = ()
     composes = False
-    sizes = ("shared_dim",)
+    options = (
+        Option(
+            "shared_dim",
+            "size D of the queries and keys that heads share (default: heads * head size, plain attention)",
+            letter="D",
+        ),
+    )
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, dims: AttentionDims, shared_dim: int | None = None) -> None:
         super().__init__(dims)
-        self.shared_dim = dims.shared_dim or dims.num_heads * dims.head_dim
+        self.shared_dim = shared_dim or dims.num_heads * dims.head_dim
         self.query_heads = 1
         self.query_size = self.shared_dim
         self.state_sizes = {"key": self.shared_dim, "value": dims.value_dim}
@@ -54,3 +63,36 @@ class CollaborativeProjection(Projection):
             "key": split_heads(modules["k_proj"](key), self.shared_dim),
             "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
         }
+
+
+def _class_of(layer: Any) -> str:
+    return "restricted" if layer.projection.shared_dim <= layer.projection.dims.head_dim else "QK"
+
+
+register(
+    Method(
+        name="collaborative",
+        title="Collaborative heads: shared queries and keys, weighed by each head",
+        formula="S_i = (x W_Q) diag(m_i) (y W_K)ᵀ / √d_k   V_i = y W_V,i,   W_Q and W_K: d × D, m_i from ones in block i",
+        parts={"projection": CollaborativeProjection},
+        parameters="2·d·D + h·D + 2·d·h·d_k",
+        cached="D + h·d_k",
+        kind="QK",
+        kind_of=_class_of,
+        papers=(
+            Paper(
+                "Multi-head attention: collaborate instead of concatenate",
+                "Cordonnier et al. 2020",
+                "https://arxiv.org/abs/2006.16362",
+            ),
+        ),
+        notes=(
+            "All heads share D features, and each head weights them. With D = h·d_k, the default, it can be every plain attention; "
+            "`fairseq-lowrank convert` does this exactly. With D > d_k the scores of a head can have rank D. Counted with D 256."
+        ),
+        use_if="heads of a trained model are redundant and you want a smaller D",
+        page_sizes={"shared_dim": 256},
+        examples=({"shared_dim": 7},),
+        colour="#a6761d",
+    )
+)

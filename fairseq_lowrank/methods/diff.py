@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.methods.standard import CACHED
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims
@@ -19,8 +21,9 @@ class Difference(HeadOutput):
 
     name = "difference"
     heads_per_output = 2
+    changes_queries = True
 
-    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
+    def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
         self.weight = no_weight_decay(torch.zeros(dims.num_heads, dims.embed_dim))
 
@@ -35,3 +38,30 @@ class Difference(HeadOutput):
         factors = torch.sigmoid(torch.nn.functional.linear(inputs, self.weight)).transpose(1, 2)[..., None]
         first, second = weights.unflatten(1, (-1, 2)).unbind(dim=2)
         return first - factors.to(weights.dtype) * second
+
+
+register(
+    Method(
+        name="diff",
+        title="Differential attention: one pattern less another",
+        formula="O_i = P_2i V_i − σ(x w_i) P_2i+1 V_i,   w_i: d → 1, from 0",
+        parts={"head_output": Difference},
+        parameters="5·d·h·d_k + d·h",
+        cached=CACHED,
+        kind="OV",
+        papers=(
+            Paper(
+                "Differential Transformer, in its second version",
+                "Microsoft, Diff-Transformer-V2",
+                "https://github.com/microsoft/unilm/tree/master/Diff-Transformer",
+            ),
+        ),
+        notes=(
+            "Two heads of queries share the key and value of head i, as in the authors' second version. There are 2h heads of "
+            "queries, so queries have twice the parameters. It does not equal `mha` at first. `--load-alignments` refuses it, "
+            "because its weights can be negative. With a constant factor it is plain attention of 2h heads."
+        ),
+        use_if="attention spreads over irrelevant tokens",
+        colour="#00a8e8",
+    )
+)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from fairseq_lowrank.methods.multi_query import MHE
 from fairseq_lowrank.methods.shared_kv import SharedKeyValue
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.projection import AttentionDims, Modules
 
 
@@ -18,6 +20,7 @@ class ELProjection(SharedKeyValue):
 
     name = "el"
     groups = ()
+    projects_keys = False
 
     def __init__(self, dims: AttentionDims) -> None:
         embed_dim, num_heads, head_dim = dims[:3]
@@ -38,3 +41,31 @@ class ELProjection(SharedKeyValue):
 
     def project_key(self, modules: Modules, key: Tensor) -> Tensor:
         return key
+
+
+register(
+    Method(
+        name="el",
+        title="EL-attention",
+        formula="Q_i = x W_Q,i   K_i = V_i = y[:, i·d_k : (i + 1)·d_k]   O_i = softmax(Q_i K_iᵀ / √d_k) K_i",
+        parts={"projection": ELProjection},
+        parameters="2·d·h·d_k",
+        cached="h·d_k",
+        kind="restricted",
+        papers=(
+            Paper(
+                "EL-Attention: memory efficient lossless attention for generation",
+                "Yan et al. 2021",
+                "https://arxiv.org/abs/2105.04779",
+            ),
+            MHE,
+        ),
+        notes=(
+            "Keys and values are the hidden states, divided among heads, as the MHE poster defines it. So d_k = d/h, and h·d_k = d "
+            "numbers are cached."
+        ),
+        use_if="keys and values shall have no parameters",
+        colour="#393b79",
+        poster=("O(n²)", "d²·n²"),
+    )
+)

@@ -5,11 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.parameters import no_weight_decay
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import AttentionDims
 
-GATE_STARTS = ("identity", "half")
+GATED = Paper(
+    "Gated attention for large language models: non-linearity, sparsity, and attention-sink-free",
+    "Qiu et al. 2025",
+    "https://arxiv.org/abs/2505.06708",
+)
+
+
+GATE_START = Option(
+    "gate_start",
+    "where the gates start: at 1, or at a half as published, which halves the outputs",
+    default="identity",
+    choices=("identity", "half"),
+)
 
 
 class HeadGate(HeadOutput):
@@ -20,9 +35,11 @@ class HeadGate(HeadOutput):
     """
 
     name = "head-gate"
+    options = (GATE_START,)
 
     def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
         super().__init__(dims)
+        self.gate_start = gate_start
         self.scale = 2.0 if gate_start == "identity" else 1.0
         self.weight = no_weight_decay(torch.zeros(dims.num_heads * self.gates_per_head(dims), dims.embed_dim))
 
@@ -48,3 +65,51 @@ class Gate(HeadGate):
     @staticmethod
     def gates_per_head(dims: AttentionDims) -> int:
         return dims.value_dim
+
+
+register(
+    Method(
+        name="gated-head",
+        title="Gated heads: a sigmoid for each head",
+        formula="O_i = 2σ(x w_i) P_i V_i,   w_i: d → 1, from 0",
+        parts={"head_output": HeadGate},
+        parameters=f"{PARAMETERS} + d·h",
+        cached=CACHED,
+        kind="OV",
+        papers=(GATED,),
+        notes=(
+            "Each query weights each head's output by a number between 0 and 2. At first it equals `mha`. `--gate-start half` "
+            "gives σ as published, which halves the outputs at first. A smaller initial output can speed up training by itself, so "
+            "compare both."
+        ),
+        use_if="you want the cheapest output that depends on the query",
+        examples=(
+            {},
+            {"gate_start": "half"},
+        ),
+        colour="#f7b6d2",
+    )
+)
+
+register(
+    Method(
+        name="gated",
+        title="Gated attention: a sigmoid for each feature of each head",
+        formula="O_i = 2σ(x W_i) ⊙ P_i V_i,   W_i: d × d_k, from 0",
+        parts={"head_output": Gate},
+        parameters=f"{PARAMETERS} + d·h·d_k",
+        cached=CACHED,
+        kind="OV",
+        papers=(GATED,),
+        notes=(
+            "Each query weights each feature of each head's output. At first it equals `mha`. `--gate-start half` gives σ as "
+            "published, which halves the outputs at first."
+        ),
+        use_if="a quarter more attention parameters are acceptable",
+        examples=(
+            {},
+            {"gate_start": "half"},
+        ),
+        colour="#c2185b",
+    )
+)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.methods.multi_query import SingleHeadProjection
+from fairseq_lowrank.methods.multi_query import MHE, SingleHeadProjection
 from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts import Method, register
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims, AttentionInputs, KeyValueStates, Modules
 
@@ -43,6 +44,7 @@ class HeadEmbeddingMul(SingleHeadProjection):
     """
 
     name = "head-embedding-mul"
+    needs_keys = True
     keys_reason = "its heads share one cached key, and the head embeddings of keys are folded into queries"
 
     def __init__(self, dims: AttentionDims) -> None:
@@ -128,3 +130,47 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
         # If softmax cancels the key embedding, its gradient is zero, yet distributed training waits for it.
         unused = 0 * embeddings.key.sum()
         return heads + (embeddings.value + unused)[:, None, :] * row_sums
+
+
+register(
+    Method(
+        name="mhe-add",
+        title="Multiple head embeddings, added",
+        formula="Q_i = x W_Q + e^q_i   K_i = y W_K + e^k_i   V_i = y W_V + e^v_i   O_i = P_i V_i",
+        parts={"projection": HeadEmbeddingAdd},
+        parameters="3·d·d_k + 3·h·d_k + h·d_k·d",
+        cached="2·d_k",
+        kind="restricted",
+        papers=(MHE,),
+        notes=(
+            "It is exactly multi-query attention. e^k_i adds (q + e^q_i)·e^k_i/√d_k to an entire row, and softmax cancels this. "
+            "(Sigsoftmax does not, and softmax with an appended key of zeros does not.) e^v_i adds e^v_i times the sum of the row. "
+            "So one key and one value are projected, cached and read. All heads share a value of size d_k, which limits the rank "
+            "of the output."
+        ),
+        use_if="attention must be small, and you compare with `mhe-mul`",
+        colour="#98df8a",
+        poster=("O(n)", "3·d²·n + 3·d·n"),
+    )
+)
+
+register(
+    Method(
+        name="mhe-mul",
+        title="Multiple head embeddings, multiplied",
+        formula="Q_i = x W_Q ⊙ (1 + e^q_i)   K_i = y W_K ⊙ (1 + e^k_i)   V_i = y W_V ⊙ (1 + e^v_i)   O_i = P_i V_i",
+        parts={"projection": HeadEmbeddingMul},
+        parameters="3·d·d_k + 3·h·d_k + h·d_k·d",
+        cached="2·d_k",
+        kind="restricted",
+        papers=(MHE,),
+        notes=(
+            "It is exactly multi-query attention. The query absorbs (1 + e^q_i)(1 + e^k_i), there is one key and one value, and "
+            "head i's output is multiplied by (1 + e^v_i). All heads share a value of size d_k, which limits the rank of the "
+            "output."
+        ),
+        use_if="attention must be small and heads shall differ",
+        colour="#2ca02c",
+        poster=("O(n)", "3·d²·n + 3·d·n"),
+    )
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
@@ -30,3 +32,23 @@ class MapOfFeatures(HeadMap):
 
     def map_states(self, states: KeyValueStates) -> KeyValueStates:
         return {"key": states["key"] @ self.key, "value": states["value"] @ self.value}
+
+
+register(
+    Method(
+        name="knocking-linear",
+        title="Knocking heads, linear: a shared map of features",
+        formula="Q_i = x W_Q,i T_q   K_i = y W_K,i T_k   V_i = y W_V,i T_v,   T: d_k × d_k, shared by all heads, from I",
+        parts={"head_map": MapOfFeatures},
+        parameters=f"{PARAMETERS} + d_k² + d_k² + d_k²",
+        cached=CACHED,
+        kind="equal",
+        papers=(Paper("Knocking-heads attention", "Zhou et al. 2025", "https://arxiv.org/abs/2510.23052"),),
+        notes=(
+            "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain "
+            "can only come from optimisation."
+        ),
+        use_if="you want to test this gain",
+        colour="#8da0cb",
+    )
+)

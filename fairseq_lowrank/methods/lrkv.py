@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -30,17 +32,24 @@ class LowRankKeyValue(Projection):
     keys_reason = "it caches a shared key and factors, and the rest of each head's key is absorbed into queries"
     groups = ()
     composes = False
-    sizes = ("factor_rank",)
+    options = (
+        Option(
+            "factor_rank",
+            "rank of each head's own part of keys and values (default head size / 4)",
+            flag="rank",
+            letter="r",
+        ),
+    )
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, dims: AttentionDims, factor_rank: int | None = None) -> None:
         super().__init__(dims)
-        self.rank = dims.factor_rank or max(1, dims.head_dim // 4)
+        self.factor_rank = factor_rank or max(1, dims.head_dim // 4)
         heads = dims.num_heads
         self.state_sizes = {
             "key": dims.head_dim,
-            "key_factors": self.rank,
+            "key_factors": self.factor_rank,
             "value": dims.value_dim,
-            "value_factors": self.rank,
+            "value_factors": self.factor_rank,
         }
         self.state_groups = {"key": 1, "key_factors": heads, "value": 1, "value_factors": heads}
 
@@ -50,23 +59,23 @@ class LowRankKeyValue(Projection):
             "k_proj": linear(dims.kdim, dims.head_dim),
             "v_proj": linear(dims.vdim, dims.value_dim),
             "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
-            "k_factor_proj": linear(dims.kdim, dims.num_heads * self.rank, bias=False),
-            "v_factor_proj": linear(dims.vdim, dims.num_heads * self.rank, bias=False),
+            "k_factor_proj": linear(dims.kdim, dims.num_heads * self.factor_rank, bias=False),
+            "v_factor_proj": linear(dims.vdim, dims.num_heads * self.factor_rank, bias=False),
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
         def factors(size: int) -> nn.Parameter:
-            weight = torch.empty(self.dims.num_heads, self.rank, size)
-            return nn.Parameter(nn.init.normal_(weight, std=(self.rank + size) ** -0.5))
+            weight = torch.empty(self.dims.num_heads, self.factor_rank, size)
+            return nn.Parameter(nn.init.normal_(weight, std=(self.factor_rank + size) ** -0.5))
 
         return {"key_factors": factors(self.dims.head_dim), "value_factors": factors(self.dims.value_dim)}
 
     def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
         return {
             "key": split_heads(modules["k_proj"](key), self.dims.head_dim),
-            "key_factors": split_heads(modules["k_factor_proj"](key), self.rank),
+            "key_factors": split_heads(modules["k_factor_proj"](key), self.factor_rank),
             "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
-            "value_factors": split_heads(modules["v_factor_proj"](value), self.rank),
+            "value_factors": split_heads(modules["v_factor_proj"](value), self.factor_rank),
         }
 
     def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
@@ -77,9 +86,31 @@ class LowRankKeyValue(Projection):
         return torch.cat([shared.expand(-1, self.dims.num_heads, -1, -1), factors], dim=-1)
 
     def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
-        shared, factors = heads.split([self.dims.value_dim, self.rank], dim=-1)
+        shared, factors = heads.split([self.dims.value_dim, self.factor_rank], dim=-1)
         return shared + factors @ modules["value_factors"].to(heads.dtype)
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
         factors = states["value_factors"]
         return states["value"] + factors @ modules["value_factors"].to(factors.dtype)
+
+
+register(
+    Method(
+        name="lrkv",
+        title="Low-rank differences of keys and values",
+        formula="K_i = y W_K + y A_i B_i   V_i = y W_V + y A'_i B'_i,   A_i: d × r, B_i: r × d_k",
+        parts={"projection": LowRankKeyValue},
+        parameters="2·d·d_k + 2·d·h·r + 2·h·r·d_k + 2·d·h·d_k",
+        cached="2·d_k + 2·h·r",
+        kind="restricted",
+        papers=(Paper("Low-rank key value attention", "O'Neill et al. 2026", "https://arxiv.org/abs/2601.11471"),),
+        notes=(
+            "All heads share one key and one value, and each adds a difference of rank r. r = 0 would be `mqa`. With r = d_k it "
+            "can be every plain attention, and `fairseq-lowrank convert` does this exactly. The query and the output absorb B_i. "
+            "Counted with r = d_k/4, the default (`--rank`)."
+        ),
+        use_if="`mqa` loses too much and `mha` caches too much",
+        examples=({"factor_rank": 2},),
+        colour="#66c2a5",
+    )
+)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
@@ -33,3 +35,29 @@ class MapOfHeads(HeadMap):
             name: torch.einsum("ji,bjsd->bisd", getattr(self, name).to(states[name].dtype), states[name])
             for name in ("key", "value")
         }
+
+
+register(
+    Method(
+        name="mea",
+        title="Explicit mixing of keys and values over heads, without norms",
+        formula="K_i ← Σ_j A[j, i] K_j   V_i ← Σ_j C[j, i] V_j,   A and C: h × h, from I",
+        parts={"head_map": MapOfHeads},
+        parameters=f"{PARAMETERS} + 2·h²",
+        cached=CACHED,
+        kind="equal",
+        papers=(
+            Paper(
+                "Explicit multi-head attention for inter-head interaction in large language models",
+                "Peng et al. 2026",
+                "https://arxiv.org/abs/2601.19611",
+            ),
+        ),
+        notes=(
+            "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain "
+            "can only come from optimisation."
+        ),
+        use_if="you want to test this gain",
+        colour="#aec7e8",
+    )
+)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MultiQuery
+from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import AttentionDims, Modules, split_heads
 
 
@@ -19,20 +22,50 @@ class FactorizedQuery(MultiQuery):
 
     name = "factorized-query"
     groups = ()
-    sizes = ("latent_dim",)
+    needs_keys = True
+    options = (Option("latent_dim", "size of the latent of queries (default: the embedding size)", letter="r"),)
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, dims: AttentionDims, latent_dim: int | None = None) -> None:
         super().__init__(dims)
-        self.rank = dims.latent_dim or dims.embed_dim
+        self.latent_dim = latent_dim or dims.embed_dim
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {
             "k_proj": linear(dims.kdim, dims.head_dim),
             "v_proj": linear(dims.vdim, dims.value_dim),
-            "q_latent_proj": linear(dims.embed_dim, self.rank, bias=False),
-            "q_proj": linear(self.rank, dims.num_heads * dims.head_dim),
+            "q_latent_proj": linear(dims.embed_dim, self.latent_dim, bias=False),
+            "q_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim),
         }
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         return split_heads(modules["q_proj"](modules["q_latent_proj"](query)), self.dims.head_dim)
+
+
+def _class_of(layer: Any) -> str:
+    dims = layer.projection.dims
+    return "QK" if dims.head_dim * dims.num_heads > dims.embed_dim else "restricted"
+
+
+register(
+    Method(
+        name="mfa",
+        title="Multi-matrix factorization attention: wide queries through a latent",
+        formula="Q_i = (x C) U_i   K = y W_K   V = y W_V   O_i = softmax(Q_i Kᵀ / √d_k) V,   C: d × r, U_i: r × d_k",
+        parts={"projection": FactorizedQuery},
+        parameters="d·r + r·h·d_k + 2·d·d_k + h·d_k·d",
+        cached="2·d_k",
+        kind="QK",
+        kind_of=_class_of,
+        papers=(Paper("Multi-matrix factorization attention", "Hu et al. 2024", "https://arxiv.org/abs/2412.19255"),),
+        notes=(
+            "All heads share one key and one value, so heads can be wide (`--head-dim`) with a small cache. Here d_k is the head "
+            "size and r the size of the latent (`--latent-dim`). Counted with d_k 128 and r 256. The known matrices were learned "
+            "with d_k 64, and the nearest point with d_k 32."
+        ),
+        use_if="you want scores of high rank and a small cache",
+        page_sizes={"head_dim": 128, "latent_dim": 256},
+        examples=({"latent_dim": 5, "head_dim": 6},),
+        colour="#5a3e2b",
+    )
+)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.attention import is_traced
+from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -31,29 +33,35 @@ class LatentProjection(Projection):
     keys_reason = "it caches a latent vector, into whose queries the projection of keys is absorbed"
     groups = ()
     composes = False
-    sizes = ("latent_dim",)
+    options = (
+        Option(
+            "latent_dim",
+            "size r of the vector from which keys and values are computed, all that a token caches (default: embedding size / 2)",
+            letter="r",
+        ),
+    )
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, dims: AttentionDims, latent_dim: int | None = None) -> None:
         super().__init__(dims)
         if dims.vdim != dims.kdim:
             raise ValueError(
                 f"projection {self.name!r} computes keys and values from one input: kdim={dims.kdim}, vdim={dims.vdim}. Set vdim = kdim."
             )
-        self.rank = dims.latent_dim or dims.embed_dim // 2
+        self.latent_dim = latent_dim or dims.embed_dim // 2
         self.state_heads = 1
-        self.state_sizes = {"latent": self.rank}
+        self.state_sizes = {"latent": self.latent_dim}
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {
-            "latent_proj": linear(dims.kdim, self.rank, bias=False),
-            "k_proj": linear(self.rank, dims.num_heads * dims.head_dim, bias=False),
-            "v_proj": linear(self.rank, dims.num_heads * dims.value_dim, bias=False),
+            "latent_proj": linear(dims.kdim, self.latent_dim, bias=False),
+            "k_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim, bias=False),
+            "v_proj": linear(self.latent_dim, dims.num_heads * dims.value_dim, bias=False),
             "q_proj": linear(dims.embed_dim, dims.num_heads * dims.head_dim),
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
-        return {"latent_norm": nn.RMSNorm(self.rank)}
+        return {"latent_norm": nn.RMSNorm(self.latent_dim)}
 
     def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
         check_value_is_key(self.name, key, value)
@@ -63,7 +71,7 @@ class LatentProjection(Projection):
     def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         latent = states["latent"]
         if self._absorbs(q, q.size(2), latent.size(2)):
-            up = modules["k_proj"].weight.view(self.dims.num_heads, self.dims.head_dim, self.rank)
+            up = modules["k_proj"].weight.view(self.dims.num_heads, self.dims.head_dim, self.latent_dim)
             return AttentionInputs(q @ up.to(q.dtype), latent, latent)
         keys = modules["k_proj"](latent[:, 0]).unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
         return AttentionInputs(q, keys, self.expand_values(modules, states))
@@ -71,7 +79,7 @@ class LatentProjection(Projection):
     def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
         if not self._absorbs(heads, heads.size(2), call.scores.shape[3]):
             return heads
-        up = modules["v_proj"].weight.view(self.dims.num_heads, self.dims.value_dim, self.rank)
+        up = modules["v_proj"].weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
         return heads @ up.mT.to(heads.dtype)
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
@@ -83,4 +91,33 @@ class LatentProjection(Projection):
         if is_traced(tensor):  # one form for all lengths
             return False
         size = self.dims.head_dim + self.dims.value_dim
-        return queries * self.rank * (size + 2 * keys) < keys * size * (self.rank + queries)
+        return queries * self.latent_dim * (size + 2 * keys) < keys * size * (self.latent_dim + queries)
+
+
+register(
+    Method(
+        name="mla",
+        title="Multi-head latent attention, without its rotary part",
+        formula="c = RMSNorm(y W_c)   K_i = c W^k_i   V_i = c W^v_i   Q_i = x W_Q,i,   W_c: d × r",
+        parts={"projection": LatentProjection},
+        parameters="d·r + 2·r·h·d_k + 2·d·h·d_k + r",
+        cached="r",
+        kind="restricted",
+        kind_limit="without its norm",
+        papers=(
+            Paper(
+                "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model",
+                "DeepSeek-AI 2024",
+                "https://arxiv.org/abs/2405.04434",
+            ),
+        ),
+        notes=(
+            "A token caches r numbers. For few queries, the query absorbs W^k and the output absorbs W^v, so c is the one key and "
+            "value of all heads. Except for its norm, it is plain attention with factored weights. Keys and values need one input, "
+            "and scores are dot products. Counted with r = d/2, the default."
+        ),
+        use_if="the cache of decoding is too large",
+        examples=({"latent_dim": 5},),
+        colour="#006d5b",
+    )
+)

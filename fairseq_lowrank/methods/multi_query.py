@@ -2,13 +2,21 @@
 
 from typing import ClassVar
 
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.projection import AttentionDims, Projection
+
+MHE = Paper(
+    "Pit One Against Many: Leveraging Attention-head Embeddings for Parameter-efficient Multi-head Attention",
+    "Huiyin Xue, Nikolaos Aletras, Findings of EMNLP 2023 (poster)",
+    "https://aclanthology.org/2023.findings-emnlp.695/",
+)
 
 
 class MultiQuery(Projection):
     """A separate W_q for each head, one key and one value for all heads (Shazeer 2019, arXiv 1911.02150)."""
 
     name = "multi-query"
+    needs_keys = False
     groups: ClassVar[tuple[int, ...] | None] = (1,)
 
     def __init__(self, dims: AttentionDims) -> None:
@@ -28,3 +36,47 @@ class SingleHeadProjection(MultiQuery):
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
         self.query_heads = 1
+
+
+register(
+    Method(
+        name="sha",
+        title="One head, copied",
+        formula="Q = x W_Q   K = y W_K   V = y W_V   O_i = softmax(Q Kᵀ / √d_k) V   for every i",
+        parts={"projection": SingleHeadProjection},
+        parameters="3·d·d_k + h·d_k·d",
+        cached="2·d_k",
+        kind="restricted",
+        papers=(MHE,),
+        notes="The base of MHE, and the unit of PEoP. All heads are equal, so mixing them only scales each head.",
+        use_if="you want the smallest baseline",
+        colour="#c5b0d5",
+        poster=("O(n)", "3·d²·n"),
+    )
+)
+
+register(
+    Method(
+        name="mqa",
+        title="Multi-query attention",
+        formula="Q_i = x W_Q,i   K = y W_K   V = y W_V   O_i = softmax(Q_i Kᵀ / √d_k) V",
+        parts={"projection": MultiQuery},
+        parameters="2·d·h·d_k + 2·d·d_k",
+        cached="2·d_k",
+        kind="restricted",
+        papers=(
+            Paper(
+                "Fast Transformer decoding: one write-head is all you need",
+                "Shazeer 2019",
+                "https://arxiv.org/abs/1911.02150",
+            ),
+        ),
+        notes=(
+            "It is `gqa` with one head of keys and values. With one shared value, mixing probabilities equals mixing head outputs: "
+            "P̄_i V = Σ_j M[j, i] (P_j V). So the output projection absorbs a static M."
+        ),
+        use_if="the cache of decoding must be as small as possible",
+        colour="#9467bd",
+        poster=("O(n²)", "d²·n² + 2·d²·n"),
+    )
+)

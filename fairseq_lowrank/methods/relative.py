@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Relative, Scores
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
 from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
@@ -42,9 +44,9 @@ class RelativePositions(ScoreFunction):
             raise ValueError(
                 "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position"
             )
-        if projection.name == "el":
+        if not projection.projects_keys:
             raise ValueError(
-                "score 'relative' projects positions like keys, and projection 'el' projects no keys: expected another "
+                f"score 'relative' projects positions like keys, and projection {projection.name!r} projects no keys: expected another "
                 "projection"
             )
 
@@ -103,3 +105,30 @@ def sinusoids(distances: Tensor, size: int) -> Tensor:
     frequencies = 10000 ** (-torch.arange(0, size, 2, device=distances.device, dtype=distances.dtype) / size)
     angles = distances[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=1)[:, :size]
+
+
+register(
+    Method(
+        name="relative",
+        title="Transformer-XL's scores: content and relative position",
+        formula="S_i[t, s] = ((q_t + u_i)·k_s + (q_t + v_i)·r_{t−s}) / √d_k,   r_δ = W_R,i R_δ with R_δ sinusoidal, u_i and v_i learned",
+        parts={"score": RelativePositions},
+        parameters=f"{PARAMETERS} + d·h·d_k + 2·h·d_k",
+        cached=CACHED,
+        papers=(
+            Paper(
+                "Transformer-XL: attentive language models beyond a fixed-length context",
+                "Dai et al. 2019",
+                "https://arxiv.org/abs/1901.02860",
+            ),
+        ),
+        notes=(
+            "Positions are distances, so memory of earlier segments can precede the keys. Nothing of size n × n is stored. W_R has "
+            "the same number of heads as keys. A key embedding (MHE) changes only k_s, and Mixhead B reads q_t. The term of "
+            "positions is not limited by the rank of the keys, so the scores of a head can exceed rank d_k. It does not work with "
+            "cross attention, EL or appended keys."
+        ),
+        use_if="text is read in segments, with memory of earlier ones",
+        preset=False,
+    )
+)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from fairseq_lowrank.methods.multi_query import MHE
+from fairseq_lowrank.parts import Method, register
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -60,3 +62,21 @@ class SharedKeyValue(Projection):
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
         return super().expand_values(modules, {"value": states["key"]})
+
+
+register(
+    Method(
+        name="skv",
+        title="Shared keys and values",
+        formula="Q_i = x W_Q,i   K_i = V_i = y W_K,i   O_i = softmax(Q_i K_iᵀ / √d_k) K_i",
+        parts={"projection": SharedKeyValue},
+        parameters="3·d·h·d_k",
+        cached="h·d_k",
+        kind="restricted",
+        papers=(MHE,),
+        notes="Half the cache of `mha`, because only keys are cached. The value input must be the key input.",
+        use_if="half the cache is enough of a saving",
+        colour="#9edae5",
+        poster=("O(n²)", "2·d²·n²"),
+    )
+)

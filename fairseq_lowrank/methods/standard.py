@@ -1,7 +1,19 @@
 """Standard multi-head attention; the head size and the number of keys and values may be chosen freely."""
 
+from typing import Any
+
+from fairseq_lowrank.ops.activation import Softmax
+from fairseq_lowrank.parts import Method, Need, Paper, register
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
+
+FIXEDHEAD = Paper(
+    "Low-Rank Bottleneck in Multi-head Attention Models",
+    "Srinadh Bhojanapalli, Chulhee Yun, Ankit Singh Rawat, Sashank Reddi, Sanjiv Kumar, ICML 2020",
+    "https://proceedings.mlr.press/v119/bhojanapalli20a.html",
+)
+PARAMETERS, CACHED = "4·d·h·d_k", "2·h·d_k"
+"""Formulas of parameters and cache of plain attention, without biases."""
 
 
 class StandardProjection(Projection):
@@ -11,9 +23,107 @@ class StandardProjection(Projection):
     """
 
     name = "independent"
+    needs_keys = False
 
 
 class ScaledDotProduct(ScoreFunction):
     """q_t k_sᵀ / √d_k (Vaswani et al. 2017, arXiv 1706.03762)."""
 
     name = "dot-product"
+
+
+def class_of_sizes(layer: Any) -> str:
+    """Return the class of a layer of independent projections with free sizes."""
+    dims = layer.projection.dims
+    if dims.head_dim * dims.num_heads > dims.embed_dim:
+        return "QK"
+    fewer = dims.head_dim * dims.num_heads < dims.embed_dim or (dims.key_value_heads or dims.num_heads) < dims.num_heads
+    return "restricted" if fewer else "equal"
+
+
+register(
+    Method(
+        name="mha",
+        title="Standard multi-head attention",
+        formula=(
+            "Q_i = x W_Q,i   K_i = y W_K,i   V_i = y W_V,i\n"
+            "P_i = softmax(Q_i K_iᵀ / √d_k)   O_i = P_i V_i   output = Σ_i O_i W_O,i"
+        ),
+        parts={"projection": StandardProjection, "score": ScaledDotProduct, "activation": Softmax},
+        parameters=PARAMETERS,
+        cached=CACHED,
+        kind="equal",
+        kind_of=class_of_sizes,
+        papers=(
+            Paper("Attention is all you need", "Vaswani et al. 2017", "https://arxiv.org/abs/1706.03762"),
+            FIXEDHEAD,
+        ),
+        notes=(
+            "The scores of a head have rank d_k at most. This is the low-rank bottleneck. With positions of full rank, a head of "
+            "size n − 1 can make any positive pattern over n positions, because softmax ignores a constant in each row. A causal "
+            "mask leaves half of the scores free. Then a head of size (n − 1)/2 can make almost any pattern: all except a set of "
+            "measure zero. For example, with n 3 and d_k 1 it cannot make the rows (0.7, 0.3) and (0.4, 0.4, 0.2). `mha` equals "
+            "fairseq's own module, number for number, and loads its checkpoints."
+        ),
+        use_if="you want the baseline, or fairseq's checkpoints with unchanged outputs",
+        colour="#1f77b4",
+        poster=("O(n²)", "3·d²·n²"),
+    )
+)
+
+register(
+    Method(
+        name="fixedhead",
+        title="FixedHead: the head size chosen freely",
+        formula=(
+            "as `mha`, with d_k free of d/h (W_Q,i, W_K,i, W_V,i: d × d_k; W_O,i: d_k × d)\noutput = Σ_i O_i W_O,i"
+        ),
+        parameters=PARAMETERS,
+        cached=CACHED,
+        kind="QK",
+        kind_of=class_of_sizes,
+        papers=(FIXEDHEAD,),
+        notes=(
+            "Theorem 1 of the paper: with positions of full rank and d_k ≥ n, a head can make any positive row-stochastic n × n "
+            "matrix. With some smaller d_k it cannot. Beyond the paper: n − 1 is enough, because softmax ignores a constant in "
+            "each row. For almost every causal pattern, (n − 1)/2 is enough. The cache grows with the head size too. Counted with "
+            "heads of 128."
+        ),
+        use_if="heads are smaller than sentences are long, and you accept more parameters and a larger cache",
+        needs=Need("head_dim", "a head size", "the paper sets it to the sequence length"),
+        page_sizes={"head_dim": 128},
+        examples=({"head_dim": 6},),
+        colour="#8c564b",
+    )
+)
+
+register(
+    Method(
+        name="gqa",
+        title="Grouped-query attention",
+        formula=(
+            "Q_i = x W_Q,i   K_j = y W_K,j   V_j = y W_V,j   for g heads j of keys and values\n"
+            "O_i = softmax(Q_i K_jᵀ / √d_k) V_j,   j = ⌊i·g/h⌋"
+        ),
+        parameters="2·d·h·d_k + 2·d·g·d_k",
+        cached="2·g·d_k",
+        kind="restricted",
+        kind_of=class_of_sizes,
+        papers=(
+            Paper(
+                "GQA: training generalized multi-query Transformer models from multi-head checkpoints",
+                "Ainslie et al. 2023",
+                "https://arxiv.org/abs/2305.13245",
+            ),
+        ),
+        notes=(
+            "g = h is `mha`, and g = 1 is `mqa`. It saves cache, and parameters of keys and values. The rank of a head's scores "
+            "stays d_k. Counted with two heads of keys and values."
+        ),
+        use_if="the cache of decoding is too large and `mqa` loses too much",
+        needs=Need("key_value_heads", "a number of key and value heads", "the paper takes 8 for 64 heads"),
+        page_sizes={"key_value_heads": 2},
+        examples=({"key_value_heads": 1},),
+        colour="#6b3fa0",
+    )
+)

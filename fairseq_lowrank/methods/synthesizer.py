@@ -10,12 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lowrank.methods.mixhead import MIXHEAD
 from fairseq_lowrank.ops import AttentionMask, DotProduct, RandomSynthesizer, Scores
 from fairseq_lowrank.ops.attention.padding import is_right_padding
+from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
 from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
-PROJECTIONS = ("independent", "multi-query", "single")
+SYNTHESIZER = Paper(
+    "Synthesizer: rethinking self-attention for Transformer models",
+    "Tay et al. 2020",
+    "https://arxiv.org/abs/2005.00743",
+)
 
 
 class Synthesizer(ScoreFunction):
@@ -37,10 +44,9 @@ class Synthesizer(ScoreFunction):
             raise ValueError(
                 f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position"
             )
-        if projection.name not in PROJECTIONS:
+        if projection.needs_keys:
             raise ValueError(
-                f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use one of "
-                f"{', '.join(PROJECTIONS)}"
+                f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use projection 'independent'"
             )
         positions = context.max_positions
         if positions is None:
@@ -104,23 +110,30 @@ class DenseScores(Synthesizer):
     """
 
     name = "synthesizer-dense"
+    options = (
+        Option(
+            "synthesizer_heads",
+            "number g of second layers, a divisor of the heads; head i uses layer floor(i g / h) (default: one per head; 1 gives the Mixhead "
+            "paper's 248M parameters)",
+        ),
+    )
 
-    def __init__(self, projection: Projection, context: LayerContext) -> None:
+    def __init__(self, projection: Projection, context: LayerContext, synthesizer_heads: int | None = None) -> None:
         super().__init__(projection, context)
-        self.heads = context.synthesizer_heads or projection.dims.num_heads
-        if projection.dims.num_heads % self.heads:
+        self.synthesizer_heads = synthesizer_heads or projection.dims.num_heads
+        if projection.dims.num_heads % self.synthesizer_heads:
             raise ValueError(
-                f"synthesizer_heads={self.heads}: expected a divisor of num_heads={projection.dims.num_heads}"
+                f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.dims.num_heads}"
             )
         self.unused_key_projection = context.unused_key_projection
 
     @property
     def num_parameters(self) -> int:
-        return self.heads * self.projection.dims.head_dim * self.max_positions
+        return self.synthesizer_heads * self.projection.dims.head_dim * self.max_positions
 
     @property
     def state_config(self) -> dict[str, int]:
-        return {**super().state_config, "synthesizer_heads": self.heads}
+        return {**super().state_config, "synthesizer_heads": self.synthesizer_heads}
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         if self.unused_key_projection:
@@ -128,8 +141,8 @@ class DenseScores(Synthesizer):
         return super().build_projections(linear)
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
-        synthesizer: Any = linear(self.projection.dims.head_dim, self.heads * self.max_positions)
-        for weight in synthesizer.weight.data.chunk(self.heads):
+        synthesizer: Any = linear(self.projection.dims.head_dim, self.synthesizer_heads * self.max_positions)
+        for weight in synthesizer.weight.data.chunk(self.synthesizer_heads):
             nn.init.xavier_uniform_(weight)
         if synthesizer.bias is not None:
             nn.init.zeros_(synthesizer.bias)
@@ -148,18 +161,18 @@ class DenseScores(Synthesizer):
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
             weight = weight + sum(parameter[:0].sum() for parameter in modules["k_proj"].parameters())
-        table = weight.unflatten(0, (self.heads, -1)).to(q.dtype)
+        table = weight.unflatten(0, (self.synthesizer_heads, -1)).to(q.dtype)
         if bias is not None:
             # The bias of a position is one more feature of its column; queries have a 1 there.
-            table = torch.cat((table, bias.view(self.heads, -1, 1).to(q.dtype)), dim=-1)
+            table = torch.cat((table, bias.view(self.synthesizer_heads, -1, 1).to(q.dtype)), dim=-1)
             q = torch.cat((q, q.new_ones(*q.shape[:3], 1)), dim=-1)
-        if self.heads > 1:
+        if self.synthesizer_heads > 1:
             q = q.expand(-1, self.projection.dims.num_heads, -1, -1)
         if positions is None:
             columns = table[:, :keys].expand(len(values), -1, -1, -1)
         else:
             columns = F.embedding(positions, table.transpose(0, 1).flatten(1))
-            columns = columns.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            columns = columns.unflatten(-1, (self.synthesizer_heads, -1)).transpose(1, 2)
         return DotProduct(q, columns, 1.0)
 
 
@@ -168,6 +181,7 @@ class RandomScores(Synthesizer):
     variance 1/n for n positions."""
 
     name = "synthesizer-random"
+    has_queries = False
 
     @property
     def num_parameters(self) -> int:
@@ -205,3 +219,54 @@ class PairsOfPositions(nn.Module):
     def extra_repr(self) -> str:
         heads, positions, _ = self.weight.shape
         return f"{heads} heads, {positions} positions"
+
+
+register(
+    Method(
+        name="synthesizer-dense",
+        title="The dense Synthesizer: scores of the query's own input",
+        formula="S_i[t] = ReLU(x_t W_1,i + b_1,i) W_2,i + b_2,i,   W_2,i: d_k × n for a greatest length n",
+        parts={"score": DenseScores},
+        parameters="3·d·h·d_k + h·d_k·n",
+        cached="h·d_k",
+        papers=(
+            SYNTHESIZER,
+            MIXHEAD,
+        ),
+        notes=(
+            "W_1 is q_proj, and there are no keys. Column s of W_2 acts like a key for the features ReLU(x_t W_1), but it is the "
+            "same in every sentence. So this is dot-product attention to a learned key for each position, without 1/√d_k. Any "
+            "backend computes it, and scores have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has "
+            "one W_2 for all heads. `lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, uses it. This model "
+            "also keeps an unused projection of keys (`--unused-key-projection`); without it, it has 231.2M. A sentence of more "
+            "than n positions is refused. Padding does not count as a position, and decoding caches only values. It does not work "
+            "with cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
+            "`--max-target-positions` or `--max-source-positions`."
+        ),
+        use_if="you want to know what keys are worth",
+        examples=(
+            {},
+            {"synthesizer_heads": 1},
+        ),
+        preset=False,
+    )
+)
+
+register(
+    Method(
+        name="synthesizer-random",
+        title="The random Synthesizer: a learned matrix for each head",
+        formula="S_i[t, s] = R_i[t, s],   R_i: n × n for a greatest length n, learned, from a normal distribution of variance 1/n",
+        parts={"score": RandomScores},
+        parameters="2·d·h·d_k + h·n²",
+        cached="h·d_k",
+        papers=(SYNTHESIZER,),
+        notes=(
+            "There are neither queries nor keys. The pattern of a position is the same in every sentence, and its scores can have "
+            "any rank. Mixhead B reads queries, so it is refused. If no sentence has padding on its left, the memory is that of R. "
+            "The rest is as in `synthesizer-dense`."
+        ),
+        use_if="you want to know what the content of a sentence is worth",
+        preset=False,
+    )
+)

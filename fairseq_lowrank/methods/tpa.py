@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -28,27 +30,30 @@ class TensorProduct(Projection):
     keys_reason = "it caches factors of keys, not keys"
     groups = ()
     composes = False
-    sizes = ("factor_rank", "query_rank")
+    options = (
+        Option("factor_rank", "products of keys and values (default 2)", flag="rank", letter="r"),
+        Option("query_rank", "products of queries (default 6)", letter="r_q"),
+    )
 
-    def __init__(self, dims: AttentionDims) -> None:
+    def __init__(self, dims: AttentionDims, factor_rank: int | None = None, query_rank: int | None = None) -> None:
         super().__init__(dims)
-        self.rank, self.query_rank = dims.factor_rank or 2, dims.query_rank or 6
+        self.factor_rank, self.query_rank = factor_rank or 2, query_rank or 6
         self.state_heads = 1
         self.state_sizes = {
-            "key_heads": self.rank * dims.num_heads,
-            "key_features": self.rank * dims.head_dim,
-            "value_heads": self.rank * dims.num_heads,
-            "value_features": self.rank * dims.value_dim,
+            "key_heads": self.factor_rank * dims.num_heads,
+            "key_features": self.factor_rank * dims.head_dim,
+            "value_heads": self.factor_rank * dims.num_heads,
+            "value_features": self.factor_rank * dims.value_dim,
         }
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {
-            "k_heads_proj": linear(dims.kdim, self.rank * dims.num_heads, bias=False),
-            "v_heads_proj": linear(dims.vdim, self.rank * dims.num_heads, bias=False),
+            "k_heads_proj": linear(dims.kdim, self.factor_rank * dims.num_heads, bias=False),
+            "v_heads_proj": linear(dims.vdim, self.factor_rank * dims.num_heads, bias=False),
             "q_heads_proj": linear(dims.embed_dim, self.query_rank * dims.num_heads, bias=False),
-            "k_proj": linear(dims.kdim, self.rank * dims.head_dim, bias=False),
-            "v_proj": linear(dims.vdim, self.rank * dims.value_dim, bias=False),
+            "k_proj": linear(dims.kdim, self.factor_rank * dims.head_dim, bias=False),
+            "v_proj": linear(dims.vdim, self.factor_rank * dims.value_dim, bias=False),
             "q_proj": linear(dims.embed_dim, self.query_rank * dims.head_dim, bias=False),
         }
 
@@ -66,14 +71,41 @@ class TensorProduct(Projection):
         return {name: tensor.transpose(0, 1)[:, None] for name, tensor in projected.items()}
 
     def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
-        keys = self._product(states["key_heads"][:, 0], states["key_features"][:, 0], self.rank)
+        keys = self._product(states["key_heads"][:, 0], states["key_features"][:, 0], self.factor_rank)
         return AttentionInputs(q, keys, self.expand_values(modules, states))
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
-        return self._product(states["value_heads"][:, 0], states["value_features"][:, 0], self.rank)
+        return self._product(states["value_heads"][:, 0], states["value_features"][:, 0], self.factor_rank)
 
     @staticmethod
     def _product(heads: Tensor, features: Tensor, rank: int) -> Tensor:
         """Return ``[B, H, N, D]`` from head factors ``[B, N, R·H]`` and feature factors ``[B, N, R·D]``."""
         heads, features = (tensor.unflatten(-1, (rank, -1)) for tensor in (heads, features))
         return torch.matmul(heads.mT, features).transpose(1, 2) / rank
+
+
+register(
+    Method(
+        name="tpa",
+        title="Tensor product attention, without its rotary part",
+        formula=(
+            "K_i(y) = 1/r Σ_ρ a_ρ(y)_i b_ρ(y),   a_ρ: d → h, b_ρ: d → d_k linear\n"
+            "V_i likewise, Q_i likewise with r_q products"
+        ),
+        parts={"projection": TensorProduct},
+        parameters="2·d·h·r + 2·d·d_k·r + d·h·r_q + d·d_k·r_q + h·d_k·d",
+        cached="2·h·r + 2·d_k·r",
+        kind="patterns",
+        papers=(
+            Paper("Tensor product attention is all you need", "Zhang et al. 2025", "https://arxiv.org/abs/2501.06425"),
+        ),
+        notes=(
+            "Queries, keys and values are quadratic in the input, so scores are not bilinear in the inputs of queries and keys. A "
+            "token caches the factors. The projections have no bias. Counted with r = 2 (`--rank`) and r_q = 6 (`--query-rank`), "
+            "the defaults."
+        ),
+        use_if="both parameters and cache must be small",
+        examples=({"factor_rank": 2, "query_rank": 3},),
+        colour="#d4b106",
+    )
+)

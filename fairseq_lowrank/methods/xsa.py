@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims
@@ -20,7 +22,7 @@ class Exclusive(HeadOutput):
     name = "exclusive"
     reads_own_value = True
 
-    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
+    def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
         self.weight = no_weight_decay(torch.zeros(dims.num_heads))
 
@@ -29,3 +31,24 @@ class Exclusive(HeadOutput):
         direction = torch.nn.functional.normalize(values, dim=-1)
         own = (heads * direction).sum(dim=-1, keepdim=True) * direction
         return heads - torch.tanh(self.weight)[:, None, None] * own
+
+
+register(
+    Method(
+        name="xsa",
+        title="Exclusive self-attention: without the position's own value",
+        formula="O_i[t] = P_i[t] V_i − tanh(α_i) (P_i[t] V_i · v̂_t) v̂_t,   v̂_t = V_i[t] / ‖V_i[t]‖, α from 0",
+        parts={"head_output": Exclusive},
+        parameters=f"{PARAMETERS} + h",
+        cached=CACHED,
+        kind="OV",
+        papers=(Paper("Exclusive self-attention", "Zhai 2026", "https://arxiv.org/abs/2603.09078"),),
+        notes=(
+            "A head removes the direction of the value at the same position, which the residual connection already carries. At "
+            "first it equals `mha`. Cross attention has no own value: with an encoder and a decoder, add `--attention-sites "
+            "encoder,decoder`."
+        ),
+        use_if="you want the cheapest change of self-attention",
+        colour="#ffbb78",
+    )
+)

@@ -19,6 +19,7 @@ _NARROW = (torch.float16, torch.bfloat16)
 class Softmax:
     """exp(s_j) / Σ_k exp(s_k)."""
 
+    name = "softmax"
     shift_invariant = True
     """Whether what is added to every score of a row cancels."""
 
@@ -43,6 +44,7 @@ class Softmax:
 class SigSoftmax(Softmax):
     """exp(s_j) σ(s_j) / Σ_k exp(s_k) σ(s_k) (Mixhead paper, eq. 21, after Kanai et al. 2018)."""
 
+    name = "sigsoftmax"
     shift_invariant = False
 
     def logits(self, scores: Tensor) -> Tensor:
@@ -66,7 +68,7 @@ class SigSoftmax(Softmax):
         return super().backward(weights, grad, sums, None).mul_(torch.sub(2, kept, out=kept))
 
 
-ACTIVATIONS = {"softmax": Softmax(), "sigsoftmax": SigSoftmax()}
+ACTIVATIONS = {activation.name: activation for activation in (Softmax(), SigSoftmax())}
 """By name: a formula as a softmax of logits, and forward and backward for a block of scores of the blocked backend."""
 
 

@@ -1,1 +1,34 @@
-"""What a part of a layer is: a base class for each axis. A part imports torch, ``ops`` and this package alone."""
+"""What a part of a layer is, a base class for each axis, and the registry of methods. Imports torch and ``ops`` alone."""
+
+from fairseq_lowrank.parts.head_map import HeadMap
+from fairseq_lowrank.parts.head_output import HeadOutput
+from fairseq_lowrank.parts.mixing import Mixing
+from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
+from fairseq_lowrank.parts.part import Option, Part
+from fairseq_lowrank.parts.projection import AttentionDims, Projection
+from fairseq_lowrank.parts.registry import AXES, CLASSES, METHODS, PARTS, PRESETS, Axis, Method, Need, Paper, register
+from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
+
+__all__ = [
+    "AXES",
+    "CLASSES",
+    "METHODS",
+    "PARTS",
+    "PRESETS",
+    "AttentionDims",
+    "Axis",
+    "HeadMap",
+    "HeadOutput",
+    "LayerContext",
+    "Method",
+    "Mixing",
+    "Need",
+    "NoDecayModule",
+    "Option",
+    "Paper",
+    "Part",
+    "Projection",
+    "ScoreFunction",
+    "no_weight_decay",
+    "register",
+]

@@ -7,14 +7,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
 
 
-class HeadMap(NoDecayModule):
+class HeadMap(NoDecayModule, Part):
     """A value of the map axis."""
 
-    name: ClassVar[str]
-    """The name on the command line."""
+    changes_queries: ClassVar[bool] = True
+    """True if it works with separate queries and keys of each head only."""
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__()

@@ -7,25 +7,25 @@ from typing import ClassVar
 from torch import Tensor
 
 from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import AttentionDims
 
 
-class HeadOutput(NoDecayModule):
+class HeadOutput(NoDecayModule, Part):
     """A value of the output axis.
 
     Args:
         dims: the sizes of the layer.
-        gate_start: ``identity`` or ``half``, see :class:`~.gate.HeadGate`.
     """
 
-    name: ClassVar[str]
-    """The name on the command line."""
     heads_per_output: ClassVar[int] = 1
     """How many heads of queries make one output."""
+    changes_queries: ClassVar[bool] = False
+    """True if it works with separate queries and keys of each head only."""
     reads_own_value: ClassVar[bool] = False
     """True if the output of a position depends on the position's own value, which only self-attention has."""
 
-    def __init__(self, dims: AttentionDims, gate_start: str = "identity") -> None:
+    def __init__(self, dims: AttentionDims) -> None:
         super().__init__()
         self.dims = dims
 

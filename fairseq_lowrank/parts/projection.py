@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts.part import Part
 
 KeyValueStates = dict[str, Tensor]
 """Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
@@ -27,10 +28,6 @@ class AttentionDims(NamedTuple):
     vdim: int
     key_value_heads: int | None = None
     zero_key: bool = False
-    latent_dim: int | None = None
-    shared_dim: int | None = None
-    factor_rank: int | None = None
-    query_rank: int | None = None
     queries_per_head: int = 1
 
 
@@ -45,7 +42,7 @@ class AttentionInputs(NamedTuple):
     v: Tensor
 
 
-class Projection:
+class Projection(Part):
     """A value of the projection axis. This base class is standard attention with any number of query and key heads.
 
     A projection holds sizes and no parameters. It builds its modules once; the layer registers them under fairseq's names,
@@ -66,15 +63,15 @@ class Projection:
         ValueError: sizes that this projection cannot work with.
     """
 
-    name: ClassVar[str]
-    """The name on the command line."""
     composes: ClassVar[bool] = True
     """False if the projection works with dot products and without appended keys only."""
-    sizes: ClassVar[tuple[str, ...]] = ()
-    """The further axes that set sizes of this projection."""
     keys_reason: ClassVar[str | None] = None
     """Why keys can be neither normalised nor rotated before they are cached; ``None`` if they can: ``key`` of the cached tensors
     is what heads compare their queries with, and nothing else."""
+    projects_keys: ClassVar[bool] = True
+    """False if keys are the inputs themselves."""
+    needs_keys: ClassVar[bool] = True
+    """False if queries and values have a meaning without keys."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 

@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
+from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
 
 
@@ -18,18 +19,16 @@ class LayerContext(NamedTuple):
         cross: keys and values come from an encoder.
         has_appended_keys: the layer appends keys that have no position.
         max_positions: the greatest length of a sentence, if it is known.
-        synthesizer_heads: second layers of the dense synthesizer; ``None`` means one for each head.
         unused_key_projection: the dense synthesizer has a projection of keys without effect.
     """
 
     cross: bool = False
     has_appended_keys: bool = False
     max_positions: int | None = None
-    synthesizer_heads: int | None = None
     unused_key_projection: bool = False
 
 
-class ScoreFunction:
+class ScoreFunction(Part):
     """A value of the score axis. This base class is the scaled dot product of queries and keys.
 
     A score function gets queries, cached tensors and values from the projection. Like a projection it holds no parameters:
@@ -46,10 +45,10 @@ class ScoreFunction:
         ValueError: a layer in which these scores cannot work.
     """
 
-    name: ClassVar[str]
-    """The name on the command line."""
     keys_reason: ClassVar[str | None] = None
     """See :attr:`.Projection.keys_reason`."""
+    has_queries: ClassVar[bool] = True
+    """False if scores are computed without queries."""
     positions_reason: ClassVar[str | None] = None
     """Why rotary positions have no meaning, if they have none."""
 

@@ -36,7 +36,7 @@ from fairseq_lowrank.attention.layer import RegularizerInput
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.ops.penalties import head_overlap, mixing_orthogonality
-from fairseq_lowrank.parts.mixing import MIXINGS, Mixing
+from fairseq_lowrank.parts import PARTS, Mixing
 from fairseq_lowrank.plugin.attention import chosen_options
 
 
@@ -113,9 +113,9 @@ def _require_probabilities(spec: AttentionSpec) -> None:
             )
 
 
-def _learns(mixing: nn.Module | None) -> bool:
+def _learns(mixing: Mixing | type[Mixing] | None) -> bool:
     """Return True if a mixing has a trained matrix; dynamic mixing computes its matrix from the input alone."""
-    return isinstance(mixing, Mixing) and isinstance(mixing.weight, nn.Parameter)
+    return mixing is not None and mixing.learns and not mixing.reads_inputs
 
 
 class Penalties:
@@ -254,10 +254,8 @@ class RegularisedCriterion(criterions.FairseqCriterion):
             return
         if options is None:
             _refuse_without_layers(weights, f"--arch {args.arch}")
-        if "mixing_orthogonality" in weights:
-            mixing = options.spec.mixing
-            if not _learns(MIXINGS[mixing](2, 2)):
-                _refuse_without_mixing(weights)
+        if "mixing_orthogonality" in weights and not _learns(PARTS["mixing"][options.spec.mixing]):
+            _refuse_without_mixing(weights)
 
     def check_model(self, model: nn.Module) -> list[MultiheadAttention]:
         """Return the layers of a model that are penalised.

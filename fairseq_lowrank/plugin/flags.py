@@ -21,10 +21,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
-from fairseq_lowrank.attention.spec import Axis
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import BACKENDS
-from fairseq_lowrank.parts.mixing import MIXINGS
+from fairseq_lowrank.parts import PARTS, Axis
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
@@ -40,7 +39,8 @@ def _choices(values: Collection[str]) -> dict:
 def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
     if axis.choices is None:
         return axis.type, {"metavar": "N"}, axis.help
-    return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: the preset's choice)"
+    default = axis.default if axis.readers else "the preset's choice"
+    return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: {default})"
 
 
 # An entry for each flag: its name in the configuration, its type, options of argparse, and its help.
@@ -183,11 +183,10 @@ def given_flags(args: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-def learns_mixing(mixing: str) -> bool:
-    """Return True if this kind of head mixing has parameters."""
-    with torch.device("meta"):
-        module = MIXINGS[mixing](1, 1)
-    return module is not None and any(True for _ in module.parameters())
+def learns_mixing(spec: AttentionSpec) -> bool:
+    """Return True if mixing of scores or probabilities has parameters."""
+    parts = (PARTS[axis][getattr(spec, axis)] for axis in ("mixing", "score_mixing"))
+    return any(part is not None and part.learns for part in parts)
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ class AttentionOptions:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
         except ValueError as error:
             raise UserError(str(error)) from error
-        if scale != 1 and not (learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)):
+        if scale != 1 and not learns_mixing(spec):
             raise UserError(
                 f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing!r} has no parameters, so there is no learning rate to "
                 "scale. Use it with a mixing that learns, such as --attention mixhead-a."

@@ -17,5 +17,5 @@ def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, int | s
     spec = spec or spec_of(module)
     projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
     sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
-    sizes |= {name: getattr(projection, name, getattr(projection, "rank", None)) for name in projection.sizes}
+    sizes |= {option.name: getattr(projection, option.name) for option in projection.options}
     return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}

@@ -9,7 +9,6 @@ import collections
 import math
 from argparse import Namespace
 from collections.abc import Callable, Collection
-from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch.nn import functional as F
 
 from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.classes import plain_attention
-from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.parts import METHODS
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
 from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.axes import axes_of
@@ -61,8 +60,8 @@ def convert(
             "--arch", old.arch, "its attention cannot be chosen", "See the list of fairseq-lowrank architectures."
         )
     preset = getattr(old, "attention", None) or "mha"
-    if attention not in (None, preset) and preset in NEEDED:
-        setattr(new, AXES[NEEDED[preset][0]].flag, None)
+    if attention not in (None, preset) and preset in METHODS and (need := METHODS[preset].needs):
+        setattr(new, AXES[need.axis].flag, None)
     if attention not in (None, preset):
         for name in OF_ONE_PRESET:
             setattr(new, AXES[name].flag, None)
@@ -104,7 +103,7 @@ def convert(
 def _learns(args: Namespace) -> bool:
     """Return True if heads are mixed by trainable weights."""
     spec = AttentionOptions.from_args(Namespace(**vars(args) | {"mixing_lr_scale": None})).spec
-    return learns_mixing(spec.mixing) or learns_mixing(spec.score_mixing)
+    return learns_mixing(spec)
 
 
 def _sizes(options: AttentionOptions) -> dict[str, int | None]:
@@ -113,7 +112,7 @@ def _sizes(options: AttentionOptions) -> dict[str, int | None]:
 
 def differing_axes(before: AttentionOptions, after: AttentionOptions) -> list[str]:
     """Return the axes other than mixing and sizes of heads in which two choices differ."""
-    names = (field.name for field in fields(AttentionSpec) if field.name not in ("mixing", *SIZES))
+    names = (name for name in AXES if name not in ("mixing", *SIZES))
     return [name for name in names if getattr(before.spec, name) != getattr(after.spec, name)]
 
 

@@ -7,7 +7,8 @@ import re
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.parts.mixing import MIXINGS
+from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.parts import PARTS, AttentionDims
 
 
 def mixing_measures(matrix: Tensor) -> dict[str, float]:
@@ -73,7 +74,7 @@ def describe(tensors: dict[str, Tensor], axes: dict, mean: Tensor | None, output
     tensors = dict(tensors)
     if (query_weight := tensors.pop("mixing.query_weight", None)) is not None:
         found["query_weight_norm"] = query_weight.norm().item()
-    weight, known = tensors.get("mixing.weight"), axes.get("mixing") in (None, *MIXINGS)
+    weight, known = tensors.get("mixing.weight"), axes.get("mixing") in (None, *PARTS["mixing"])
     # the weight of a rule that is not registered may have any shape; then only its norm is shown
     if weight is not None and (known or weight.size(0) == weight.size(-1)):
         matrix = tensors.pop("mixing.weight")
@@ -99,10 +100,11 @@ def _mixing_matrix(weight: Tensor, rule: str | None, normalization: str) -> tupl
     """Return M, computed from the weight by its rule, and `"M"`; or the weight and `"W"` if the rule is not registered."""
     if rule is None:
         return weight, "M"
-    if rule not in MIXINGS:
+    if rule not in PARTS["mixing"]:
         return weight, "W"
-    options = () if normalization == "none" else (normalization,)
-    mixing = MIXINGS[rule](len(weight), 1, *options).to(weight)
+    heads = len(weight)
+    dims = AttentionDims(embed_dim=heads, num_heads=heads, head_dim=1, value_dim=1, kdim=heads, vdim=heads)
+    mixing = AttentionSpec(mixing=rule, mixing_normalization=normalization).build("mixing", dims).to(weight)
     mixing.weight.data.copy_(weight)
     with torch.no_grad():
         return mixing.operation(None).mixing_matrix(), "M"

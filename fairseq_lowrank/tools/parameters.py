@@ -14,10 +14,8 @@ from torch import nn
 from tqdm import tqdm
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
-from fairseq_lowrank.attention.classes import PRESET_CLASSES
-from fairseq_lowrank.attention.spec import NEEDED
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.methods import HEAD_OUTPUTS
+from fairseq_lowrank.parts import METHODS, PARTS
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import (
     attention_layers,
@@ -109,7 +107,7 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     """Return the arguments with a preset, the axes in `keep`, and the axes that belong to the architecture."""
     args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
-    output = HEAD_OUTPUTS[PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
+    output = PARTS["head_output"][PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
     if output is not None and output.reads_own_value and len(list(stacks(args))) > 1:
         args.attention_sites = "encoder,decoder"  # cross attention has no value at a query's own position
     args.unused_key_projection = getattr(own, "unused_key_projection", None)
@@ -137,22 +135,10 @@ def class_of(layer: Any, preset: str) -> str | None:
     found = next((known for known in (preset, *PRESETS) if matches(known)), None)
     if found is None:
         return None
-    kind, dims = PRESET_CLASSES[found], getattr(getattr(layer, "projection", None), "dims", None)
-    if dims is None:
-        return kind
-    if found in ("mha", "fixedhead", "gqa", "mfa"):
-        if dims.head_dim * dims.num_heads > dims.embed_dim:
-            return "QK"
-        if (
-            found == "mfa"
-            or dims.head_dim * dims.num_heads < dims.embed_dim
-            or (dims.key_value_heads or dims.num_heads) < dims.num_heads
-        ):
-            return "restricted"
-        return "equal"
-    if found == "collaborative" and layer.projection.shared_dim <= dims.head_dim:
-        return "restricted"
-    return kind
+    method = METHODS[found]
+    if method.kind_of is None or not hasattr(layer, "projection"):
+        return method.kind
+    return method.kind_of(layer)
 
 
 def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, task: str | None = None) -> dict:
@@ -249,7 +235,9 @@ def sweep(
                 bar.update()
                 try:
                     args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
-                    args = with_preset(args, preset, keep=("head_dim", *NEEDED.get(preset, ())[:1]))
+                    args = with_preset(
+                        args, preset, keep=("head_dim", *([need.axis] if (need := METHODS[preset].needs) else []))
+                    )
                     if quantity != "layers":
                         args.head_dim = value if quantity == "head-dim" else head_dim
                     elif preset == "fixedhead" and getattr(args, "head_dim", None) is None:

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, build_attention
-from fairseq_lowrank.attention.classes import CLASSES, PRESET_CLASSES, plain_attention
+from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, build_attention
+from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import CLASSES
 
 SIZE, HEADS = 12, 3
 HEAD = SIZE // HEADS
@@ -21,7 +22,7 @@ AXES = {
 
 
 def of_class(*names):
-    return [preset for preset in PRESETS if PRESET_CLASSES[preset] in names]
+    return [preset for preset in PRESETS if METHODS[preset].kind in names]
 
 
 def build(preset, bias=True, **axes):
@@ -39,8 +40,7 @@ def inputs(count=6, batch=4):
 
 
 def test_every_preset_has_a_class():
-    assert PRESET_CLASSES.keys() == PRESETS.keys()
-    assert set(PRESET_CLASSES.values()) <= CLASSES.keys()
+    assert {METHODS[preset].kind for preset in PRESETS} == CLASSES.keys()
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -101,7 +101,7 @@ def score_ranks(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_scores_exceed_the_head_size_only_in_class_qk(preset):
     ranks = score_ranks(preset)
-    if PRESET_CLASSES[preset] == "QK":
+    if METHODS[preset].kind == "QK":
         assert min(ranks) > HEAD
     else:
         assert max(ranks) <= HEAD

@@ -8,7 +8,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.attention.dropout import AttentionDropout
-from fairseq_lowrank.methods import SCORE_FUNCTIONS
+from fairseq_lowrank.parts import PARTS
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -204,7 +204,7 @@ def test_nothing_attends_to_nothing(preset, queries, keys, batch, make, inputs, 
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "blocked"])
-@pytest.mark.parametrize("score", SCORE_FUNCTIONS)
+@pytest.mark.parametrize("score", PARTS["score"])
 @pytest.mark.parametrize(("queries", "keys", "batch"), [(3, 3, 0), (0, 3, 2), (0, 0, 2)])
 def test_every_score_attends_to_nothing(score, queries, keys, batch, backend, make, inputs):
     layer = make("mixhead-a", score=score, max_positions=8, self_attention=True, backend=backend)

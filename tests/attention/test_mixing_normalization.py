@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairseq_lowrank.attention import CAUSAL, AttentionSpec, build_attention
-from fairseq_lowrank.parts.mixing import normalize_columns
+from fairseq_lowrank.methods.mixhead import normalize_columns
 
 NORMALIZATIONS = ("sum", "l2")
 MIXINGS = ("static", "positionwise")

@@ -7,7 +7,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.messages import StateDictMismatch
-from fairseq_lowrank.methods import PROJECTIONS
+from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.parts.projection import AttentionInputs, Projection, split_heads
 
 RANK, HEADS = 5, 3
@@ -55,7 +55,7 @@ class Latent(Projection):
 
 @pytest.fixture
 def latent(make, monkeypatch):
-    monkeypatch.setitem(PROJECTIONS, "own-latent", Latent)
+    monkeypatch.setitem(PARTS["projection"], "own-latent", Latent)
     return lambda **options: make(projection="own-latent", **options)
 
 

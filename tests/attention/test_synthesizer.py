@@ -211,7 +211,7 @@ def test_parameters():
         ({"add_zero_attn": True}, r"add_bias_kv or add_zero_attn"),
         (
             {"projection": "shared-kv"},
-            "projection 'shared-kv' needs keys.*independent, multi-query, single",
+            "projection 'shared-kv' needs keys.*independent",
         ),
         ({"projection": "el"}, "projection 'el' needs keys.*independent"),
         ({"projection": "head-embedding-add"}, "projection 'head-embedding-add' needs keys"),
@@ -237,9 +237,9 @@ def test_what_has_no_meaning_is_refused(score, options, message):
         ),
         (
             {"score": "synthesizer-random", "synthesizer_heads": 1},
-            "synthesizer_heads=1 with score 'synthesizer-random'",
+            "synthesizer_heads=1 has no effect with score 'synthesizer-random'",
         ),
-        ({"synthesizer_heads": 1}, "synthesizer_heads=1 with score 'dot-product'"),
+        ({"synthesizer_heads": 1}, "synthesizer_heads=1 has no effect with score 'dot-product'"),
         (
             {"score": "synthesizer-dense", "synthesizer_heads": 2},
             "synthesizer_heads=2: expected a divisor of num_heads=3",

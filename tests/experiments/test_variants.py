@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,19 +9,14 @@ import pytest
 
 from experiments import __main__ as experiments
 from experiments import variants
-from experiments.variants import VARIANTS, build_layer, cached, count, evaluate, sizes_of
-from fairseq_lowrank.attention import PRESETS
-from fairseq_lowrank.attention.classes import PRESET_CLASSES
+from experiments.variants import build_layer, cached, count, evaluate, sizes_of
+from fairseq_lowrank.attention import METHODS, PRESETS
 
 PAGES = Path(__file__).parents[2] / "docs" / "variants"
 CLASS_TESTS = Path(__file__).parents[1] / "attention" / "test_class.py"
-ATTENTION = [name for name, variant in VARIANTS.items() if variant.preset is not None]
+VARIANTS = variants.variants()
+ATTENTION = list(METHODS)
 AGAIN = "python -m experiments variants --output docs/variants"
-
-
-def test_every_preset_has_an_entry_of_its_own():
-    assert {name for name in VARIANTS if name in PRESETS} == set(PRESETS)
-    assert all(VARIANTS[preset].preset == preset for preset in PRESETS)
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -50,8 +44,8 @@ def test_formulas_count_layers_of_random_sizes(name):
     for _ in range(4):
         heads = random.randint(1, 9)
         axes = {axis: random.randint(1, 40) for axis in RANDOM_SIZES.get(name, ())}
-        variant = replace(VARIANTS[name], axes=VARIANTS[name].axes | axes)
-        layer = build_layer(variant, heads * random.randint(4, 20), heads)
+        variant = METHODS[name]
+        layer = build_layer(variant, heads * random.randint(4, 20), heads, **axes)
         assert evaluate(variant.parameters, sizes_of(layer)) == count(layer)
         assert evaluate(variant.cached, sizes_of(layer)) == cached(layer)
 
@@ -65,10 +59,10 @@ def class_tests():
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_class_of_a_preset_names_a_test_of_that_preset(preset):
-    test = getattr(class_tests(), variants.CLASS_TESTS[PRESET_CLASSES[preset]])
+    test = getattr(class_tests(), variants.CLASS_TESTS[METHODS[preset].kind])
     covered = [value for mark in getattr(test, "pytestmark", ()) for value in mark.args[1]]
     assert preset in (covered or ["tpa"])
-    assert variants.class_of(preset) in (PAGES / "README.md").read_text(encoding="utf-8")
+    assert variants.class_of(METHODS[preset]) in (PAGES / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_formula_of_low_rank_embeddings_counts_a_built_model():
@@ -170,7 +164,7 @@ def test_code_is_the_part_that_differs():
     for score in ("synthesizer-dense", "synthesizer-random"):
         assert [str(file) for file in variants.code(VARIANTS[score])] == ["methods/synthesizer.py"]
     assert [str(file) for file in variants.code(VARIANTS["sigsoftmax"])] == ["ops/activation.py"]
-    assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["parts/mixing.py", "ops/attention/mixing.py"]
+    assert [str(file) for file in variants.code(VARIANTS["gain"])] == ["methods/mixhead.py", "ops/attention/mixing.py"]
 
 
 def test_the_command_prints_and_writes(tmp_path, capsys):

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 from fairseq_lowrank.attention import AXES as ALL_AXES
 from fairseq_lowrank.attention import PRESETS as ALL_PRESETS
-from fairseq_lowrank.methods import PROJECTIONS as ALL_PROJECTIONS
+from fairseq_lowrank.parts import PARTS
 
 NEEDED_AXES = {"fixedhead": {"head_dim": 4}, "gqa": {"key_value_heads": 1}}
 """Sizes that fit any number of heads."""
 
-PROJECTIONS = {name: kind for name, kind in ALL_PROJECTIONS.items() if not kind.sizes}
+PROJECTIONS = {name: part for name, part in PARTS["projection"].items() if not part.options}
 AXES = {
     name: replace(
         axis,
         choices={"projection": PROJECTIONS}.get(name, axis.choices and [c for c in axis.choices if c != "dynamic"]),
     )
     for name, axis in ALL_AXES.items()
-    if name not in ("head_map", "head_output", "gate_start", "latent_dim", "shared_dim", "factor_rank", "query_rank")
+    if name not in ("head_map", "head_output") and not axis.readers
 }
 """The axes and values that combine freely. The others are held to their formulas in test_rivals.py."""
 

@@ -47,14 +47,14 @@ def key_and_value(preset: str, w: dict, layer, i: int, y: torch.Tensor) -> tuple
     if preset == "mfa":
         return linear(w, "k_proj", y), linear(w, "v_proj", y)
     if preset == "lrkv":
-        rank = layer.projection.rank
+        rank = layer.projection.factor_rank
         own = [
             w[f"{name}_factors"][i].T @ part(w[f"{name[0]}_factor_proj.weight"] @ y, i, rank)
             for name in ("key", "value")
         ]
         return linear(w, "k_proj", y) + own[0], linear(w, "v_proj", y) + own[1]
     if preset == "tpa":
-        rank = layer.projection.rank
+        rank = layer.projection.factor_rank
         return product(w, "k_heads_proj", "k_proj", layer, i, y, rank), product(
             w, "v_heads_proj", "v_proj", layer, i, y, rank
         )

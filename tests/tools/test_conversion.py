@@ -1,7 +1,6 @@
 """Ways of mixing turned into others: layers and whole checkpoints give the same outputs, or are refused."""
 
 import argparse
-import dataclasses
 import math
 
 import pytest
@@ -14,8 +13,7 @@ from old_checkpoints import FOLDER, answer
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import CAUSAL, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
-from fairseq_lowrank.attention.classes import PRESET_CLASSES
+from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.axes import axes_of
@@ -277,7 +275,7 @@ def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, sour
 
 def resized(made, **sizes):
     """A layer of other sizes with the weights of another one, and whether that is exact."""
-    spec = dataclasses.replace(made.spec, **sizes)
+    spec = made.spec.replace(**sizes)
     other = layer(spec, seed=9)
     tensors, exact = resize(dict(made.state_dict()), made.spec, axes_of(made), axes_of(made, spec))
     other.load_state_dict(tensors)
@@ -398,7 +396,7 @@ SIZED = {
     "mfa": {"head_dim": 6, "latent_dim": 3},
     "xsa": {"attention_sites": "encoder,decoder"},
 }
-PLAIN = [preset for preset, kind in PRESET_CLASSES.items() if kind in ("restricted", "equal") and preset != "mla"]
+PLAIN = [preset for preset in PRESETS if METHODS[preset].kind in ("restricted", "equal") and preset != "mla"]
 PLAIN += ["collaborative", "mfa"]  # plain attention with larger heads
 
 

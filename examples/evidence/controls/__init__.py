@@ -11,17 +11,20 @@
 - `--arch bert_frozen_base`: `lowrank_bert_base` whose mixing, pooler and classification head learn, and nothing else.
 """
 
+from dataclasses import replace
+
 import torch
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import transformer_iwslt_de_en
 
 import fairseq_lowrank.plugin  # noqa: F401
+from fairseq_lowrank.attention import Method, register
+from fairseq_lowrank.methods.mixhead import FactorOfHead
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.models.bert import base as bert_base
 from fairseq_lowrank.models.language_model import LowrankTransformerLanguageModel, LowrankTransformerLanguageModelConfig
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
-from fairseq_lowrank.ops import StaticMixing
-from fairseq_lowrank.parts.mixing import MIXINGS, SCORE_MIXINGS, Mixing
+from fairseq_lowrank.parts import Mixing
 from fairseq_lowrank.tools.architecture import attention_layers
 
 START = 0.5
@@ -30,25 +33,33 @@ START = 0.5
 class ColumnSums(Mixing):
     """M = W − (column sums of W − 1) / h, of all matrices whose columns sum to 1 the nearest to W; it starts at I."""
 
-    def operation(self, query, inputs=None):
-        return StaticMixing(self.weight - (self.weight.sum(0) - 1) / len(self.weight))
+    name = "column-sums"
 
-
-MIXINGS["column-sums"] = lambda num_heads, head_dim: ColumnSums(torch.eye(num_heads))
+    def matrix(self):
+        return self.weight - (self.weight.sum(0) - 1) / len(self.weight)
 
 
 class CommonMode(Mixing):
     """M = diag(a) + 1cᵀ, with a and c as the columns of the weight ``[H, 2]``; a starts at 1 and c at 0, so M at I."""
 
-    def operation(self, query, inputs=None):
+    name = "common-mode"
+
+    def initial_weight(self, num_heads):
+        return torch.tensor([1.0, 0.0]).repeat(num_heads, 1)
+
+    def matrix(self):
         own, common = self.weight.unbind(1)
-        return StaticMixing(own.diag() + common)
+        return own.diag() + common
 
 
-MIXINGS["common-mode"] = lambda num_heads, head_dim: CommonMode(torch.tensor([1.0, 0.0]).repeat(num_heads, 1))
-
-
-SCORE_MIXINGS["diagonal"] = MIXINGS["diagonal"]
+for method in (
+    Method(
+        "column-sums", "Mixing that cannot damp", "P̄_i = Σ_j M[j, i] P_j,   Σ_j M[j, i] = 1", {"mixing": ColumnSums}
+    ),
+    Method("common-mode", "More or less of all heads", "P̄_i = a_i P_i + c_i Σ_j P_j", {"mixing": CommonMode}),
+    Method("score-gain", "A factor of each head's scores", "S'_i = a_i S_i", {"score_mixing": FactorOfHead}),
+):
+    register(replace(method, preset=False))
 
 
 class SmallStart:

@@ -89,7 +89,7 @@ class WhatIf:
             return all(score_rank(sites[each], spec) >= wanted[each] for each in needy)
 
         size = max(math.ceil(wanted[each] / score_heads(sites[each])) for each in needy)
-        candidates = [replace(now[site], score_mixing="static"), replace(now[site], head_dim=size), options.spec]
+        candidates = [now[site].replace(score_mixing="static"), now[site].replace(head_dim=size), options.spec]
         found = []
         for goal in dict.fromkeys(candidates):
             if goal == now[site] or not suffices(goal):

@@ -1,0 +1,214 @@
+"""Mixhead: each head's probabilities become a sum of those of all heads; with its controls."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing
+from fairseq_lowrank.ops.activation import at_least_float32
+from fairseq_lowrank.parts import AttentionDims, Method, Mixing, Option, Paper, no_weight_decay, register
+
+MIXHEAD = Paper(
+    "Mixhead: Breaking the low-rank bottleneck in multi-head attention language models",
+    "Zhong Zhang, Nian Shao, Chongming Gao, Rui Miao, Qinli Yang, Junming Shao, Knowledge-Based Systems, 2022",
+    "https://doi.org/10.1016/j.knosys.2021.108075",
+)
+NORMALIZATION = Option(
+    "mixing_normalization",
+    "divisor of each column of M: its sum (Mixhead paper, equation 13, which the paper calls numerically unstable because the sum can "
+    "be 0) or its l2 norm (equation 14)",
+    default="none",
+    choices=("none", "sum", "l2"),
+)
+
+
+def normalize_columns(matrix: Tensor, normalization: str) -> Tensor:
+    """Divide each column of M ``[..., H, H]`` by its sum (Mixhead paper, eq. 13) or by its ℓ2 norm (eq. 14).
+
+    A sum may be 0 or near 0, which makes eq. 13 numerically unstable; eq. 14 has no such limit.
+    """
+    if normalization == "none":
+        return matrix
+    matrix = at_least_float32(matrix)
+    if normalization == "sum":
+        return matrix / matrix.sum(dim=-2, keepdim=True)
+    return matrix / torch.linalg.vector_norm(matrix, dim=-2, keepdim=True)
+
+
+class StaticMatrix(Mixing):
+    """M is learned, from I."""
+
+    name = "static"
+    options = (NORMALIZATION,)
+
+    def __init__(self, dims: AttentionDims, query_size: int, mixing_normalization: str = "none") -> None:
+        super().__init__(dims, query_size)
+        self.mixing_normalization = mixing_normalization
+
+    def matrix(self) -> Tensor:
+        return normalize_columns(self.weight, self.mixing_normalization)
+
+    def extra_repr(self) -> str:
+        normalized = self.mixing_normalization != "none"
+        return super().extra_repr() + f", columns divided by their {self.mixing_normalization}" * normalized
+
+
+class PositionwiseMatrix(StaticMatrix):
+    """M_t[j, i] = q_{t,j}·W^M[:, i] + B[j, i]: each query computes its M; W^M ``[D, H]`` starts at 0 (section 3.2)."""
+
+    name = "positionwise"
+    reads_queries = True
+    rule = PositionwiseMixing
+    query_weight: Tensor
+
+    def __init__(self, dims: AttentionDims, query_size: int, mixing_normalization: str = "none") -> None:
+        super().__init__(dims, query_size, mixing_normalization)
+        self.query_weight = no_weight_decay(torch.zeros(query_size, dims.num_heads))
+
+    def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
+        assert query is not None
+        mixing = PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
+        if self.mixing_normalization == "none":
+            return mixing
+        return PositionwiseMixing(normalize_columns(mixing.weight, self.mixing_normalization))
+
+
+class RandomMatrix(Mixing):
+    """M is drawn from the normal distribution and fixed (section 4.4.2).
+
+    Columns are divided by their sums (eq. 13), as in the authors' released multihead_attention.py. A sum near 0 gives large weights.
+    """
+
+    name = "random"
+    learns = False
+
+    def initial_weight(self, num_heads: int) -> Tensor:
+        weight = torch.randn(num_heads, num_heads)
+        return weight / weight.sum(dim=0, keepdim=True)
+
+
+class MeanOfHeads(Mixing):
+    """M is 1/h everywhere, and fixed."""
+
+    name = "average"
+    learns = False
+
+    def initial_weight(self, num_heads: int) -> Tensor:
+        return torch.full((num_heads, num_heads), 1 / num_heads)
+
+
+class FactorOfHead(Mixing):
+    """M is diagonal: a factor for each head, from 1."""
+
+    name = "diagonal"
+    rule = DiagonalMixing
+
+    def initial_weight(self, num_heads: int) -> Tensor:
+        return torch.ones(num_heads)
+
+
+register(
+    Method(
+        name="mixhead-a",
+        title="Mixhead A: static mixing of probabilities",
+        formula="P̄_i = Σ_j M[j, i] P_j   O_i = P̄_i V_i,   M learned, from I",
+        parts={"mixing": StaticMatrix},
+        parameters=f"{PARAMETERS} + h²",
+        cached=CACHED,
+        kind="OV",
+        papers=(MIXHEAD,),
+        notes=(
+            "Mixing after the softmax leaves each pattern P_j as it is. It widens the map from values to outputs, whose rank "
+            "becomes min(d, h·d_k). The reason: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i). If all heads "
+            "share one value (`mqa`, `sha`, `mhe-mul`), the output projection absorbs M."
+        ),
+        use_if="heads shall share their patterns at almost no cost",
+        examples=(
+            {},
+            {"mixing_normalization": "l2"},
+        ),
+        colour="#ff7f0e",
+    )
+)
+
+register(
+    Method(
+        name="mixhead-b",
+        title="Mixhead B: each query mixes for itself",
+        formula="M_t[j, i] = q_{t,j} · W^M[:, i] + B[j, i]   P̄_i[t] = Σ_j M_t[j, i] P_j[t],   W^M from 0, B from I",
+        parts={"mixing": PositionwiseMatrix},
+        parameters=f"{PARAMETERS} + h² + d_k·h",
+        cached=CACHED,
+        kind="OV",
+        papers=(MIXHEAD,),
+        notes=(
+            "q_{t,j} is head j's query after a head embedding, if there is one, and before the scale 1/√d_k. With W^M = 0 it is "
+            "Mixhead A. No fixed output projection absorbs it."
+        ),
+        use_if="each query shall choose how heads share their patterns",
+        examples=(
+            {},
+            {"mixing_normalization": "l2"},
+        ),
+        colour="#d62728",
+    )
+)
+
+register(
+    Method(
+        name="mixhead-random",
+        title="Mixing by a fixed random matrix",
+        formula="P̄_i = Σ_j M[j, i] P_j,   M normal, columns of sum 1, never trained",
+        parts={"mixing": RandomMatrix},
+        parameters=PARAMETERS,
+        cached=CACHED,
+        kind="OV",
+        papers=(MIXHEAD,),
+        notes=(
+            "An ablation: mixing that is not learned. Columns are divided by their sums (eq. 13), as in the authors' released "
+            "code. M is saved with the model (h² numbers, which are not parameters)."
+        ),
+        use_if="you want to know how much of mixing is learned",
+        colour="#e8b04a",
+    )
+)
+
+register(
+    Method(
+        name="avghead",
+        title="Mixing by the mean",
+        formula="P̄_i = 1/h Σ_j P_j,   the same for every head",
+        parts={"mixing": MeanOfHeads},
+        parameters=PARAMETERS,
+        cached=CACHED,
+        kind="OV",
+        papers=(MIXHEAD,),
+        notes=(
+            "An ablation: all heads have the same pattern, and only their values differ. M is 1/h and never trained, which is our "
+            'reading of the paper\'s "uniform". It is saved with the model (h² numbers, which are not parameters).'
+        ),
+        use_if="you want to know how much different patterns of heads are worth",
+        colour="#ff9896",
+    )
+)
+
+register(
+    Method(
+        name="gain",
+        title="A number for each head",
+        formula="P̄_i = w_i P_i,   w learned, from 1",
+        parts={"mixing": FactorOfHead},
+        parameters=f"{PARAMETERS} + h",
+        cached=CACHED,
+        kind="equal",
+        notes=(
+            "The control for every claim on mixing: only the diagonal of M. The output projection absorbs it exactly: w_i P_i V_i "
+            "W_O,i = P_i V_i (w_i W_O,i). So it can express the same as `mha`, and differs only in training. Fairseq's "
+            "`--scale-heads` scales slices of the projected output instead, and only in decoders."
+        ),
+        use_if="you want to know whether a gain of mixing comes from optimisation",
+        colour="#bcbd22",
+    )
+)

@@ -1,0 +1,37 @@
+"""Talking heads: mixing before and after the softmax."""
+
+from __future__ import annotations
+
+from fairseq_lowrank.methods.mixhead import StaticMatrix
+from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.parts import Method, Mixing, Paper, register
+
+
+class StaticScoreMatrix(Mixing):
+    """S'_i = Σ_j L[j, i] S_j with L learned, from I (talking heads, Shazeer et al. 2020, arXiv 2003.02436)."""
+
+    name = "static"
+
+
+register(
+    Method(
+        name="talking-heads",
+        title="Talking heads: mixing before and after the softmax",
+        formula=(
+            "S_i = Q_i K_iᵀ / √d_k   S'_i = Σ_j L[j, i] S_j   P_i = softmax(S'_i)   P̄_i = Σ_j M[j, i] P_j   O_i = P̄_i V_i,   L "
+            "and M learned, from I"
+        ),
+        parts={"score_mixing": StaticScoreMatrix, "mixing": StaticMatrix},
+        parameters=f"{PARAMETERS} + 2·h²",
+        cached=CACHED,
+        kind="QK",
+        papers=(Paper("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436"),),
+        notes=(
+            "Mixing before the softmax raises the rank of the scores, which is the bottleneck: Σ_j L[j, i] Q_j K_jᵀ has rank "
+            "min(d, h·d_k). Mixing after the softmax widens the map from values to outputs, as in Mixhead A. Masks and biases are "
+            "added to the mixed scores, so a −∞ is never mixed."
+        ),
+        use_if="the rank of scores limits the model and heads cannot be larger",
+        colour="#e377c2",
+    )
+)

@@ -1,0 +1,261 @@
+"""The registry: every method is declared once, and tables, flags, pages, commands and tests read its declaration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.ops.activation import ACTIVATIONS, Softmax
+from fairseq_lowrank.parts.head_map import HeadMap
+from fairseq_lowrank.parts.head_output import HeadOutput
+from fairseq_lowrank.parts.mixing import Mixing
+from fairseq_lowrank.parts.part import Option
+from fairseq_lowrank.parts.projection import Projection
+from fairseq_lowrank.parts.score import ScoreFunction
+
+CLASSES = {
+    "restricted": "plain attention with tied or factored weights: fewer parameters or a smaller cache, nothing else",
+    "equal": "plain attention in other words: it can differ in how it is learned, not in what it computes",
+    "OV": "a wider or input-dependent map from values to outputs; each pattern stays one of a plain head",
+    "QK": "scores of higher rank than the head size",
+    "patterns": "patterns that no heads of this size make, by another route than rank",
+}
+"""What a method can add to plain attention of the same heads and head size, in words."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An independent choice, declared here for the flags, the tables and the messages that are about it.
+
+    Args:
+        flag: its name on the command line and in a model's configuration.
+        help: what it decides.
+        choices: the names of its values; ``None`` if a value is a positive integer or none.
+        default: the value if none is given.
+        readers: the names of the parts that read it, if it is an option of parts: (axis, part).
+    """
+
+    flag: str
+    help: str
+    choices: Collection[str] | None = None
+    default: int | str | None = None
+    readers: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def type(self) -> type:
+        return int if self.choices is None else str
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.choices or ())
+
+
+_BASES: dict[str, type] = {
+    "projection": Projection,
+    "score": ScoreFunction,
+    "score_mixing": Mixing,
+    "activation": Softmax,
+    "mixing": Mixing,
+    "head_map": HeadMap,
+    "head_output": HeadOutput,
+}
+"""The base class of the parts on each axis."""
+
+PARTS: dict[str, dict[str, Any]] = {
+    "projection": {},
+    "score": {},
+    "score_mixing": {"none": None},
+    "activation": ACTIVATIONS,
+    "mixing": {"none": None},
+    "head_map": {"none": None},
+    "head_output": {"none": None},
+}
+"""The values of each axis whose values are parts: classes, or ``None``. Activations are objects."""
+
+AXES: dict[str, Axis] = {
+    "head_dim": Axis(
+        "head_dim",
+        "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
+        "the FixedHead paper sets it to the sequence length",
+    ),
+    "value_dim": Axis(
+        "value_dim",
+        "size of a head's values, free of that of its queries and keys: what helps outputs apart from what helps scores "
+        "(default: the head size)",
+    ),
+    "key_value_heads": Axis(
+        "key_value_heads",
+        "heads of keys and values, g dividing the heads of queries: head i reads the keys of head floor(i g / h) "
+        "(default: as many as heads)",
+    ),
+    "projection": Axis(
+        "attention_projection", "how heads get queries, keys and values", PARTS["projection"], "independent"
+    ),
+    "score": Axis("attention_score", "how scores are computed", PARTS["score"], "dot-product"),
+    "score_mixing": Axis(
+        "score_mixing", "how the heads' scores are mixed before the softmax", PARTS["score_mixing"], "none"
+    ),
+    "activation": Axis("attention_activation", "what turns scores into probabilities", PARTS["activation"], "softmax"),
+    "mixing": Axis("head_mixing", "how the heads' probabilities are mixed", PARTS["mixing"], "none"),
+    "head_map": Axis(
+        "head_map",
+        "a static map of projected queries, keys and values, over features or over heads",
+        PARTS["head_map"],
+        "none",
+    ),
+    "head_output": Axis(
+        "head_output", "what happens to the outputs of heads before the output projection", PARTS["head_output"], "none"
+    ),
+}
+"""The axes and the options of parts, by their names in :class:`~fairseq_lowrank.attention.AttentionSpec`."""
+
+
+class Paper(NamedTuple):
+    """A paper: its title, its authors with the year, and its address."""
+
+    title: str
+    authors: str
+    url: str
+
+
+class Need(NamedTuple):
+    """An axis that a preset leaves to its user, in words, and what to set it to."""
+
+    axis: str
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """The declaration of a method.
+
+    Formulas of numbers are sums of products of numbers and sizes, such as ``4·d·h·d_k + h²``. d is the embedding size, h the number of
+    heads, d_k the head size, g the number of heads of keys and values, n the greatest length. Options have their own letters.
+
+    Args:
+        name: the value of ``--attention``, and the name of its page.
+        title: the name in words.
+        formula: the formula of head i of h, with queries Q_i, keys K_i, values V_i and P_i = softmax(Q_i K_iᵀ/√d_k).
+        parts: the parts that differ from plain attention, by axis.
+        parameters: the formula of the parameters of one layer without biases.
+        cached: the formula of the numbers that a decoding layer caches for a token.
+        kind: one of :data:`CLASSES`; ``None`` if the method is not classified.
+        kind_of: returns the class of a layer, if the class depends on sizes.
+        kind_limit: a limit of the class, in words.
+        papers: its papers; none if the method is from this project.
+        notes: exact properties, and what to know before choosing the method.
+        use_if: when to use the method, as the end of a sentence that begins with "Use it if".
+        needs: the axis that the user has to set, if there is one.
+        page_sizes: sizes with which the page counts a layer of d 512 and 8 heads.
+        examples: sizes and options with which tests build a layer of d 8 and 2 heads.
+        colour: its colour in figures; ``None`` if it takes a free one.
+        preset: False if the method is a part that goes with any preset: then it is no value of ``--attention``.
+        poster: growth with the number of heads n, and parameters of its projections in n and the head size d, in the complexity table
+            of the MHE poster.
+    """
+
+    name: str
+    title: str
+    formula: str
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    parameters: str = ""
+    cached: str = ""
+    kind: str | None = None
+    kind_of: Callable[[Any], str] | None = None
+    kind_limit: str = ""
+    papers: tuple[Paper, ...] = ()
+    notes: str = ""
+    use_if: str = ""
+    needs: Need | None = None
+    page_sizes: Mapping[str, int | str] = field(default_factory=dict)
+    examples: tuple[Mapping[str, int | str], ...] = ({},)
+    colour: str | None = None
+    preset: bool = True
+    poster: tuple[str, str] | None = None
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The values on the axes that the method sets, without those that plain attention has too."""
+        return {axis: part.name for axis, part in self.parts.items() if part.name != AXES[axis].default}
+
+
+METHODS: dict[str, Method] = {}
+"""The declared methods, by name."""
+
+PRESETS: dict[str, dict[str, str]] = {}
+"""The axes that each value of ``--attention`` sets. An axis flag overrides the preset."""
+
+
+def register(method: Method) -> Method:
+    """Add a method and its parts to the registry, and return the method.
+
+    Then ``--attention``, ``build_attention``, ``fairseq-lowrank`` and the generated pages know the method.
+
+    Raises:
+        UserError: a name that exists or is malformed, an unknown axis, or a part of another kind. Nothing is registered.
+    """
+    _check(method)
+    for axis, part in method.parts.items():
+        PARTS[axis][part.name] = part() if axis == "activation" else part
+        for option in getattr(part, "options", ()):
+            _add_option(method.name, axis, part.name, option)
+    METHODS[method.name] = method
+    if method.preset:
+        PRESETS[method.name] = method.axes
+    return method
+
+
+def _check(method: Method) -> None:
+    def refuse(problem: str) -> None:
+        raise UserError(f"method {method.name!r}: {problem}")
+
+    if not isinstance(method.name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name):
+        refuse("expected a name of small letters and digits, such as 'my-method'")
+    if method.name in METHODS:
+        refuse("a method of this name is registered. Choose another name.")
+    for name in ("title", "formula"):
+        if not getattr(method, name):
+            refuse(f"{name} is empty. Give it in words.")
+    if method.kind not in (None, *CLASSES):
+        refuse(f"kind={method.kind!r}: expected one of {', '.join(CLASSES)}, or None")
+    for axis, part in method.parts.items():
+        if axis not in PARTS:
+            refuse(f"parts[{axis!r}]: expected one of {', '.join(PARTS)}")
+        if not (
+            isinstance(part, type) and issubclass(part, _BASES[axis]) and isinstance(getattr(part, "name", 0), str)
+        ):
+            refuse(f"parts[{axis!r}]={part!r}: expected a subclass of {_BASES[axis].__name__} with a name")
+        known = PARTS[axis].get(part.name, part)
+        if part.name in PARTS[axis] and part not in (known, type(known)):
+            refuse(f"parts[{axis!r}]: {known!r} has the name {part.name!r} already. Choose another name.")
+        for option in getattr(part, "options", ()):
+            old = AXES.get(option.name)
+            if old is not None and (not old.readers or (old.default, old.choices) != _values(option)):
+                refuse(f"option {option.name!r}: another one has this name. Choose another name.")
+    axes = AXES.keys() | {option.name for part in method.parts.values() for option in getattr(part, "options", ())}
+    for sizes in (method.page_sizes, *method.examples, {method.needs.axis: 0} if method.needs else {}):
+        if unknown := sizes.keys() - axes:
+            refuse(f"{', '.join(sorted(unknown))}: no such axis or option. Use {', '.join(axes)}.")
+
+
+def _values(option: Option) -> tuple[int | str | None, tuple[str, ...] | None]:
+    return option.default, option.choices or None
+
+
+_HELP: dict[str, dict[str, list[str]]] = {}
+"""The texts of each option, with the methods that they are about."""
+
+
+def _add_option(method: str, axis: str, part: str, option: Option) -> None:
+    readers = AXES[option.name].readers if option.name in AXES else ()
+    methods = _HELP.setdefault(option.name, {}).setdefault(option.help, [])
+    if method not in methods:
+        methods.append(method)
+    text = "; ".join(f"{', '.join(methods)}: {text}" for text, methods in _HELP[option.name].items())
+    default, choices = _values(option)
+    if (axis, part) not in readers:
+        readers = (*readers, (axis, part))
+    AXES[option.name] = Axis(option.flag or option.name, text, choices, default, readers)
