@@ -100,7 +100,7 @@ def as_text(data: dict) -> str:
     text = "\n".join([title, parts_table(data, rows)])
     if not data["axes"]:
         return text
-    from fairseq_lowrank.attention.classes import CLASSES
+    from fairseq_lowrank.parts import CLASSES
 
     classes = dict.fromkeys(axes["class"] for axes in data["axes"].values())
     meanings = [f"class {name}: {CLASSES[name]}" for name in classes if name in CLASSES]

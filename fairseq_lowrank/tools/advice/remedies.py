@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from copy import copy
-from dataclasses import replace
 
 from torch import nn
 
@@ -97,7 +96,7 @@ class WhatIf:
             for changed in (needy, same):
                 if changed is same and goal.head_dim != now[site].head_dim and goal != options.spec:
                     # heads at sites that need no larger ones must not become smaller
-                    goal = replace(goal, head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
+                    goal = goal.replace(head_dim=max(goal.head_dim, *(sites[each].head_dim for each in same)))
                 after = {each: goal if each in changed else now[each] for each in sites}
                 if {goal, AttentionSpec()} >= set(after.values()):
                     break
