@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fairseq_lowrank.attention import RotaryPositions, build_attention
-from fairseq_lowrank.attention import AXES, PRESETS
+from fairseq_lowrank.attention import AXES, PRESETS, RotaryPositions, build_attention
 from fairseq_lowrank.messages import StateDictMismatch
 
 LEARNED = {

@@ -11,8 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from transformers_families import build
 
-from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.attention import PRESETS, build_attention
 from fairseq_lowrank.huggingface import apply_attention, attention_modules, mixing_state, spec_of
 from fairseq_lowrank.messages import UserError
 
