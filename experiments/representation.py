@@ -248,7 +248,7 @@ def plot_errors(fits: list[Fit], n: int, heads: int):
             [fit.head_dim for fit in chosen],
             [max(fit.error, 1e-8) for fit in chosen],
             "--" if dashed else "-",
-            color=pictures.COLOURS[kind],
+            color=pictures.colour_of(kind),
             marker="o",
             markersize=3.5,
             label=label,

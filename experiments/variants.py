@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import fairseq_lowrank
 from experiments.recipes.results import read_results
 from fairseq_lowrank.attention import METHODS, Method, MultiheadAttention, Paper, build_attention
 from fairseq_lowrank.methods.standard import StandardProjection
-from fairseq_lowrank.parts import AXES, CLASSES, Mixing
+from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
 RESULTS = PACKAGE.parent / "results"
@@ -136,23 +135,6 @@ RESULT_QUERIES = (
     ResultQuery("Brown, 4 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}"),
     ResultQuery("Brown, 32 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}-h32"),
 )
-
-
-def evaluate(formula: str, sizes: dict[str, int]) -> int:
-    """Return the value of a sum of products of numbers and sizes, such as ``4·d·h·d_k + h²``.
-
-    Args:
-        sizes: the sizes by name.
-
-    Raises:
-        KeyError: a name has no size.
-    """
-
-    def value(factor: str) -> int:
-        base = factor.removesuffix("²")
-        return (int(base) if base.isdecimal() else sizes[base]) ** (2 if factor.endswith("²") else 1)
-
-    return sum(math.prod(value(factor) for factor in term.split("·")) for term in formula.split(" + "))
 
 
 def build_layer(variant: Method, embed_dim: int = EMBED_DIM, heads: int = HEADS, **sizes: int) -> MultiheadAttention:

@@ -1,5 +1,6 @@
 """Shared by every test. Imports no fairseq, so that ops and attention can be tested without it."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -146,24 +147,40 @@ def limited_memory():
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@contextlib.contextmanager
+def restored(tables):
+    """Give tables back what they held before."""
+    before = [dict(table) for table in tables]
+    yield
+    for table, kept in zip(tables, before, strict=True):
+        table.clear()
+        table.update(kept)
+
+
 @pytest.fixture
-def plugins_leave():
+def methods_leave():
+    """Methods that a test registers are forgotten after it."""
+    from fairseq_lowrank.attention import AXES, METHODS, PRESETS
+    from fairseq_lowrank.parts import PARTS
+
+    with restored([AXES, METHODS, PRESETS, *PARTS.values()]):
+        yield
+
+
+@pytest.fixture
+def plugins_leave(methods_leave):
     """What plugins register with fairseq, and with this package, during a test is forgotten after it."""
     import sys
 
     from fairseq import models, utils
 
     import fairseq_lowrank.plugin  # noqa: F401  which stays
-    from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS
 
     names = [name for name in vars(models) if name.isupper() and name.endswith("REGISTRY")]
-    tables = [AXES, METHODS, PRESETS, *PARTS.values(), *(getattr(models, name) for name in names)]
     memo = getattr(utils.import_user_module, "memo", set())
-    before, imported, folders, path = [dict(table) for table in tables], set(sys.modules), set(memo), list(sys.path)
-    yield
-    for table, kept in zip(tables, before, strict=True):
-        table.clear()
-        table.update(kept)
+    imported, folders, path = set(sys.modules), set(memo), list(sys.path)
+    with restored([getattr(models, name) for name in names]):
+        yield
     for folder in getattr(utils.import_user_module, "memo", set()) - folders:
         utils.import_user_module.memo.discard(folder)
         if (name := Path(folder).name) not in imported:

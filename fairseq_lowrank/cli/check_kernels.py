@@ -115,9 +115,9 @@ def common_calls(device: torch.device) -> dict[str, AttentionCall]:
     from fairseq_lowrank.ops.attention.selfcheck import random_call
 
     kinds = {
-        "mixhead-a": ((None, StaticMixing), "softmax"),
-        "mixhead-b": ((None, PositionwiseMixing), "softmax"),
-        "talking-heads": ((StaticMixing, StaticMixing), "softmax"),
+        "static mixing": ((None, StaticMixing), "softmax"),
+        "mixing by query": ((None, PositionwiseMixing), "softmax"),
+        "mixing before and after": ((StaticMixing, StaticMixing), "softmax"),
         "sigsoftmax": ((None, None), "sigsoftmax"),
     }
     generator, sizes = torch.Generator().manual_seed(0), (8, 8, 40, 40, 64, 64)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
+from fairseq_lowrank.parts.plain import Plain, copy_weights, own_weights
 from fairseq_lowrank.parts.projection import AttentionDims, Modules, Projection, split_heads
 
 
@@ -24,6 +25,7 @@ class CollaborativeProjection(Projection):
     name = "collaborative"
     keys_reason = "its heads weigh the features of one shared query and key, and its keys are no head's own"
     groups = ()
+    factor = "shared_dim"
     composes = False
     options = (
         Option(
@@ -63,6 +65,42 @@ class CollaborativeProjection(Projection):
             "key": split_heads(modules["k_proj"](key), self.shared_dim),
             "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
         }
+
+    def plain(self, layer: Any) -> Plain:
+        weight, bias = own_weights(layer.q_proj, layer.num_heads)
+        features = layer.head_features.flatten()
+        queries = weight * features[:, None], None if bias is None else bias * features
+        return queries, own_weights(layer.k_proj, layer.num_heads), own_weights(layer.v_proj)
+
+    @classmethod
+    def full_size(cls, dims: AttentionDims) -> int:
+        return dims.num_heads * dims.head_dim
+
+    @classmethod
+    def factorize(cls, plain: Any, result: Any) -> None:
+        """Keep the D largest singular values of all heads' bilinear forms, each as a feature of its head."""
+        copy_weights(plain.v_proj, result.v_proj)
+        queries, keys = (_with_bias(projection, plain.num_heads) for projection in (plain.q_proj, plain.k_proj))
+        (basis_q, small_q), (basis_k, small_k) = (torch.linalg.qr(weight.mT) for weight in (queries, keys))
+        left, values, right = torch.linalg.svd(small_q @ small_k.mT)
+        head = torch.arange(plain.num_heads)[:, None].expand_as(values).flatten()
+        roots = values.sqrt()[:, :, None]
+        query_rows = (roots * (basis_q @ left).mT).flatten(0, 1)
+        key_rows = (roots * (right @ basis_k.mT)).flatten(0, 1)
+        kept = values.flatten().argsort(descending=True)[: result.q_proj.weight.size(0)]
+        for projection, rows in ((result.q_proj, query_rows[kept]), (result.k_proj, key_rows[kept])):
+            projection.weight[: len(kept)] = rows[:, : projection.weight.size(1)]
+            if projection.bias is not None:
+                projection.bias[: len(kept)] = rows[:, -1]
+        result.head_features[head[kept], torch.arange(len(kept))] = 1.0
+
+
+def _with_bias(projection: Any, heads: int) -> Tensor:
+    """Return ``[H, D, inputs (+ 1)]``, with the bias as the weight of an input that is 1."""
+    weight = (
+        projection.weight if projection.bias is None else torch.cat([projection.weight, projection.bias[:, None]], 1)
+    )
+    return weight.unflatten(0, (heads, -1))
 
 
 def _class_of(layer: Any) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MHE
 from fairseq_lowrank.methods.shared_kv import SharedKeyValue
 from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.plain import Plain, own_weights
 from fairseq_lowrank.parts.projection import AttentionDims, Modules
 
 
@@ -41,6 +44,10 @@ class ELProjection(SharedKeyValue):
 
     def project_key(self, modules: Modules, key: Tensor) -> Tensor:
         return key
+
+    def plain(self, layer: Any) -> Plain:
+        states = torch.eye(layer.embed_dim).to(layer.q_proj.weight), None
+        return own_weights(layer.q_proj), states, states
 
 
 register(

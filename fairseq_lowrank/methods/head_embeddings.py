@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from fairseq_lowrank.methods.multi_query import MHE, SingleHeadProjection
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts import Method, register
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
+from fairseq_lowrank.parts.plain import Plain, Weights, own_weights
 from fairseq_lowrank.parts.projection import AttentionDims, AttentionInputs, KeyValueStates, Modules
 
 
@@ -87,6 +90,19 @@ class HeadEmbeddingMul(SingleHeadProjection):
             embedded[:, -1] = 0
         return embedded
 
+    def plain(self, layer: Any) -> Plain:
+        query, key, value = (self._embedded(layer, name) for name in ("query", "key", "value"))
+        return query, key, value
+
+    def _embedded(self, layer: Any, name: str) -> Weights:
+        weight, bias = own_weights(getattr(layer, f"{name[0]}_proj"), layer.num_heads)
+        bias = torch.zeros(len(weight)).to(weight) if bias is None else bias
+        return self.embed_weights(weight, bias, getattr(layer.head_embeddings, name).flatten())
+
+    def embed_weights(self, weight: Tensor, bias: Tensor, embedding: Tensor) -> Weights:
+        """Return weight and bias of all heads with the head embeddings ``[H * D]`` in them."""
+        return weight * (1 + embedding)[:, None], bias * (1 + embedding)
+
 
 class HeadEmbeddingAdd(HeadEmbeddingMul):
     """Head i's queries, keys and values are A + e_i of the shared A (MHE-Add, Xue and Aletras 2023).
@@ -98,6 +114,9 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
     """
 
     name = "head-embedding-add"
+
+    def embed_weights(self, weight: Tensor, bias: Tensor, embedding: Tensor) -> Weights:
+        return weight, bias + embedding
 
     def embed(self, shared: Tensor, embedding: Tensor) -> Tensor:
         return shared + embedding[:, None, :]

@@ -27,6 +27,9 @@ class MapOfFeatures(HeadMap):
         self.key = no_weight_decay(torch.eye(dims.head_dim))
         self.value = no_weight_decay(torch.eye(dims.value_dim))
 
+    def equation(self) -> str:
+        return "de,hdx->hex"
+
     def map_query(self, q: Tensor) -> Tensor:
         return q @ self.query
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
+from fairseq_lowrank.parts.plain import Plain, Weights, copy_weights, fold_biases, own_weights
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -31,6 +33,7 @@ class LowRankKeyValue(Projection):
     name = "low-rank-kv"
     keys_reason = "it caches a shared key and factors, and the rest of each head's key is absorbed into queries"
     groups = ()
+    factor = "factor_rank"
     composes = False
     options = (
         Option(
@@ -92,6 +95,34 @@ class LowRankKeyValue(Projection):
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
         factors = states["value_factors"]
         return states["value"] + factors @ modules["value_factors"].to(factors.dtype)
+
+    def plain(self, layer: Any) -> Plain:
+        def full_weight(name: str) -> Weights:
+            weight, bias = own_weights(getattr(layer, f"{name[0]}_proj"), layer.num_heads)
+            down = getattr(layer, f"{name[0]}_factor_proj").weight.unflatten(0, (layer.num_heads, -1))
+            return weight + (getattr(layer, f"{name}_factors").mT @ down).flatten(0, 1), bias
+
+        return own_weights(layer.q_proj), full_weight("key"), full_weight("value")
+
+    @classmethod
+    def full_size(cls, dims: AttentionDims) -> int:
+        return max(dims.head_dim, dims.value_dim)
+
+    @classmethod
+    def factorize(cls, plain: Any, result: Any) -> None:
+        """Set the shared projection to the mean over heads, and factor the difference of each head."""
+        copy_weights(plain.q_proj, result.q_proj)
+        fold_biases(plain, result)
+        for name in ("key", "value"):
+            heads = getattr(plain, f"{name[0]}_proj").weight.unflatten(0, (plain.num_heads, -1))
+            shared = heads.mean(dim=0)
+            getattr(result, f"{name[0]}_proj").weight.copy_(shared)
+            left, values, right = torch.linalg.svd(heads - shared, full_matrices=False)
+            factors = getattr(result, f"{name}_factors")
+            rank, roots = min(factors.size(1), values.size(1)), values.sqrt()
+            factors[:, :rank] = (left * roots[:, None])[:, :, :rank].mT
+            down = getattr(result, f"{name[0]}_factor_proj").weight.unflatten(0, (plain.num_heads, -1))
+            down[:, :rank] = (roots[:, :, None] * right)[:, :rank]
 
 
 register(

@@ -27,6 +27,9 @@ class MapOfHeads(HeadMap):
         self.key = no_weight_decay(torch.eye(groups))
         self.value = no_weight_decay(torch.eye(groups))
 
+    def equation(self) -> str:
+        return "ji,jdx->idx"
+
     def map_query(self, q: Tensor) -> Tensor:
         return q
 

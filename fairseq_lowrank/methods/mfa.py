@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.methods.multi_query import MultiQuery
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
+from fairseq_lowrank.parts.plain import Plain, own_weights
 from fairseq_lowrank.parts.projection import AttentionDims, Modules, split_heads
 
 
@@ -40,6 +41,10 @@ class FactorizedQuery(MultiQuery):
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         return split_heads(modules["q_proj"](modules["q_latent_proj"](query)), self.dims.head_dim)
+
+    def plain(self, layer: Any) -> Plain:
+        queries = layer.q_proj.weight @ layer.q_latent_proj.weight, layer.q_proj.bias
+        return queries, own_weights(layer.k_proj, layer.num_heads), own_weights(layer.v_proj, layer.num_heads)
 
 
 def _class_of(layer: Any) -> str:

@@ -108,6 +108,9 @@ class FactorOfHead(Mixing):
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.ones(num_heads)
 
+    def factors(self) -> Tensor:
+        return self.weight
+
 
 register(
     Method(

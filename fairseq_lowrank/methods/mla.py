@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.attention import is_traced
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
+from fairseq_lowrank.parts.plain import NotPlain, Plain, copy_weights, fold_biases, own_weights
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -32,6 +35,7 @@ class LatentProjection(Projection):
     name = "latent"
     keys_reason = "it caches a latent vector, into whose queries the projection of keys is absorbed"
     groups = ()
+    factor = "latent_dim"
     composes = False
     options = (
         Option(
@@ -92,6 +96,32 @@ class LatentProjection(Projection):
             return False
         size = self.dims.head_dim + self.dims.value_dim
         return queries * self.latent_dim * (size + 2 * keys) < keys * size * (self.latent_dim + queries)
+
+    def plain(self, layer: Any) -> Plain:
+        if not isinstance(layer.latent_norm, nn.Identity):
+            raise NotPlain("projection", self.name, "its norm depends on the input")
+        down = layer.latent_proj.weight
+        return own_weights(layer.q_proj), (layer.k_proj.weight @ down, None), (layer.v_proj.weight @ down, None)
+
+    @classmethod
+    def full_size(cls, dims: AttentionDims) -> int:
+        """Return the rank of the joint weight of keys and values; the norm still changes something."""
+        return min(dims.kdim, dims.num_heads * (dims.head_dim + dims.value_dim))
+
+    @classmethod
+    def factorize(cls, plain: Any, result: Any) -> None:
+        """Set c = W_c y with orthonormal rows, so that the norm changes nothing where y has unit length a feature."""
+        copy_weights(plain.q_proj, result.q_proj)
+        fold_biases(plain, result)
+        joint = torch.cat([plain.k_proj.weight, plain.v_proj.weight])
+        left, values, right = torch.linalg.svd(joint, full_matrices=False)
+        rank = min(result.latent_proj.weight.size(0), len(values))
+        up = left[:, :rank] * values[:rank]
+        result.latent_proj.weight[:rank] = right[:rank]
+        result.k_proj.weight[:, :rank], result.v_proj.weight[:, :rank] = up.split(
+            [len(plain.k_proj.weight), len(plain.v_proj.weight)]
+        )
+        torch.nn.init.ones_(result.latent_norm.weight)
 
 
 register(

@@ -1,8 +1,9 @@
 """One projection of keys and one of values for all heads."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.plain import Plain, grouped_weights
 from fairseq_lowrank.parts.projection import AttentionDims, Projection
 
 MHE = Paper(
@@ -22,6 +23,9 @@ class MultiQuery(Projection):
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
         self.state_heads = 1
+
+    def plain(self, layer: Any) -> Plain:
+        return grouped_weights(layer)
 
 
 class SingleHeadProjection(MultiQuery):

@@ -29,6 +29,7 @@ class RelativePositions(ScoreFunction):
     """
 
     name = "relative"
+    bounded_rank = False
     positions_reason = "it has relative positions already"
     dropout = 0.0
     max_distance = -1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.multi_query import MHE
 from fairseq_lowrank.parts import Method, register
+from fairseq_lowrank.parts.plain import Plain, own_weights
 from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
@@ -62,6 +64,10 @@ class SharedKeyValue(Projection):
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
         return super().expand_values(modules, {"value": states["key"]})
+
+    def plain(self, layer: Any) -> Plain:
+        keys = own_weights(layer.k_proj)
+        return own_weights(layer.q_proj), keys, keys
 
 
 register(

@@ -4,6 +4,7 @@ from typing import Any
 
 from fairseq_lowrank.ops.activation import Softmax
 from fairseq_lowrank.parts import Method, Need, Paper, register
+from fairseq_lowrank.parts.plain import Plain, grouped_weights
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
 
@@ -24,6 +25,9 @@ class StandardProjection(Projection):
 
     name = "independent"
     needs_keys = False
+
+    def plain(self, layer: Any) -> Plain:
+        return grouped_weights(layer)
 
 
 class ScaledDotProduct(ScoreFunction):

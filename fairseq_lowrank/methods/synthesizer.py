@@ -182,6 +182,7 @@ class RandomScores(Synthesizer):
 
     name = "synthesizer-random"
     has_queries = False
+    bounded_rank = False
 
     @property
     def num_parameters(self) -> int:

@@ -6,7 +6,19 @@ from fairseq_lowrank.parts.mixing import Mixing
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
 from fairseq_lowrank.parts.part import Option, Part
 from fairseq_lowrank.parts.projection import AttentionDims, Projection
-from fairseq_lowrank.parts.registry import AXES, CLASSES, METHODS, PARTS, PRESETS, Axis, Method, Need, Paper, register
+from fairseq_lowrank.parts.registry import (
+    AXES,
+    CLASSES,
+    METHODS,
+    PARTS,
+    PRESETS,
+    Axis,
+    Method,
+    Need,
+    Paper,
+    evaluate,
+    register,
+)
 from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
 __all__ = [
@@ -29,6 +41,7 @@ __all__ = [
     "Part",
     "Projection",
     "ScoreFunction",
+    "evaluate",
     "no_weight_decay",
     "register",
 ]

@@ -20,6 +20,10 @@ class HeadMap(NoDecayModule, Part):
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__()
 
+    def equation(self) -> str:
+        """Return how a map ``[., .]`` and weights ``[H, D, inputs]`` give mapped weights, for ``torch.einsum``."""
+        raise NotImplementedError
+
     def map_query(self, q: Tensor) -> Tensor:
         """Return mapped queries ``[B, H, T, D]``."""
         raise NotImplementedError

@@ -49,6 +49,10 @@ class Mixing(NoDecayModule, Part):
         """Return what :attr:`rule` takes: M ``[H, H]``, or ``[H]`` for a diagonal M."""
         return self.weight
 
+    def factors(self) -> Tensor | None:
+        """Return the factors ``[H]`` of heads if M is diagonal, else ``None``."""
+        return None
+
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads.
 

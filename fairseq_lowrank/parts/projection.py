@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts.part import Part
+from fairseq_lowrank.parts.plain import NotPlain, Plain
 
 KeyValueStates = dict[str, Tensor]
 """Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
@@ -72,6 +73,8 @@ class Projection(Part):
     """False if keys are the inputs themselves."""
     needs_keys: ClassVar[bool] = True
     """False if queries and values have a meaning without keys."""
+    factor: ClassVar[str | None] = None
+    """The option with the size of the factors, if plain attention can be factored into this projection."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
@@ -142,6 +145,27 @@ class Projection(Part):
     def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
         """Return ``[B, H, T, value_dim]`` (or one head for all) from the result of the operation on ``call``."""
         return heads
+
+    def plain(self, layer: Any) -> Plain:
+        """Return the weights of plain attention with the outputs of ``layer``, which has this projection.
+
+        Raises:
+            NotPlain: no plain attention computes this.
+        """
+        raise NotPlain("projection", self.name)
+
+    @classmethod
+    def full_size(cls, dims: AttentionDims) -> int:
+        """Return the least size of :attr:`factor` at which plain attention loses nothing."""
+        raise NotImplementedError
+
+    @classmethod
+    def factorize(cls, plain: Any, result: Any) -> None:
+        """Set the parameters of the layer ``result``, which are zeros, so that its outputs come close to those of a plain layer.
+
+        The output projection is set already.
+        """
+        raise NotImplementedError
 
     def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
         """Return the values that each head averages, ``[B, H, S, value_dim]``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -259,3 +260,20 @@ def _add_option(method: str, axis: str, part: str, option: Option) -> None:
     if (axis, part) not in readers:
         readers = (*readers, (axis, part))
     AXES[option.name] = Axis(option.flag or option.name, text, choices, default, readers)
+
+
+def evaluate(formula: str, sizes: dict[str, int]) -> int:
+    """Return the value of a sum of products of numbers and sizes, such as ``4·d·h·d_k + h²``.
+
+    Args:
+        sizes: the sizes by name.
+
+    Raises:
+        KeyError: a name has no size.
+    """
+
+    def value(factor: str) -> int:
+        base = factor.removesuffix("²")
+        return (int(base) if base.isdecimal() else sizes[base]) ** (2 if factor.endswith("²") else 1)
+
+    return sum(math.prod(value(factor) for factor in term.split("·")) for term in formula.split(" + "))

@@ -49,6 +49,8 @@ class ScoreFunction(Part):
     """See :attr:`.Projection.keys_reason`."""
     has_queries: ClassVar[bool] = True
     """False if scores are computed without queries."""
+    bounded_rank: ClassVar[bool] = True
+    """False if the head size does not bound the rank of scores."""
     positions_reason: ClassVar[str | None] = None
     """Why rotary positions have no meaning, if they have none."""
 

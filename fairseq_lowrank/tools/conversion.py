@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.parts import METHODS
+from fairseq_lowrank.parts import METHODS, PARTS
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
 from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.checkpoints import model_arguments, vocab_size
-from fairseq_lowrank.tools.rewriting import FACTORED, factorize, full_rank, layer_with, relative_error
+from fairseq_lowrank.tools.rewriting import factorize, full_rank, layer_with, relative_error
 
 # Projections whose heads share one value: a mixture of heads is then a mixture of their columns in out_proj.
 ONE_VALUE = ("single", "multi-query")
@@ -75,7 +75,7 @@ def convert(
         raise UserError(f"the checkpoint of {old.arch} has no word embeddings. Use a translation or language model.")
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
     if differing_axes(before, after) and (
-        after.spec.projection in FACTORED
+        PARTS["projection"][after.spec.projection].factor is not None
         or after.spec == AttentionSpec(activation=after.spec.activation, **_sizes(after))
     ):
         return rewrite(state, our_arguments(old), new, size)
@@ -152,12 +152,12 @@ def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dic
             found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             layers[layer.name] = layer_with(layer.module, found)
     plain = {name: _named(name, plain_attention, layer) for name, layer in layers.items()}
-    factor = FACTORED.get(after.spec.projection)
+    factor = PARTS["projection"][after.spec.projection].factor
     if factor is None:
         _set_plain_sizes(new, plain.values())
-    elif getattr(new, AXES[factor[0]].flag, None) is None:
+    elif getattr(new, AXES[factor].flag, None) is None:
         largest = max(full_rank(layer, after.spec.projection) for layer in plain.values())
-        setattr(new, AXES[factor[0]].flag, largest)
+        setattr(new, AXES[factor].flag, largest)
     model, errors = build_model(new, size), {}
     for name, _, _, module in attention_layers(model):
         if name not in layers:

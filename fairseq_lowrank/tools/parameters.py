@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.parts import METHODS, PARTS
+from fairseq_lowrank.parts import METHODS, PARTS, evaluate
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.tools.architecture import (
     attention_layers,
@@ -30,18 +30,6 @@ SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
     "layers": (2, 4, 6, 8, 12, 16, 24),
     "head-dim": (16, 32, 64, 128, 256, 512),
-}
-
-# The MHE poster's complexity table for one attention sublayer with n heads of size d and width n·d: growth with n, and the
-# parameters of the projections without the output projection.
-COMPLEXITY: dict[str, tuple[str, str, Callable[[int, int], int]]] = {
-    "sha": ("O(n)", "3d²n", lambda n, d: 3 * d**2 * n),
-    "mha": ("O(n²)", "3d²n²", lambda n, d: 3 * d**2 * n**2),
-    "el": ("O(n²)", "d²n²", lambda n, d: d**2 * n**2),
-    "mqa": ("O(n²)", "d²n² + 2d²n", lambda n, d: d**2 * n**2 + 2 * d**2 * n),
-    "skv": ("O(n²)", "2d²n²", lambda n, d: 2 * d**2 * n**2),
-    "mhe-add": ("O(n)", "3d²n + 3dn", lambda n, d: 3 * d**2 * n + 3 * d * n),
-    "mhe-mul": ("O(n)", "3d²n + 3dn", lambda n, d: 3 * d**2 * n + 3 * d * n),
 }
 
 
@@ -182,8 +170,8 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
 
 def complexity(heads: int, head_dim: int) -> list[dict]:
     """Return the poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
-    rows = []
-    for preset, (growth, formula, evaluate) in COMPLEXITY.items():
+    sizes, rows = {"n": heads, "d": head_dim}, []
+    for preset, growth, formula in ((name, *method.poster) for name, method in METHODS.items() if method.poster):
         with torch.device("meta"):
             layer = build_attention(preset, heads * head_dim, heads, self_attention=True, bias=False)
         built = sum(parameter.numel() for parameter in layer.parameters()) - layer.out_proj.weight.numel()
@@ -191,12 +179,14 @@ def complexity(heads: int, head_dim: int) -> list[dict]:
             {
                 "attention": preset,
                 "growth": growth,
-                "formula": formula,
-                "parameters": evaluate(heads, head_dim),
+                "formula": formula.replace("·", ""),
+                "parameters": evaluate(formula, sizes),
                 "built": built,
-                "over_sha": evaluate(heads, head_dim) - COMPLEXITY["sha"][2](heads, head_dim),
             }
         )
+    rows.sort(key=lambda row: row["parameters"])
+    for row in rows:
+        row["over_sha"] = row["parameters"] - rows[0]["parameters"]
     return rows
 
 

@@ -14,40 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec
+from fairseq_lowrank.attention import AXES, METHODS, PRESETS, AttentionSpec
 
-# A variant has one colour in all pictures.
-COLOURS = {
-    "stock": "#7f7f7f",
-    "mha": "#1f77b4",
-    "sigsoftmax": "#17becf",
-    "fixedhead": "#8c564b",
-    "mixhead-a": "#ff7f0e",
-    "mixhead-b": "#d62728",
-    "mixhead-random": "#e8b04a",
-    "avghead": "#ff9896",
-    "gain": "#bcbd22",
-    "talking-heads": "#e377c2",
-    "mhe-add": "#98df8a",
-    "mhe-mul": "#2ca02c",
-    "sha": "#c5b0d5",
-    "mqa": "#9467bd",
-    "gqa": "#6b3fa0",
-    "skv": "#9edae5",
-    "el": "#393b79",
-    "gated-head": "#f7b6d2",
-    "gated": "#c2185b",
-    "mla": "#006d5b",
-    "dcmha": "#7f0000",
-    "diff": "#00a8e8",
-    "collaborative": "#a6761d",
-    "mfa": "#5a3e2b",
-    "lrkv": "#66c2a5",
-    "tpa": "#d4b106",
-    "xsa": "#ffbb78",
-    "knocking-linear": "#8da0cb",
-    "mea": "#aec7e8",
-}
+STOCK = "stock"
+"""The name of fairseq's own attention in figures."""
 # Other variants get these colours, in turn.
 OTHER_COLOURS = ("#111111", "#5254a3", "#637939", "#8c6d31", "#843c39", "#7b4173")
 # The location of a legend outside the plots of a figure.
@@ -64,10 +34,10 @@ def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxy
         axes: values that override the preset, by the name of the axis.
 
     Returns:
-        A key of :data:`COLOURS`; or the preset with its overrides, if no preset is equal.
+        The name of a method, or :data:`STOCK`; or the preset with its overrides, if no method is equal.
     """
     if preset is None:
-        return "stock"
+        return STOCK
     kinds = [name for name, axis in AXES.items() if axis.type is not int]
     plain = AttentionSpec()
 
@@ -76,11 +46,9 @@ def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxy
         return {name: chosen.get(name, getattr(plain, name)) for name in kinds}
 
     found = values(preset, axes)
-    for known in (preset, *PRESETS):
-        if found == values(known, {}):
+    for known in (preset, *METHODS):
+        if found == values("mha", METHODS[known].axes if known in METHODS else {}):
             return known
-    if found == values("mha", {"activation": "sigsoftmax"}):
-        return "sigsoftmax"
     own = values(preset, {})
     return ", ".join([preset, *(f"{name} {value}" for name, value in found.items() if value != own[name])])
 
@@ -89,6 +57,13 @@ def kind_of_flags(flags: Mapping[str, Any] | None) -> str:
     """Return the :func:`attention_kind` of ``{"preset": …, AXIS: …}``, or of ``None`` for fairseq's own attention."""
     axes: dict[str, Any] = dict(flags or {"preset": None})
     return attention_kind(axes.pop("preset"), axes)
+
+
+def colour_of(kind: str) -> str | None:
+    """Return the colour that a method has in all figures; ``None`` if it has none."""
+    if kind == STOCK:
+        return "#7f7f7f"
+    return METHODS[kind].colour if kind in METHODS else None
 
 
 def styles(kinds: Iterable[str]) -> list[dict]:
@@ -100,7 +75,7 @@ def styles(kinds: Iterable[str]) -> list[dict]:
     seen: Counter[str] = Counter()
     unknown: dict[str, str] = {}
     for kind in kinds:
-        colour = COLOURS.get(kind) or unknown.setdefault(kind, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
+        colour = colour_of(kind) or unknown.setdefault(kind, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
         rounds, style = divmod(seen[colour], len(LINE_STYLES))
         found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": LINE_STYLES[style]})
         seen[colour] += 1

@@ -2,15 +2,7 @@ import pytest
 import torch
 
 from experiments.reporting import curves
-from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.tools import inspection, pictures, spectrum
-
-
-def test_every_preset_has_a_colour_of_its_own():
-    assert set(PRESETS) <= set(pictures.COLOURS)
-    assert len(set(pictures.COLOURS.values()) | set(pictures.OTHER_COLOURS)) == len(pictures.COLOURS) + len(
-        pictures.OTHER_COLOURS
-    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +70,7 @@ def test_spectra_say_length_head_size_and_what_thin_lines_are():
         figure.canvas.draw()  # a name is no formula
     colours = [line.get_color() for line in spectrum.plot_mean(results, "decoder").axes[0].lines]
     # by the attention, not by the label
-    assert set(colours) == {pictures.COLOURS["mha"], pictures.COLOURS["mixhead-a"]}
+    assert set(colours) == {pictures.colour_of("mha"), pictures.colour_of("mixhead-a")}
 
 
 def test_heat_maps_have_labelled_colour_bars_and_the_head_size():

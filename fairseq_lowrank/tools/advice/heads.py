@@ -10,14 +10,13 @@ import numpy
 from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
+from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools.axes import axes_of, spec_of
 
 BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
 FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
 # A scale for each head mixes none with another.
 WITHOUT_MIXING = ("none", "diagonal")
-UNBOUNDED = ("synthesizer-random", "relative")
-"""Scores whose rank the head size does not bound: free numbers, and products that are shifted row by row."""
 
 
 @dataclass
@@ -77,7 +76,7 @@ class Heads:
     @property
     def judged_sites(self) -> list[str]:
         """Sites with known lengths and scores whose rank is bounded."""
-        return [site for site in self.lengths if spec_of(self.sites[site]).score not in UNBOUNDED]
+        return [site for site in self.lengths if PARTS["score"][spec_of(self.sites[site]).score].bounded_rank]
 
     @property
     def sites_too_small(self) -> list[str]:

@@ -158,4 +158,4 @@ def test_styles_follow_the_flags_and_not_the_names():
     flags = {"gain-of-8": "--attention mixhead-a", "x": "--attention mha --activation sigsoftmax"}
     lines = [{"method": name, "flags": text} for name, text in flags.items()]
     colours = [style["color"] for style in runs.styles_of(lines, list(flags))]
-    assert colours == [pictures.COLOURS["mixhead-a"], pictures.COLOURS["sigsoftmax"]]
+    assert colours == [pictures.colour_of("mixhead-a"), pictures.colour_of("sigsoftmax")]

@@ -501,7 +501,7 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
 
 
 def test_common_layers_pass_the_check(device):
-    call = common_calls(torch.device(device))["mixhead-b"]
+    call = common_calls(torch.device(device))["mixing by query"]
     assert TRIAL(call) == selfcheck.SelfCheckResult(None)
 
 
