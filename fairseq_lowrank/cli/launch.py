@@ -31,6 +31,7 @@ HELP = "train with several workers, on GPUs, on the CPU or on several machines"
 
 # Not fairseq-validate: with several workers it fails on the CPU, and if workers have different numbers of batches.
 COMMAND, MODULE = "fairseq-train", "fairseq_cli.train"
+TORCHRUN = "torch.distributed.run"
 
 
 def add_arguments(parser) -> None:
@@ -41,12 +42,36 @@ def add_arguments(parser) -> None:
     parser.add_argument("fairseq_command", nargs=argparse.REMAINDER, metavar="-- fairseq-train …")
 
 
-def run(args) -> None:
+def run(args: argparse.Namespace) -> int:
     command = torchrun(args)
     print(shlex.join(command), flush=True)
-    if not args.dry_run:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers(args))))
-        os.execv(command[0], command)
+    if args.dry_run:
+        return 0
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers(args))))
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(command[command.index(TORCHRUN) + 1 :]))
+    except ChildFailedError as error:
+        return report_failure(error.failures)
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
+
+
+def report_failure(failures: dict) -> int:
+    """Print why the first worker failed, and return its exit code.
+
+    Args:
+        failures: torchrun's ``ProcessFailure`` of each worker, by its rank. torchrun stops the others when one fails.
+    """
+    reported = {rank: failure for rank, failure in failures.items() if failure.error_file_data["message"] != "<NONE>"}
+    rank, first = min((reported or failures).items(), key=lambda item: item[1].timestamp)
+    message = first.message if reported or first.exitcode < 0 else f"ended with code {first.exitcode}, see above"
+    print(f"fairseq-lowrank {NAME}: error: worker {rank}: {message}", file=sys.stderr)
+    return max(first.exitcode, 1)
 
 
 def workers(args) -> int:
@@ -82,6 +107,6 @@ def torchrun(args) -> list[str]:
     if not any(part.partition("=")[0] == "--user-dir" for part in rest):
         rest += ["--user-dir", str(Path(__file__).resolve().parent.parent)]
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", str(args.nodes)),
+        *(sys.executable, "-m", TORCHRUN, "--nnodes", str(args.nodes)),
         *("--nproc-per-node", str(workers(args)), *meeting, "-m", MODULE, *rest),
     ]

@@ -6,9 +6,12 @@ Only the console entry points (``cli_main`` of ``fairseq_cli``) end like this. P
 
 import contextlib
 import functools
+import io
+import json
 import multiprocessing
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,7 +39,11 @@ def end(error: BaseException) -> NoReturn:
     if not expected or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
     message = str(error) if expected else traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
-    print(f"{os.path.basename(sys.argv[0])}: error: {' '.join(message.split())}", file=sys.stderr)
+    message = " ".join(message.split())
+    print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
+    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun reads it
+        with open(report, "w", encoding="utf-8") as file:
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
     raise SystemExit(USER_ERROR if expected else UNEXPECTED)
 
 
@@ -57,7 +64,10 @@ def end_commands(hook: Callable) -> Callable:
     @functools.wraps(hook)
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, Exception) and leaves_command(trace):
-            end(error)
+            # torch calls this hook with a buffer as stderr, which it loses at SystemExit
+            buffered = isinstance(sys.stderr, io.StringIO)
+            with contextlib.redirect_stderr(sys.__stderr__) if buffered else contextlib.nullcontext():
+                end(error)
         hook(kind, error, trace)
 
     return excepthook

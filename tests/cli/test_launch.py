@@ -12,9 +12,11 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import fairseq_lowrank
 from fairseq_lowrank import cli
+from fairseq_lowrank.cli.launch import report_failure
 
 PACKAGE = Path(fairseq_lowrank.__file__).resolve().parent
 
@@ -118,6 +120,32 @@ def test_two_workers_see_different_sentences_and_together_all_of_them(trainings)
     first, second = ([i for batch in records(two, worker)[:10] for i in batch["ids"]] for worker in (0, 1))
     assert not set(first) & set(second)
     assert sorted(first + second) == list(range(240))
+
+
+def test_reason_of_the_first_worker_is_the_last_line(trainings, translation_data):
+    _, two = trainings
+    flags = ["cross_entropy" if word == "recorded_cross_entropy" else word for word in TRAIN]
+    command = [*LAUNCHER, translation_data, *flags, "--attention", "mixhead-a"]
+    ended = subprocess.run(
+        [*command, "--save-dir", two / "checkpoints", "--max-update", "30"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    last = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 2 and last.startswith("fairseq-lowrank launch: error: worker "), ended.stderr
+    assert "checkpoint_last.pt does not fit the model" in last and "Train with --attention mixhead-b" in last
+    assert "ChildFailedError" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("exit_codes", "code", "line"),
+    [([2, -15], 2, "worker 0: ended with code 2, see above"), ([-9], 1, "worker 0: Signal 9 (SIGKILL)")],
+)
+def test_worker_without_a_message_is_reported_by_its_end(capsys, exit_codes, code, line):
+    failures = {rank: ProcessFailure(rank, 1, exit_code, "") for rank, exit_code in enumerate(exit_codes)}
+    assert report_failure(failures) == code
+    assert line in capsys.readouterr().err
 
 
 def launch(capsys, *arguments) -> list[str]:
