@@ -59,7 +59,7 @@ def attention_page() -> str:
         "Attention: flags, layer, call",
         "This page is written from the code by `python -m experiments reference`.",
         "## Flags of fairseq's commands",
-        "Every architecture takes them: `fairseq-train --user-dir \"$(fairseq-lowrank user-dir)\" --arch ARCH --attention mixhead-b …`. A flag for one part "
+        'Every architecture takes them: `fairseq-train --user-dir "$(fairseq-lowrank user-dir)" --arch ARCH --attention mixhead-b …`. A flag for one part '
         "overrides the preset. The second column is the keyword of `build_attention` in Python.",
         _table(("flag", "Python", "values", "meaning"), flags),
         "## Presets",

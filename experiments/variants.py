@@ -99,8 +99,8 @@ class ResultQuery:
 _TRANSLATION = (
     ("Multi30k de-en, 4 heads of 32", "fast-start", "h4-{name}-2e-3"),
     ("Multi30k de-en, 32 heads of 4", "fast-start", "h32-{name}-2e-3"),
-    ("Multi30k, four sentences as one, 4 heads of 32", "above-head-size", "h4-{name}"),
-    ("Multi30k, four sentences as one, 32 heads of 4", "above-head-size", "h32-{name}"),
+    ("Multi30k, four sentences concatenated, 4 heads of 32", "above-head-size", "h4-{name}"),
+    ("Multi30k, four sentences concatenated, 32 heads of 4", "above-head-size", "h32-{name}"),
 )
 RESULT_QUERIES = (
     *(ResultQuery(f"{title}: BLEU ↑", "evidence.jsonl", table, row) for title, table, row in _TRANSLATION),

@@ -47,7 +47,9 @@ def test_fairseq_accepts_every_command_of_a_page(page, count):
             PARSERS[name]().parse_args(words)
             continue
         place = words.index("--user-dir")
-        assert words[place + 1] in ("$LOWRANK", "$(fairseq-lowrank user-dir)"), "the name of the folder works in a clone alone"
+        assert words[place + 1] in ("$LOWRANK", "$(fairseq-lowrank user-dir)"), (
+            "the name of the folder works in a clone alone"
+        )
         args = options.parse_args_and_arch(PARSERS[name](), input_args=words[:place] + words[place + 2 :])
         assert args.data.startswith(("$", "data-bin/"))
 

@@ -70,34 +70,38 @@ def prints(cell: str, value: float) -> bool:
 
 def losses(found: dict[int, dict], seeds: Iterable[int]) -> dict[str, float]:
     chosen = [found[seed] for seed in seeds]
-    names = {"fit": "fit", "validation": "valid", "test": "test"}
+    names = {"training loss": "fit", "validation": "valid", "test": "test"}
     means = {column: fmean(line["losses"][split]["bits"] for line in chosen) for column, split in names.items()}
     return means | {"BLEU": fmean(line["value"] for line in chosen)}
 
 
-WRONG_SOURCE = "bits a token that a wrong source costs"
+SHUFFLED_SOURCE = "bits per token that a shuffled source costs"
 
 
 def test_each_training_above_the_head_size_is_printed_as_recorded():
     name = ""
-    for row in table("above-head-size", "row", "seed", "fit"):
+    for row in table("above-head-size", "row", "seed", "training loss"):
         name = key_of(row) or name
         key, seed = ("above-head-size", name), int(row["seed"])
         for column, value in losses(TRAININGS[key], [seed]).items():
             assert prints(row[column], value), (name, seed, column, value)
         recorded = SOURCE_USE["above-head-size-source-use", name].get(seed)
-        assert row[WRONG_SOURCE] == "not kept" or prints(row[WRONG_SOURCE], recorded["value"]), (name, seed, recorded)
+        assert row[SHUFFLED_SOURCE] == "not kept" or prints(row[SHUFFLED_SOURCE], recorded["value"]), (
+            name,
+            seed,
+            recorded,
+        )
 
 
 def test_each_row_of_the_fast_start_is_printed_as_recorded():
-    for row in table("fast-start", "rate, row", "fit"):
+    for row in table("fast-start", "rate, row", "training loss"):
         name = key_of(row)
         found, seeds = TRAININGS["fast-start", name], range(1, int(row["seeds"]) + 1)
         for column, value in losses(found, seeds).items():
             assert prints(row[column], value), (name, column, value)
-        if row["ahead of mha on fit, a seed each"]:
+        if row["ahead of mha on the training loss, by seed"]:
             mha = re.sub(r"mixhead-[ab]|gain|column-sums|small-start", "mha", name)
-            for cell, seed in zip(row["ahead of mha on fit, a seed each"].split(", "), seeds, strict=True):
+            for cell, seed in zip(row["ahead of mha on the training loss, by seed"].split(", "), seeds, strict=True):
                 bits = [TRAININGS["fast-start", one][seed]["losses"]["fit"]["bits"] for one in (mha, name)]
                 assert prints(cell, bits[0] - bits[1]), (name, seed, bits)
 
@@ -110,19 +114,19 @@ def leads(of: str, name: str, mha: str, split: str) -> list[float]:
 
 
 def test_leads_on_the_validation_set_are_printed_as_recorded():
-    for row in table("fast-start", "lead on the validation set"):
+    for row in table("fast-start", "gain on the validation set"):
         heads, rate = re.fullmatch(r"(h\d+)-.*-(\de-\d)", key_of(row)).groups()
         values = leads("fast-start", key_of(row), f"{heads}-mha-{rate}", "valid")
-        for cell, value in zip(row["lead on the validation set"].split(", "), values, strict=True):
+        for cell, value in zip(row["gain on the validation set"].split(", "), values, strict=True):
             assert prints(cell, value), (row, values)
 
 
 def test_leads_above_the_head_size_are_printed_as_recorded():
     of = "above-head-size"
     mixed = leads(of, "h32-mixhead-a", "h32-mha", "fit")
-    for row in table(of, "lead on fit"):
+    for row in table(of, "gain on the training loss"):
         values = leads(of, key_of(row), f"{key_of(row).split('-')[0]}-mha", "fit")
-        for cell, value in zip(row["lead on fit"].split(", "), values, strict=True):
+        for cell, value in zip(row["gain on the training loss"].split(", "), values, strict=True):
             assert prints(cell, value), (row, values)
         if row["share"]:
             for cell, value, whole in zip(row["share"][:-2].split(", "), values, mixed, strict=True):
@@ -153,7 +157,7 @@ def test_rows_at_one_rate_have_as_many_seeds_as_lines(page):
 
 @pytest.mark.parametrize(("page", "measure"), [("controls-at-one-rate", "mixhead-a"), ("gates", "small-start")])
 def test_each_training_at_one_rate_is_printed_as_recorded(page, measure):
-    printed = table(page, "row", "seed", "lead")
+    printed = table(page, "row", "seed", "gain over `mha`")
     for row in printed:
         name, seed = row["row"].strip("`"), int(row["seed"])
         for column, value in losses(TRAININGS["fast-start", name], [seed]).items():
@@ -164,7 +168,7 @@ def test_each_training_at_one_rate_is_printed_as_recorded(page, measure):
             for one in (name, f"{heads}-mha-2e-3", f"{heads}-{measure}-2e-3")
         }
         own, mha, measured = fit.values()
-        assert prints(row["lead"], mha - own), (name, seed, mha - own)
+        assert prints(row["gain over `mha`"], mha - own), (name, seed, mha - own)
         assert prints(row["share"].removesuffix(" %"), 100 * (mha - own) / (mha - measured)), (name, seed)
     rows = table(page, "row", "seeds run")
     assert len(printed) == sum(int(row["seeds run"]) for row in rows if ", table" not in row["row"])
@@ -190,7 +194,7 @@ def test_each_loss_of_the_language_models_is_printed_as_recorded():
     printed = set()
     for row in table("language-model", "row", "seed", "test"):
         name, seed = row["row"].strip("`"), int(row["seed"])
-        for column, split in (("fit", "fit"), ("validation", "valid"), ("test", "test")):
+        for column, split in (("training loss", "fit"), ("validation", "valid"), ("test", "test")):
             assert prints(row[column], TRAININGS["language-model", name][seed]["losses"][split]["bits"]), (name, seed)
         printed.add((name, seed))
     assert printed == {
@@ -227,11 +231,11 @@ def test_each_search_at_one_rate_is_printed_as_recorded():
 
 
 def test_each_training_joined_by_ten_is_printed_as_recorded():
-    for row in table("joined-by-ten", "row", "seed", "fit"):
+    for row in table("joined-by-ten", "row", "seed", "training loss"):
         name, seed = key_of(row), int(row["seed"])
         for column, value in losses(TRAININGS["joined-by-ten", name], [seed]).items():
             assert prints(row[column], value), (name, seed, column, value)
-        if (cell := row[WRONG_SOURCE]) != "not kept":
+        if (cell := row[SHUFFLED_SOURCE]) != "not kept":
             assert prints(cell, SOURCE_USE["joined-by-ten-source-use", name][seed]["value"]), (name, seed)
 
 
@@ -243,8 +247,8 @@ def test_each_training_joined_by_ten_is_printed_as_recorded():
 def test_named_contrasts_are_printed_as_they_come_out(of, planned, page):
     named = contrasts.read_planned(ROOT / "examples" / "evidence" / f"{planned}.json", of)
     recorded = contrasts.load([RESULTS / "evidence.jsonl"], {"table": of})
-    rows = table(page, "named contrast, bits", "mean")
-    assert [row["named contrast, bits"].split()[0] for row in rows] == [one.name.split()[0] for one in named]
+    rows = table(page, "planned contrast, bits", "mean")
+    assert [row["planned contrast, bits"].split()[0] for row in rows] == [one.name.split()[0] for one in named]
     outcomes = []
     for one, row in zip(named, rows, strict=True):
         seeds = range(1, int(row["seeds above 0"].split()[-1]) + 1)
@@ -404,3 +408,8 @@ def test_each_prediction_has_an_outcome(page):
         assert header[-1] == "outcome"
         assert not [row for row in rows if not row[-1].startswith(OUTCOMES)]
         assert not [row for row in rows if OF_ONE_SEED.search(row[-1])]
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if " outcome |" in text and name != "method"])
+def test_outcomes_are_defined_where_they_are_used(page):
+    assert "](method.md#predictions-and-outcomes)" in PAGES[page]

@@ -29,7 +29,7 @@ def sentence_losses(
         count: number of random sentences, chosen with ``seed`` and used in the corpus's order; all if there are fewer.
         max_tokens: the greatest number of tokens of a batch.
         own_source: if False, each sentence of a translation model gets the source of the next one. The difference shows the use of
-            the source (and how far a wrong source misleads the model).
+            the source (and how far a shuffled source misleads the model).
 
     Raises:
         UserError: the subset is missing, or sentences have no source although ``own_source`` is False.

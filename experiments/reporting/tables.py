@@ -9,7 +9,7 @@ from experiments.reporting.comparison import family, plot_name, short_count
 
 NAMES = {
     "loss": "loss (nats a token)",
-    "bits": "loss (bits a token)",
+    "bits": "loss (bits per token)",
     "bleu": "BLEU",
     "sacrebleu": "BLEU (sacrebleu)",
     "tokenised_bleu": "BLEU (tokenised)",

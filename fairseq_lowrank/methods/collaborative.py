@@ -110,7 +110,7 @@ def _class_of(layer: Any) -> str:
 register(
     Method(
         name="collaborative",
-        title="Collaborative heads: shared queries and keys, weighed by each head",
+        title="Collaborative heads: shared queries and keys, weighted by each head",
         formula="S_i = (x W_Q) diag(m_i) (y W_K)ᵀ / √d_k   V_i = y W_V,i,   W_Q and W_K: d × D, m_i from ones in block i",
         parts={"projection": CollaborativeProjection},
         parameters="2·d·D + h·D + 2·d·h·d_k",

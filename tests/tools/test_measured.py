@@ -49,11 +49,11 @@ COMPUTED = {
     "larger heads": lambda: {
         "behind": fit("h32-fixedhead", "above-head-size") - fit("h32-mha-wide", "above-head-size")
     },
-    "a smaller start": lambda: {
+    "a half-scale start": lambda: {
         "large": lead("h4-small-start-2e-3", "h4-mha-2e-3"),
         "small": lead("h32-small-start-2e-3", "h32-mha-2e-3"),
     },
-    "norms before sublayers": lambda: {"lead": lead("h4-mha-pre-norm-2e-3", "h4-mha-2e-3")},
+    "pre-norm": lambda: {"lead": lead("h4-mha-pre-norm-2e-3", "h4-mha-2e-3")},
     "a gain": lambda: {
         "plain": lead("h4-gain-2e-3", "h4-mha-2e-3"),
         "fast": lead("h4-gain-4e-3", "h4-mha-4e-3"),

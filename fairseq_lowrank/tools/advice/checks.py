@@ -275,7 +275,7 @@ def cost(summary: ModelSummary) -> Iterator[Finding]:
         f"Attention could be cheaper: head embeddings over one shared projection would save {-saved:,} of "
         f"{what_if.total:,} parameters. {_score_kept(summary)} Here they ended {HEAD_EMBEDDINGS['behind_mha']} bits a "
         f"token behind plain attention of as many parameters, and {HEAD_EMBEDDINGS['ahead_of_sha']} ahead of one shared "
-        "head (sha; four sentences as one, 3 seeds)."
+        "head (sha; four sentences concatenated, 3 seeds)."
     )
     source = "MHE poster; docs/evidence.md, above the head size"
     yield Finding("cost", NOTE, text, source, {"total": what_if.total}, [("--attention mhe-mul", saved)])

@@ -32,7 +32,7 @@ class Measurement:
 
 
 HEAD_EMBEDDINGS = {"behind_mha": 0.467, "ahead_of_sha": 0.009}
-"""Differences in bits of fit: mhe-mul behind mha of the same size, and ahead of sha (four sentences as one, 3 seeds)."""
+"""Differences in bits of fit: mhe-mul behind mha of the same size, and ahead of sha (four sentences concatenated, 3 seeds)."""
 
 MEASURED = (
     Measurement(
@@ -45,26 +45,26 @@ MEASURED = (
     Measurement(
         "fewer, larger heads",
         "4 heads of 32 end {lead} bits ahead of 32 heads of 4 in translation",
-        "3 seeds, one rate; with a smaller start for both it is {small_start} bits",
+        "3 seeds, one rate; with a half-scale start for both it is {small_start} bits",
         {"lead": 0.254, "small_start": 0.101},
         "fast start",
     ),
     Measurement(
         "larger heads at the same number (--attention fixedhead)",
         "32 heads of 32 end {behind} bits behind a model with as many parameters in its feed-forward layers",
-        "four sentences as one, 3 seeds; neither model finds the source at the one rate that was tried",
+        "four sentences concatenated, 3 seeds; neither model finds the source at the one rate that was tried",
         {"behind": 0.788},
         "above the head size",
     ),
     Measurement(
-        "a smaller start (output projections initialised at half)",
+        "a half-scale start (output projections initialised at half)",
         "leads by {large} bits with heads of 32 and {small} with heads of 4, without a parameter more",
         "3 seeds at 2e-3; at 4e-3 it fails under 2 seeds of 3. The plugin examples/evidence/controls has it",
         {"large": 0.233, "small": 0.385},
         "fast start",
     ),
     Measurement(
-        "norms before sublayers (--encoder-normalize-before --decoder-normalize-before)",
+        "pre-norm (--encoder-normalize-before --decoder-normalize-before)",
         "leads by {lead} bits with heads of 32",
         "3 seeds at 2e-3",
         {"lead": 0.131},
