@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_lowrank import cli
 from fairseq_lowrank.attention import METHODS, PRESETS, Method, Paper, build_attention, register
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import AXES, CLASSES, HeadOutput, Mixing, Option, evaluate
@@ -100,3 +101,15 @@ def test_a_registered_method_is_built_by_its_name(methods_leave):
     register(MINE)
     layer = build_attention("mine", 8, 2)
     assert layer.spec.head_output == "doubled" and repr(layer.spec) == "AttentionSpec(head_output='doubled')"
+
+
+def test_parameters_of_a_registered_method_are_counted(methods_leave, capsys):
+    pytest.importorskip("fairseq")
+    register(MINE)
+    assert cli.main(["params", "--arch", "lowrank_transformer_lm", "--vocab-size", "20", "--attention", "mine"]) == 0
+    assert "doubled" in capsys.readouterr().out
+
+
+def test_registered_part_without_tensors_is_marked_in_states(methods_leave):
+    register(MINE)
+    assert "head_output_doubled" in build_attention("mine", 8, 2).state_dict()
