@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from experiments.locks import locked
-from experiments.recipes.results import check_writable, read_results
 from fairseq_lowrank.files import say
+from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.tools.reporting.results import check_writable, read_results
 
 Key = tuple[str, int, bool]
 

@@ -12,10 +12,10 @@ from statistics import fmean, geometric_mean, stdev
 import torch
 
 import fairseq_lowrank
-from experiments.recipes.results import read_results
 from fairseq_lowrank.attention import METHODS, Method, MultiheadAttention, Paper, build_attention
 from fairseq_lowrank.methods.standard import StandardProjection
 from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate
+from fairseq_lowrank.tools.reporting.results import read_results
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
 RESULTS = PACKAGE.parent / "results"

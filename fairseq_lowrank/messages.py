@@ -9,7 +9,7 @@ from typing import Any
 EXTRAS = {
     "fairseq": ("fairseq", "fairseq_cli", "hydra", "omegaconf", "numpy"),
     "translation": ("sacrebleu", "sacremoses", "sentencepiece", "subword_nmt"),
-    "analysis": ("matplotlib", "scipy", "tqdm"),
+    "analysis": ("matplotlib", "tqdm"),
     "bert": ("safetensors", "tokenizers"),
     "transformers": ("transformers",),
 }

@@ -14,11 +14,11 @@ pytest.importorskip("fairseq")
 from fairseq import models, options, utils
 from tiny_transformer import make_task
 
-from experiments.reporting.contrasts import read_planned
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools import architecture, inspection
 from fairseq_lowrank.tools.parameters import count
+from fairseq_lowrank.tools.reporting.contrasts import read_planned
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"
 DOCS = EVIDENCE.parent.parent / "docs" / "evidence"

@@ -9,9 +9,9 @@ import torch
 pytest.importorskip("fairseq")
 
 from experiments.evidence import decoding
-from experiments.recipes.results import read_results
 from fairseq_lowrank.tools import architecture
 from fairseq_lowrank.tools.checkpoints import load_model, load_state
+from fairseq_lowrank.tools.reporting.results import read_results
 
 SMALL = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16", "--lr", "0.1"),

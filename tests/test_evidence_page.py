@@ -19,7 +19,7 @@ pytest.importorskip("scipy")
 
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import leads as gains
-from experiments.reporting import contrasts
+from fairseq_lowrank.tools.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")

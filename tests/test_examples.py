@@ -17,7 +17,7 @@ from published_tiny_bert import publish
 
 from experiments.recipes import sizes
 from experiments.recipes.__main__ import main
-from experiments.recipes.results import read_results
+from fairseq_lowrank.tools.reporting.results import read_results
 
 SIZES = {
     *("--decoder-layers", "--decoder-embed-dim", "--decoder-input-dim", "--decoder-output-dim"),

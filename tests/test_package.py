@@ -18,6 +18,7 @@ from fairseq_lowrank import attention, huggingface
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 BUILD = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
+DATA = ("fairseq_lowrank/py.typed", "fairseq_lowrank/tools/reporting/papers.json")
 ADDRESS = "https://example.org/owner/repository"
 
 
@@ -54,7 +55,7 @@ def test_wheel_contains_the_package_and_nothing_else(built):
     wheel, _, _ = built
     assert {name.partition("/")[0] for name in wheel if ".dist-info/" not in name} == {"fairseq_lowrank"}
     tracked = {str(file.relative_to(ROOT)) for file in (ROOT / "fairseq_lowrank").rglob("*.py")}
-    assert {name for name in wheel if name.startswith("fairseq_lowrank/")} == {*tracked, "fairseq_lowrank/py.typed"}
+    assert {name for name in wheel if name.startswith("fairseq_lowrank/")} == {*tracked, *DATA}
 
 
 def test_source_distribution_contains_what_builds_the_package_and_no_tests(built):

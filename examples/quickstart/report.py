@@ -5,10 +5,10 @@ import argparse
 import shlex
 from pathlib import Path
 
-from experiments.recipes.results import read_results
-from experiments.recipes.scoring import read_hypotheses
 from fairseq_lowrank.cli._output import table
 from fairseq_lowrank.files import read_lines
+from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.tools.reporting.scores import read_hypotheses
 
 
 def detokenize(text: str) -> str:

@@ -19,11 +19,11 @@ import fairseq_lowrank
 from experiments.engine import Engine, finished
 from experiments.recipes import provenance
 from experiments.recipes.provenance import machine, versions
-from experiments.recipes.results import append_measurement
-from experiments.reporting.comparison import attention_flags
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.messages import UserError, flag_name
+from fairseq_lowrank.tools.reporting.comparison import attention_flags
+from fairseq_lowrank.tools.reporting.results import append_measurement
 
 PAPER = "evidence"
 SMALLEST = 1e-12

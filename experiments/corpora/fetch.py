@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from experiments import locks
 from fairseq_lowrank.files import say, whole_file, whole_folder
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import locks
 
 DOWNLOADS = "download"  # a folder within --output
 SOURCE = "source.txt"  # within --output too: the folder that it is made from

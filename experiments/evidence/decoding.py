@@ -21,11 +21,11 @@ from experiments.controlled.runs import PAPER, checked_out_commit
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.engine import finished
 from experiments.recipes.commands import Commands
-from experiments.recipes.results import append_measurement
-from experiments.recipes.scoring import bleu, read_hypotheses
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.checkpoints import configuration, load_state
+from fairseq_lowrank.tools.reporting.results import append_measurement
+from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses
 
 CONTROLS = Path(__file__).parents[2] / "examples" / "evidence" / "controls"
 SITES = {"-decoder-self-unmixed": ("self_attn",), "-decoder-unmixed": ("self_attn", "encoder_attn")}

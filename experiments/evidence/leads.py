@@ -11,8 +11,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from experiments.reporting.statistics import student
 from fairseq_lowrank.tools import pictures
+from fairseq_lowrank.tools.reporting.statistics import student
 
 RESULTS = Path(__file__).parents[2] / "results" / "evidence.jsonl"
 ROWS = {  # the end of a row's name in the table fast-start, and its label

@@ -17,9 +17,9 @@ from tqdm import tqdm
 from experiments.controlled.runs import PAPER, checked_out_commit
 from experiments.engine import finished
 from experiments.recipes.losses import sentence_losses
-from experiments.recipes.results import append_measurement
 from fairseq_lowrank.cli import import_plugin
 from fairseq_lowrank.tools.checkpoints import load_model
+from fairseq_lowrank.tools.reporting.results import append_measurement
 
 
 def main() -> None:

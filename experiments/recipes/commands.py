@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.recipes.logs import progress, summary
 from fairseq_lowrank.files import say
+from fairseq_lowrank.tools.reporting.logs import progress, summary
 
 
 class CommandFailed(Exception):

@@ -14,9 +14,7 @@ from experiments.corpora.own import check_binarised
 from experiments.engine import Engine, Key
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
-from experiments.recipes.logs import read_training_log
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
-from experiments.recipes.results import ORIGIN, append_result, check, check_writable
 from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import (
@@ -31,6 +29,8 @@ from experiments.recipes.training import (
 )
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting.logs import read_training_log
+from fairseq_lowrank.tools.reporting.results import ORIGIN, append_result, check, check_writable
 
 
 class RunLocked(Exception):
@@ -250,12 +250,12 @@ class RecipeEngine(Engine[Run]):
     def report(self, options: Sequence[str]) -> int:
         """Report the results of this paper next to the published values."""
         self.refuse_busy(self.runs())
-        return self.tool("python -m experiments", "report", str(self.results), "--paper", self.recipe.paper, *options)
+        return self.tool("report", str(self.results), "--paper", self.recipe.paper, *options)
 
     def compare(self, options: Sequence[str]) -> int:
         """Compare rows of this table."""
         table = ["--paper", self.recipe.paper, "--table", self.recipe.table]
-        return self.tool("python -m experiments", "compare", str(self.results), *table, *options)
+        return self.tool("compare", str(self.results), *table, *options)
 
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""
@@ -283,9 +283,7 @@ class RecipeEngine(Engine[Run]):
         output = self.settings.output or self.results.parent
         name += "" if self.settings.seed == 1 else f"-seed{self.settings.seed}"
         options = ["--labels", *rows, "--subset", "test", "--sequences", str(self.settings.sequences), *given]
-        return self.tool(
-            "fairseq-lowrank", "spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}"
-        )
+        return self.tool("spectrum", *(str(run.best) for run in runs), *options, "--output", f"{output}/{name}")
 
     def refuse_busy(self, runs: Iterable[Run]) -> None:
         """Raise RunLocked if another process is at one of these runs."""
@@ -294,16 +292,15 @@ class RecipeEngine(Engine[Run]):
                 again = "call this again when that has ended"
                 raise RunLocked(f"{self.recipe.paper} {self.recipe.table}: another process is at {run}; {again}")
 
-    def tool(self, program: str, *words: str) -> int:
-        """Print a command of `fairseq-lowrank` or `python -m experiments` and run it, unless this is a dry run."""
-        Commands.show([*program.split(), *words])
+    def tool(self, *words: str) -> int:
+        """Print a command of `fairseq-lowrank` and run it, unless this is a dry run."""
+        Commands.show(["fairseq-lowrank", *words])
         if self.settings.dry_run:
             return 0
-        from experiments import __main__ as experiments
         from fairseq_lowrank import cli
 
         self.import_plugin()
-        return (cli if program == "fairseq-lowrank" else experiments).main(words)
+        return cli.main(words)
 
 
 def pretraining(run: Run) -> dict:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from pathlib import Path
 
 from experiments.corpora.catalogue import parse_corpus_name
-from experiments.recipes.logs import read_validation
 from experiments.recipes.recipe import Run, last_value
 from experiments.recipes.settings import Settings
 from experiments.recipes.training import Execute
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.subwords import check_words
+from fairseq_lowrank.tools.reporting.logs import read_validation
+from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses, read_perplexity, read_references
 
 
 def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
@@ -118,78 +116,6 @@ def execute_from_scratch(execute: Execute, words: list[str], output: Path, setti
     if not settings.dry_run:
         output.unlink(missing_ok=True)
     execute(words, output)
-
-
-def read_hypotheses(path: Path) -> list[str]:
-    """Return the best hypotheses in a fairseq-generate output (subwords already joined), in the corpus's order."""
-    return read_sentences(path, r"H-(\d+)\t[^\t]*\t(.*)")
-
-
-def read_references(path: Path) -> list[str]:
-    """Return the target sentences in a fairseq-generate output (subwords already joined), in the corpus's order."""
-    return read_sentences(path, r"T-(\d+)\t(.*)")
-
-
-def read_sentences(path: Path, pattern: str) -> list[str]:
-    """Return the texts of the lines that match a pattern, in the order of their numbers."""
-    found = {}
-    for text in read_lines(path):
-        if match := re.match(pattern, text):
-            found.setdefault(int(match[1]), match[2])  # with --nbest, the best comes first
-    if sorted(found) != list(range(len(found))):
-        raise UserError(f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}")
-    return [found[index] for index in range(len(found))]
-
-
-def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = None, language: str = "en") -> dict:
-    """Return BLEU of tokenised hypotheses, by sacrebleu (`value`, with its signature) and on the given tokens.
-
-    sacrebleu tokenises text (13a, its default). If the publisher's text is known (`raw`), it gets this text and detokenised
-    hypotheses, without case if the hypotheses have none. Else both sides are tokenised. `tokenised_bleu` uses the given tokens,
-    like multi-bleu.perl and most papers of the time.
-
-    Raises:
-        UserError: the numbers of lines differ, or a text is cut into subwords.
-    """
-    from sacrebleu.metrics import BLEU
-    from sacremoses import MosesDetokenizer
-
-    given, lowercase = hypotheses, False
-    if raw is not None:
-        detokenise = MosesDetokenizer(language).detokenize
-        given = [detokenise(line.split()) for line in hypotheses]
-        lowercase = not any(line != line.lower() for line in hypotheses)
-    for text in (references, raw):
-        if text is not None and len(text) != len(hypotheses):
-            raise UserError(f"{len(hypotheses)} hypotheses for {len(text)} references")
-    check_words("hypotheses", hypotheses)
-    check_words("references", references)
-    # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
-    standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
-    return {
-        "metric": "sacrebleu",
-        "value": round(standard.corpus_score(given, [raw or references]).score, 2),
-        "signature": str(standard.get_signature()),
-        "text": "tokenised" if raw is None else "detokenised",
-        "tokenised_bleu": round(tokens.corpus_score(hypotheses, [references]).score, 2),
-        "tokenised_signature": str(tokens.get_signature()),
-    }
-
-
-def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
-    """Return the score in a fairseq-eval-lm log, and the number of scored tokens.
-
-    Args:
-        metric: `perplexity`, or `loss` in nats per token, its natural logarithm (fairseq logs it in base 2).
-    """
-    text = "\n".join(read_lines(path))
-    scores = re.findall(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)", text)
-    tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
-    if not scores or not tokens:
-        raise UserError(f"{path} has no perplexity of fairseq-eval-lm")
-    loss, perplexity = map(float, scores[-1])
-    value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
-    return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}
 
 
 FIT_SEED = 1  # the seed for the training pairs of `fit`, which are the same for all runs

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from experiments.locks import locked
 from experiments.recipes import provenance
 from experiments.recipes.recipe import Run, differences, effective_flags
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import say, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.locks import locked
 
 LOCK, MANIFEST = "lock", "run.json"  # files in a run's folder
 

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from fairseq_lowrank import __version__, importing
+from fairseq_lowrank import __version__, importing, messages
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import report
 
 
 def command_modules(package: ModuleType) -> dict[str, ModuleType]:
@@ -84,7 +83,7 @@ def run_subcommand(
         _output.discard_output()
         return 0
     except Exception as error:
-        return report(error, f"{program} {args.command}")
+        return messages.report(error, f"{program} {args.command}")
 
 
 def import_plugin(folder: Path) -> None:

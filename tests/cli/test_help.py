@@ -20,8 +20,8 @@ for arguments in (["--help"], *([name, "--help"] for name in command_modules(pac
 print(json.dumps([texts, sorted(name for name in sys.modules if "." not in name)]))
 """
 PROGRAMS = {
-    "fairseq-lowrank": (("fairseq_lowrank.cli", "fairseq_lowrank.cli"), {"advise", "params"}),
-    "python -m experiments": (("experiments.commands", "experiments.__main__"), {"report", "compare"}),
+    "fairseq-lowrank": (("fairseq_lowrank.cli", "fairseq_lowrank.cli"), {"advise", "params", "report", "compare"}),
+    "python -m experiments": (("experiments.commands", "experiments.__main__"), {"controlled", "variants"}),
 }
 
 

@@ -22,6 +22,8 @@ from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools import parameters, pictures
 
 FOLDER_COMMANDS = {
+    "compare": ["results"],
+    "report": ["results"],
     "params": ["--arch", "transformer", "--vocab-size", "1000"],
     "advise": ["--arch", "transformer", "--vocab-size", "1000", "--length", "9"],
     "inspect": ["checkpoint.pt"],
@@ -32,9 +34,7 @@ FOLDER_COMMANDS = {
 }
 EXPERIMENTS = {
     "representation": [],
-    "report": ["results"],
     "variants": [],
-    "compare": ["results"],
     "controlled": ["matrices", "--results", "results.jsonl"],
 }
 FOLDER_COMMANDS |= EXPERIMENTS
@@ -123,7 +123,7 @@ def line(**changes):
 
 def report(tmp_path, *lines):
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
-    return experiments.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
+    return cli.main(["report", str(tmp_path / "lines.jsonl"), "--output", str(tmp_path / "report")])
 
 
 HOSTILE = ("../../up", "a/b", "$\\frac{$", "=1+1", '<img src=x onerror="1">', "![x](http://x.invalid/y)", "é\nx" * 40)

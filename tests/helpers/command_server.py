@@ -77,7 +77,6 @@ def import_all() -> None:
     cli = importlib.import_module("fairseq_lowrank.cli")
     cli.command_modules(cli)
     cli.command_modules(importlib.import_module("experiments.commands"))
-    importlib.import_module("experiments.reporting")
     options = importlib.import_module("fairseq.options")
     words = ["nothing", "--path", "nothing"]
     args = options.parse_args_and_arch(options.get_generation_parser(), words)

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from experiments.reporting import curves
 from fairseq_lowrank.tools import inspection, pictures, spectrum
+from fairseq_lowrank.tools.reporting import curves
 
 
 @pytest.mark.parametrize(

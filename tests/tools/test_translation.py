@@ -14,9 +14,9 @@ pytest.importorskip("fairseq")
 from sacremoses import MosesDetokenizer
 
 from experiments.corpora.__main__ import main as prepare
-from experiments.recipes.scoring import read_sentences
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting.scores import read_sentences
 from fairseq_lowrank.tools.translation import Translator, raw_text
 
 PAIRS = [

@@ -9,8 +9,8 @@ import torch
 from experiments import __main__ as experiments
 from experiments.controlled import matrices, runs
 from experiments.controlled.runs import Journal
-from experiments.locks import locked
-from experiments.recipes.results import read_results
+from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.tools.reporting.results import read_results
 
 ROWS = "n16-shared-h(16|32)-mha"
 

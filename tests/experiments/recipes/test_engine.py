@@ -13,9 +13,9 @@ from experiments.recipes import engine as engines
 from experiments.recipes import provenance, training
 from experiments.recipes.engine import RunLocked
 from experiments.recipes.recipe import Recipe, differences, effective_flags, records, smoke_corpus
-from experiments.recipes.results import read_results
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting.results import read_results
 
 TRAINED = ["prepare.sh iwslt14", "fairseq-train"]
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}

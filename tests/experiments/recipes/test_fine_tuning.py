@@ -11,12 +11,12 @@ from experiments.corpora.rte import CORPUS, TASK
 from experiments.corpora.sentences import Example, write_task_data
 from experiments.corpora.steps import preprocess
 from experiments.corpora.text import BytePieces
-from experiments.recipes.logs import progress
 from experiments.recipes.recipe import Recipe, Row, checksum, smoke_corpus
-from experiments.recipes.results import read_results
 from experiments.recipes.scoring import read_scores
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import write_lines
+from fairseq_lowrank.tools.reporting.logs import progress
+from fairseq_lowrank.tools.reporting.results import read_results
 
 MODEL = "--arch lowrank_bert_base --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2"
 TRAINING = "--max-positions 32 --optimizer adam --lr 0.01 --max-update 3 --cpu --no-epoch-checkpoints --num-workers 0 --required-batch-size-multiple 1"

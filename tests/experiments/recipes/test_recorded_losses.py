@@ -6,7 +6,7 @@ import pytest
 
 from experiments import __main__ as experiments
 from experiments.recipes.recipe import Recipe
-from experiments.recipes.results import read_results
+from fairseq_lowrank.tools.reporting.results import read_results
 
 SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
 

@@ -1,7 +1,7 @@
 """The few published values that `advise` cites are those of the papers' file."""
 
-from experiments.reporting.papers import load_papers
 from fairseq_lowrank.tools.advice import checks
+from fairseq_lowrank.tools.reporting.papers import load_papers
 
 PAPERS = load_papers()
 

@@ -12,14 +12,13 @@ A file of contrasts (`--contrasts`) contains predictions: "> 0", "< 0", "at most
 then shows the outcome: held, contradicted or unclear. "= 0" holds if two one-sided t-tests place the difference within the
 margin. A line of results needs `row`, `seed`, `metric` and `value`; other fields are compared if lines have them.
 
-  python -m experiments compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
-  python -m experiments compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
-  python -m experiments compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
-  python -m experiments compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
+  fairseq-lowrank compare results/multi30k.jsonl --pair mha mixhead-a --pair mha mixhead-b --metric sacrebleu
+  fairseq-lowrank compare results/ --table matrices --logarithm --pair n16-shared-h16-mha n16-shared-h16-mixhead-a
+  fairseq-lowrank compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
+  fairseq-lowrank compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
 
 BLEU is not a mean over sentences, so its lines are compared only by seed. To compare sentences, use `sacrebleu REFERENCES -i A B
 --paired-bs`.
-Intervals over seeds or sentences need scipy (extra `analysis`).
 """
 
 from pathlib import Path
@@ -29,6 +28,8 @@ from fairseq_lowrank.messages import UserError
 
 NAME = "compare"
 HELP = "compare rows of results, paired by seed and sentence, with p-values"
+# Smaller p-values are not exact.
+LEAST_P = 1e-12
 
 
 def add_arguments(parser) -> None:
@@ -70,7 +71,7 @@ def run(args) -> None:
             "--pair, --interaction, --logarithm, --metric and --split."
         )
 
-    from experiments.reporting import contrasts
+    from fairseq_lowrank.tools.reporting import contrasts
 
     wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
     lines = contrasts.load(args.results, wanted)
@@ -80,13 +81,13 @@ def run(args) -> None:
         found = contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm)
     data = contrasts.as_rows(found)
     _output.show(args, data, as_text(data))
-    _output.write(args, NAME, data, data, figures(data) if args.output else {})
+    _output.write(args, NAME, data, data, plot_figures(data) if args.output else {})
 
 
-def figures(data: list[dict]) -> dict:
+def plot_figures(data: list[dict]) -> dict:
     """Return a figure for each unit, because differences of bits and of BLEU need separate axes."""
-    from experiments.reporting import contrasts
     from fairseq_lowrank.tools import pictures
+    from fairseq_lowrank.tools.reporting import contrasts
 
     units = list(dict.fromkeys(row["unit"] for row in data))
     names = {units[0]: NAME} if len(units) == 1 else pictures.file_names(NAME, units)
@@ -130,4 +131,8 @@ def _interval(low: float | None, high: float | None) -> str:
 
 
 def _p(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+    if value is None:
+        return "–"
+    if value < LEAST_P:
+        return f"<{LEAST_P:.0e}"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy
 
-from experiments.recipes.logs import read_training_log
-from experiments.reporting.comparison import plot_name
-from experiments.reporting.papers import canonical_row, split_row
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting.comparison import plot_name
+from fairseq_lowrank.tools.reporting.logs import read_training_log
+from fairseq_lowrank.tools.reporting.papers import canonical_row, split_row
 
 # Tables with more rows than this get a plot for each setting.
 MOST_ROWS = 9
@@ -69,7 +69,10 @@ def plot_curves(curves: list[dict], title: str):
     about = "validation (lines: means, bands: all seeds), training (thin dots)"
     figure.suptitle(pictures.plain(f"{title}: {about}"), fontsize=10)
     for group, (losses, *differences) in zip(groups, panels, strict=True):
-        styles = pictures.styles(_kind(rows[row][0]) for row in group)
+        first = [rows[row][0] for row in group]
+        styles = pictures.styles(
+            pictures.kind_of_flags(run["attention"]) if "attention" in run else run["label"] for run in first
+        )
         for row, style in zip(group, styles, strict=True):
             runs = rows[row]
             updates, means, _, _ = over_seeds([points_of(run, "train_loss") for run in runs])
@@ -104,13 +107,6 @@ def by_settings(rows: dict[str, list[dict]]) -> list[list[str]]:
         groups.setdefault(tuple(sorted(runs[0]["settings"].items())), []).append(row)
     alone = [row for group in groups.values() if len(group) == 1 for row in group]
     return [group for group in groups.values() if len(group) > 1] + ([alone] if alone else [])
-
-
-def _kind(run: dict) -> str:
-    """Return the key of a run's colour: its attention, or its label if only a log is known."""
-    from fairseq_lowrank.tools import pictures
-
-    return pictures.kind_of_flags(run["attention"]) if "attention" in run else run["label"]
 
 
 def _band(axes, curve: tuple[list[float], list[float], list[float], list[float]], style: dict, label: str = "") -> None:

@@ -5,7 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from experiments.recipes import results
+from fairseq_lowrank.tools.reporting import results
 
 LINE = {
     **{"paper": "p", "table": "t", "row": "r", "architecture": "a", "flags": "--arch a", "seed": 1, "updates": 1},

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.recipes import logs
+from fairseq_lowrank.tools.reporting import logs
 
 # As fairseq 0.12 logs with --log-format json. The run was interrupted in epoch 2 and resumed from epoch 1's checkpoint.
 EVENTS = [

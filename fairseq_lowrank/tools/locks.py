@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import lock_descriptor
 
 
 @contextmanager
@@ -28,10 +27,14 @@ def locked(
     """
     handle = os.open(path, flags, 0o666)
     try:
-        free = lock_descriptor(handle, blocking=False)
-        if wait and not free:
-            waiting()
-            free = lock_descriptor(handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = wait
+            if wait:
+                waiting()
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield handle if free else None
     finally:
         os.close(handle)

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from experiments.locks import locked
 from fairseq_lowrank.files import read_lines, say
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.locks import locked
 
 Number, Text = (int, float), (str,)
 # Every line has these fields, of these types.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import __main__ as experiments
+from fairseq_lowrank import cli
 
 LOG = Path(__file__).resolve().parents[3] / "results" / "logs"
 TRAINED = next(path for path in sorted(LOG.rglob("*.log.gz")) if "fast-start" in str(path))
@@ -26,7 +26,7 @@ def train_log(tmp_path):
 
 
 def record(results, *words, row="mha", seed=1):
-    return experiments.main(["record", "--row", row, "--seed", str(seed), "--results", str(results), *map(str, words)])
+    return cli.main(["record", "--row", row, "--seed", str(seed), "--results", str(results), *map(str, words)])
 
 
 def line(results):
@@ -44,7 +44,7 @@ def test_logs_of_fairseq_become_lines_that_compare_reads(results, train_log, tmp
     assert (found["metric"], found["value"], found["split"]) == ("sacrebleu", 100.0, "test")
     assert found["updates"] == found["curve"][-1]["updates"] > 0 and found["tokens_per_second"] > 0
     capsys.readouterr()
-    assert experiments.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
+    assert cli.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)
     assert pair["seeds"] == 2 and pair["mean"] > 0
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from experiments import __main__ as experiments
-from experiments.commands import compare
+from fairseq_lowrank import cli
+from fairseq_lowrank.cli import compare
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -32,7 +32,7 @@ def write(path, scores=SCORES, **fields):
 
 
 def compared(capsys, *arguments):
-    assert experiments.main(["compare", *arguments, "--json"]) == 0
+    assert cli.main(["compare", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -84,7 +84,7 @@ def test_sentences_of_one_corpus_alone_are_paired(first, second, message, tmp_pa
     if message is None:
         assert compared(capsys, str(path), "--pair", "a", "b")[0]["mean"] == 1.5
     else:
-        assert experiments.main(["compare", str(path), "--pair", "a", "b"]) == 2
+        assert cli.main(["compare", str(path), "--pair", "a", "b"]) == 2
         assert message in capsys.readouterr().err
 
 
@@ -113,7 +113,7 @@ def test_lines_of_several_commits_are_said_to_be(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     write(path, {"a": {1: 5.0}}, commit="1" * 40)
     write(path, {"b": {1: 4.0}}, commit="2" * 40)
-    assert experiments.main(["compare", str(path), "--pair", "a", "b"]) == 0
+    assert cli.main(["compare", str(path), "--pair", "a", "b"]) == 0
     assert "lines of several commits: 1111111111, 2222222222" in capsys.readouterr().out
 
 
@@ -148,7 +148,7 @@ def test_a_training_that_went_on_at_another_commit_and_processor_is_of_both(tmp_
 
 def test_files_are_written(tmp_path):
     path = write(tmp_path / "a.jsonl")
-    assert experiments.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
+    assert cli.main(["compare", path, "--pair", "mha", "mixhead-a", "--output", str(tmp_path / "out")]) == 0
     assert json.loads((tmp_path / "out/compare.json").read_text())[0]["mean"] == -2
     assert (tmp_path / "out/compare.csv").read_text().startswith("contrast,unit,rows")
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
@@ -162,7 +162,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
     asked = [path, "--pair", "mixhead-a", "mha", "--pair", "x", "y", "--pair", "mha", "gain"]
     data = compared(capsys, *asked)
     assert [row["unit"] for row in data] == ["loss", "bleu", "loss"]
-    figures = compare.figures(data)
+    figures = compare.plot_figures(data)
     assert list(figures) == ["compare-loss", "compare-bleu"]
     [axes] = figures["compare-loss"].axes
     labels = [label.get_text().replace("\n", "; ") for label in axes.get_yticklabels()]
@@ -179,7 +179,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
 
 def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
     asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
-    [axes] = compare.figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
+    [axes] = compare.plot_figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test\nno result yet"]
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, argume
     write(path, {"late": {7: 1.0}} if "late" in arguments else {})
     if "zero" in arguments:
         write(path, {"zero": {1: 0.0}})
-    assert experiments.main(["compare", str(path), *arguments]) == 2
+    assert cli.main(["compare", str(path), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
@@ -212,7 +212,7 @@ def test_a_broken_line_is_named_and_left_out(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     write(path, {"a": {1: "high"}})
     write(path, {"a": {2: 1.0}})
-    assert experiments.main(["compare", str(path), "--pair", "a", "a"]) == 0
+    assert cli.main(["compare", str(path), "--pair", "a", "a"]) == 0
     assert f'{path}, line 1: value is "high", expected a number' in capsys.readouterr().err
 
 
@@ -261,7 +261,7 @@ def test_contrasts_named_in_a_file_are_those_of_pairs_and_interactions(tmp_path,
         assert ours["t_holm"] >= theirs["t_holm"]
     assert (expected[0]["t_holm"], first["t_holm"]) == (first["t_p"], 2 * first["t_p"])
     assert (absent["mean"], absent["t_holm"], absent["notes"]) == (None, None, ["not run yet: mhe-mul"])
-    assert experiments.main(["compare", lines, *asked]) == 0
+    assert cli.main(["compare", lines, *asked]) == 0
     assert "not run, test: not run yet: mhe-mul" in capsys.readouterr().out
 
 
@@ -327,12 +327,12 @@ def test_lines_need_only_row_seed_metric_and_value(tmp_path, capsys):
     assert (row["mean"], row["seeds"], row["sentences"], row["better"]) == (1.995, 2, 2, "a")
 
 
-def test_one_seed_is_compared_without_scipy(tmp_path, capsys, monkeypatch):
+def test_compare_needs_neither_scipy_nor_matplotlib_for_text(tmp_path, capsys, monkeypatch):
     for package in ("scipy", "matplotlib"):
         monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    path = write(tmp_path / "a.jsonl", {"a": {1: 5.0}, "b": {1: 3.0}})
-    assert experiments.main(["compare", path, "--pair", "a", "b"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["a", "−", "b", "1", "2"]
+    path = write(tmp_path / "a.jsonl", {"a": {1: 5.0, 2: 6.0}, "b": {1: 3.0, 2: 3.5}})
+    assert cli.main(["compare", path, "--pair", "a", "b"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["a", "−", "b", "2", "2.25"]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_one_seed_is_compared_without_scipy(tmp_path, capsys, monkeypatch):
 )
 def test_a_prediction_that_cannot_be_tested_is_refused(tmp_path, capsys, entry):
     asked = named(tmp_path / "n.json", {"name": "x", "rows": ["mha", "gain"]} | entry)
-    assert experiments.main(["compare", write(tmp_path / "a.jsonl"), *asked]) == 2
+    assert cli.main(["compare", write(tmp_path / "a.jsonl"), *asked]) == 2
     assert "is not a contrast" in capsys.readouterr().err
 
 
@@ -364,7 +364,7 @@ def test_a_prediction_that_cannot_be_tested_is_refused(tmp_path, capsys, entry):
 def test_a_file_that_names_no_contrasts_is_refused_in_one_line(tmp_path, capsys, content, arguments, message):
     (tmp_path / "named.json").write_text(content)
     asked = [write(tmp_path / "a.jsonl"), "--contrasts", str(tmp_path / "named.json"), *arguments]
-    assert experiments.main(["compare", *asked]) == 2
+    assert cli.main(["compare", *asked]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 

@@ -1,4 +1,4 @@
-"""Contrasts between rows of results files, for :mod:`~experiments.reporting.statistics`."""
+"""Contrasts between rows of results files, for :mod:`~fairseq_lowrank.tools.reporting.statistics`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.recipes.results import origins, read_results, results_files
-from experiments.reporting import statistics
-from experiments.reporting.comparison import lower_is_better
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting import statistics
+from fairseq_lowrank.tools.reporting.comparison import lower_is_better
+from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
 
 KEY = ("paper", "table", "metric", "split")
 
@@ -160,7 +160,7 @@ def compare_rows(
 
     Raises:
         UserError: rows have scores of different sentences; see also :func:`scores` and
-            :func:`~experiments.reporting.statistics.paired_differences`.
+            :func:`~fairseq_lowrank.tools.reporting.statistics.paired_differences`.
     """
 
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
@@ -260,7 +260,7 @@ def compare_planned(
     """Return the planned contrasts in their order; without a comparison if a row has no runs, or there is no common seed.
 
     Raises:
-        UserError: see :func:`~experiments.reporting.statistics.paired_differences`.
+        UserError: see :func:`~fairseq_lowrank.tools.reporting.statistics.paired_differences`.
     """
     run, result = {line["row"] for line in lines}, []
     for one in named:

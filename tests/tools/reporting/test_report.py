@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from experiments import __main__ as experiments
-from experiments.reporting import comparison, papers
-from experiments.reporting.curves import with_logs
-from experiments.reporting.tables import as_markdown, columns, escape
+from fairseq_lowrank import cli
+from fairseq_lowrank.tools.reporting import comparison, papers
+from fairseq_lowrank.tools.reporting.curves import with_logs
+from fairseq_lowrank.tools.reporting.tables import as_markdown, columns, escape
 
 PAPERS = papers.load_papers()
 ARCHITECTURE = "lowrank_transformer_iwslt_de_en"
@@ -476,7 +476,7 @@ def test_the_command_writes_markdown_and_curves(tmp_path, capsys):
     lines = [line("h4-mha", 34.1, tokenised_bleu=34.6, curve=curve), line("h4-mixhead-a", 33.0)]
     (results / "mixhead.jsonl").write_text("".join(json.dumps(text) + "\n" for text in lines))
     output = tmp_path / "report"
-    assert experiments.main(["report", str(results), "--output", str(output)]) == 0
+    assert cli.main(["report", str(results), "--output", str(output)]) == 0
     printed = capsys.readouterr().out
     assert "34.10" in printed and "34.60" in printed and "34.76" in printed
     assert (output / "report.md").read_text() == printed.removesuffix("\n")
@@ -490,7 +490,7 @@ def test_a_report_of_text_needs_neither_matplotlib_nor_scipy(tmp_path, capsys, m
         monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     monkeypatch.delitem(sys.modules, "fairseq_lowrank.tools.pictures", raising=False)
     (tmp_path / "a.jsonl").write_text(json.dumps(line("h4-mha", 34.1)) + "\n")
-    assert experiments.main(["report", str(tmp_path)]) == 0
+    assert cli.main(["report", str(tmp_path)]) == 0
     assert "34.10" in capsys.readouterr().out
 
 
@@ -503,14 +503,14 @@ def test_logs_alone_are_drawn(tmp_path):
         f"{start} train | epoch 001 | loss 9.7 | wpb 3374.3 | num_updates 126 | train_wall 174 | wall 178\n"
     )
     output = tmp_path / "report"
-    assert experiments.main(["report", "--logs", str(log), "--output", str(output)]) == 0
+    assert cli.main(["report", "--logs", str(log), "--output", str(output)]) == 0
     assert (output / "curves-logs.png").read_bytes().startswith(b"\x89PNG")
     assert "![Learning curves](curves-logs.png)" in (output / "report.md").read_text()
 
 
 def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_text("")
-    assert experiments.main(["report", str(tmp_path), "--paper", "mixhead", "--table", "10"]) == 0
+    assert cli.main(["report", str(tmp_path), "--paper", "mixhead", "--table", "10"]) == 0
     assert "Fixhead" in capsys.readouterr().out
 
 
@@ -532,7 +532,7 @@ def test_bad_input_gets_one_line(tmp_path, capsys, content, arguments, message):
     file = tmp_path / "results.jsonl"
     if content is not None:
         file.write_text(content)
-    assert experiments.main(["report", str(file), *arguments]) == 2
+    assert cli.main(["report", str(file), *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -541,7 +541,7 @@ def test_broken_lines_are_named_and_the_others_reported(tmp_path, capsys):
     file = tmp_path / "results.jsonl"
     good, wrong = line("mha", 30.25, table="table7", metric="perplexity"), line("mha", 30.0, versions=3)
     file.write_text("\n".join(["{", json.dumps(good), json.dumps(wrong)]) + "\n")
-    assert experiments.main(["report", str(file)]) == 0
+    assert cli.main(["report", str(file)]) == 0
     said = capsys.readouterr()
     assert "30.25" in said.out
     assert [text.partition(",")[0] + text.partition(",")[2][:8] for text in said.err.splitlines()] == [

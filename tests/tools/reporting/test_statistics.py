@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.reporting import statistics
+from fairseq_lowrank.tools.reporting import statistics
 
 
 def test_three_seeds_by_hand():

@@ -8,9 +8,9 @@ the speed and the learning curve. The score is one of these:
 - `--score`: a JSON file with `metric` and `value`, and with `sentence_values` for tests over sentences.
 - none of them: the best validation perplexity of the training log.
 
-  python -m experiments record --row mha --seed 1 --train-log mha.log --generate-log mha.out --results mine.jsonl
-  python -m experiments record --row mixhead-a --seed 1 --score mixhead-a.json --results mine.jsonl
-  python -m experiments compare mine.jsonl --pair mixhead-a mha
+  fairseq-lowrank record --row mha --seed 1 --train-log mha.log --generate-log mha.out --results mine.jsonl
+  fairseq-lowrank record --row mixhead-a --seed 1 --score mixhead-a.json --results mine.jsonl
+  fairseq-lowrank compare mine.jsonl --pair mixhead-a mha
 """
 
 import datetime
@@ -38,7 +38,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from experiments.recipes import results
+    from fairseq_lowrank.tools.reporting import results
 
     if not (args.train_log or args.generate_log or args.eval_log or args.score):
         raise UserError("nothing to record. Give --train-log, --generate-log, --eval-log or --score.")
@@ -74,23 +74,23 @@ def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
 
 
 def _training(path: Path) -> dict:
-    from experiments.recipes.logs import read_training_log
+    from fairseq_lowrank.tools.reporting.logs import read_training_log
 
     found = read_training_log(path)
     return {"curve": found.pop("epochs"), "log": str(path), **found}
 
 
 def _bleu(path: Path) -> dict:
-    from experiments.recipes import scoring
+    from fairseq_lowrank.tools.reporting import scores
 
-    hypotheses = scoring.read_hypotheses(path)
+    hypotheses = scores.read_hypotheses(path)
     if not hypotheses:
         raise UserError("has no hypotheses of fairseq-generate")
-    return scoring.bleu(hypotheses, scoring.read_references(path))
+    return scores.bleu(hypotheses, scores.read_references(path))
 
 
 def _perplexity(path: Path) -> dict:
-    from experiments.recipes.scoring import read_perplexity
+    from fairseq_lowrank.tools.reporting.scores import read_perplexity
 
     return read_perplexity(path)
 

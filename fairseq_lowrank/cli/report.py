@@ -6,10 +6,10 @@ another scale than the paper's, it adds the difference: a smoke run, other sizes
 recipe's, if the paper gives none). Tables are never mixed: the Mixhead paper calls its tables 7 to 10 comparable only within
 themselves.
 
-  python -m experiments report results/
-  python -m experiments report results/ --paper mixhead --table table4
-  python -m experiments report results/ --output report/           report.md and the learning curves
-  python -m experiments report --logs mha.log mixhead-a.log --output report/     only the curves of logs
+  fairseq-lowrank report results/
+  fairseq-lowrank report results/ --paper mixhead --table table4
+  fairseq-lowrank report results/ --output report/           report.md and the learning curves
+  fairseq-lowrank report --logs mha.log mixhead-a.log --output report/     only the curves of logs
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
 the relative gain in score over the sha row, divided by the relative gain in attention parameters. Both are from the MHE poster,
@@ -36,7 +36,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    from experiments.reporting import comparison, curves, papers, tables
+    from fairseq_lowrank.tools.reporting import comparison, curves, papers, tables
 
     if not args.results and not args.logs:
         raise UserError("nothing to report. Give files of results, or logs with --logs.")
@@ -50,17 +50,21 @@ def run(args) -> None:
         where = ", ".join(map(str, args.results))
         hint = ". Add --table NAME to show its published values." if args.paper and not args.table else ""
         raise UserError(f"no results{asked} in {where}{hint}")
-    files = {}
-    if args.output:
-        from fairseq_lowrank.tools import pictures
-
-        files = pictures.file_names("curves", plots)
-    text = tables.as_markdown(found, {name: f"{file}.png" for name, file in files.items()})
-    drawn = {name: curves.plot_curves(plots[name], name) for name in files}
+    drawn = plot_figures(plots) if args.output else {}
+    text = tables.as_markdown(found, {name: f"{file}.png" for name, (file, _) in drawn.items()})
     _output.show(args, found, text)
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
     pages = {"report.md": text}
-    _output.write(args, NAME, found, rows, {files[name]: figure for name, figure in drawn.items()}, pages)
+    _output.write(args, NAME, found, rows, dict(drawn.values()), pages)
+
+
+def plot_figures(plots: dict[str, list[dict]]) -> dict[str, tuple[str, object]]:
+    """Return the file name and the figure of each plot."""
+    from fairseq_lowrank.tools import pictures
+    from fairseq_lowrank.tools.reporting import curves
+
+    files = pictures.file_names("curves", plots)
+    return {name: (files[name], curves.plot_curves(plots[name], name)) for name in plots}
 
 
 def flat(table: dict):

@@ -12,11 +12,11 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from experiments.recipes.results import read_results, results_files
-from experiments.reporting.papers import canonical_paper, canonical_row, canonical_table, split_row
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting.papers import canonical_paper, canonical_row, canonical_table, split_row
+from fairseq_lowrank.tools.reporting.results import read_results, results_files
 
 # Metrics that are compared with one value of a paper: the papers do not name their BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}

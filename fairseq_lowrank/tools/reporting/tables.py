@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from experiments.reporting.comparison import family, plot_name, short_count
+from fairseq_lowrank.tools.reporting.comparison import family, plot_name, short_count
 
 NAMES = {
     "loss": "loss (nats a token)",

@@ -1,0 +1,86 @@
+"""Scores, read from the outputs of fairseq's commands."""
+
+import pytest
+
+from fairseq_lowrank.files import write_lines
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting import scores
+
+
+def test_hypotheses_come_in_the_order_of_the_corpus(tmp_path):
+    lines = [
+        "S-1\tb",
+        "T-1\tB",
+        "T-0\tA",
+        "H-1\t-0.5\ttwo words",
+        "D-1\t-0.5\ttwo words",
+        "P-1\t-0.5",
+        "H-0\t-0.1\t",
+        "W-0\t1\ts",
+    ]
+    write_lines(tmp_path / "out", lines)
+    assert scores.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    write_lines(tmp_path / "out", [*lines[:4], "H-1\t-0.9\tthe second best", *lines[4:], "H-0\t-0.2\tthe other"])
+    assert scores.read_hypotheses(tmp_path / "out") == ["", "two words"]
+    assert scores.read_references(tmp_path / "out") == ["A", "B"]
+    write_lines(tmp_path / "out", lines[:6])
+    with pytest.raises(ValueError, match="not those with the numbers 0 to 0"):
+        scores.read_hypotheses(tmp_path / "out")
+
+
+REFERENCES = ["a man isn &apos;t riding a brown horse , slowly .", "two dogs run through the deep snow ."]
+
+
+def test_bleu_of_the_references_is_100_and_its_signatures_say_what_was_scored():
+    score = scores.bleu(REFERENCES, REFERENCES)
+    assert score["value"] == score["tokenised_bleu"] == 100
+    assert "tok:13a" in score["signature"] and "tok:none" in score["tokenised_signature"]
+    assert score["text"] == "tokenised"
+
+
+def test_bleu_against_the_publishers_text_detokenises_and_ignores_case_where_hypotheses_have_none():
+    raw = ["A man isn't riding a brown horse, slowly.", "Two dogs run through the deep snow."]
+    score = scores.bleu(REFERENCES, REFERENCES, raw)
+    assert score["value"] == 100 and "case:lc" in score["signature"] and score["text"] == "detokenised"
+    cased = [line.capitalize() for line in REFERENCES]
+    assert "case:mixed" in scores.bleu(cased, REFERENCES, raw)["signature"]
+    worse = scores.bleu([REFERENCES[0], "two dogs run"], REFERENCES, raw)
+    assert worse["value"] < 90 and worse["tokenised_bleu"] < 90
+    with pytest.raises(ValueError, match="2 hypotheses for 1 references"):
+        scores.bleu(REFERENCES, REFERENCES, raw[:1])
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [("▁two ▁do gs ▁run", "sentencepiece"), ("two do@@ gs run", "subword_nmt"), ("two dogs ru@@", "subword_nmt")],
+)
+@pytest.mark.parametrize("side", ["hypotheses", "references"])
+def test_bleu_of_subwords_is_refused(line, flag, side):
+    texts = {"hypotheses": ["two dogs run", "a man"], "references": ["two dogs run", "a man"]}
+    texts[side][1] = line
+    with pytest.raises(UserError, match=rf"the {side} are cut into subwords \(line 2: .*Add --remove-bpe {flag}"):
+        scores.bleu(texts["hypotheses"], texts["references"])
+
+
+def test_signs_that_look_like_subwords_are_words():
+    lines = ["well @-@ known", "a @@ b", "mail me@@home", "a_b"]
+    assert scores.bleu(lines, lines)["value"] == 100
+
+
+def test_perplexity_is_read_with_the_tokens_it_was_measured_on(tmp_path):
+    write_lines(
+        tmp_path / "out",
+        ["… | Evaluated 58,034 tokens in 9.1s (6377.36 tokens/s)", "… | Loss (base 2): 8.1000, Perplexity: 274.37"],
+    )
+    assert scores.read_perplexity(tmp_path / "out") == {"metric": "perplexity", "value": 274.37, "tokens": 58034}
+    loss = scores.read_perplexity(tmp_path / "out", "loss")
+    assert loss == {"metric": "loss", "value": 5.6145, "tokens": 58034}  # ln 274.37 = 8.1 ln 2, nats a token
+    write_lines(tmp_path / "out", ["nothing"])
+    with pytest.raises(ValueError, match="no perplexity"):
+        scores.read_perplexity(tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_perplexity_that_is_no_number_is_read_as_such(tmp_path, value):
+    write_lines(tmp_path / "out", ["| Evaluated 58 tokens in 9.1s", f"| Loss (base 2): {value}, Perplexity: {value}"])
+    assert str(scores.read_perplexity(tmp_path / "out")["value"]) == value
