@@ -11,6 +11,7 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts.plain import NotPlain, Plain, Weights
+from fairseq_lowrank.parts.projection import is_plain_linear
 
 
 @torch.no_grad()
@@ -21,6 +22,12 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
         UserError: the layer computes more than plain attention of its head size.
     """
     spec, dims = layer.spec, layer.projection.dims
+    for name, module in layer.named_modules():
+        if name.endswith("_proj") and not is_plain_linear(module):
+            raise UserError(
+                f"{name} is a {type(module).__name__}, or has hooks, so its weight is not all that it computes. "
+                "Merge adapters and remove hooks first."
+            )
     if layer.config.qk_norm or layer.rotary is not None:
         raise UserError("qk_norm or rotary: plain attention has neither. Keep the layer as it is.")
     for axis in ("mixing", "score_mixing", "head_output"):

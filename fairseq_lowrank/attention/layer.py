@@ -21,8 +21,8 @@ from fairseq_lowrank.attention.decoding import (
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
-from fairseq_lowrank.attention.masks import CAUSAL, attention_mask
-from fairseq_lowrank.attention.rotary import Rotation
+from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, split_key_padding
+from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
@@ -189,6 +189,8 @@ class MultiheadAttention(TorchMHACompat):
             raise ValueError(
                 f"rotary with score {self.score.name!r}: {self.score.positions_reason}. Use score 'dot-product'."
             )
+        if isinstance(self.rotary, RotaryPositions):
+            self.rotary.check_size(self.head_dim)
         if not self.self_attention or self._has_appended:
             raise ValueError(
                 "rotary needs queries and keys of one sequence, each with a position. Use self_attention=True, without "
@@ -238,7 +240,7 @@ class MultiheadAttention(TorchMHACompat):
             query: ``[T, B, embed_dim]``; with ``batch_first`` ``[B, T, embed_dim]``, and key, value and output likewise.
             key: ``[S, B, kdim]``; ``None`` takes the cached keys and values as they are.
             value: ``[S, B, vdim]``.
-            key_padding_mask: ``[B, S]``, true at padding.
+            key_padding_mask: ``[B, S]``, true at padding; a float one is added to the scores and hides where it is −inf.
             incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
             need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
             attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL` or
@@ -263,6 +265,11 @@ class MultiheadAttention(TorchMHACompat):
             check_layout(self, query, key, key_padding_mask, attn_mask)
         need_weights = need_weights or need_head_weights
         modules = self._built_modules()
+        key_padding_mask, key_bias = split_key_padding(key_padding_mask)
+        if key_bias is not None and incremental_state is not None:
+            raise ValueError(
+                "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
+            )
 
         states, key_padding_mask = self._key_value_states(modules, key, value, key_padding_mask, incremental_state)
         queries, batch, _ = query.shape
@@ -279,10 +286,10 @@ class MultiheadAttention(TorchMHACompat):
 
         query_padding = None
         if key_padding_mask is not None and not self.encoder_decoder_attention:
-            query_padding = key_padding_mask[:, -queries:].bool()
+            query_padding = key_padding_mask[:, -queries:]
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
-        mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys))
+        mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
         if self._has_appended:
             states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
         if beam > 1:

@@ -27,8 +27,25 @@ def SlidingWindow(size: int) -> AttentionMask:
     return AttentionMask(causal=True, window=size)
 
 
+def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return where a key_padding_mask ``[B, S]`` hides keys (bool), and what it adds to their scores, or None for each.
+
+    Like torch, a float mask is added to the scores; it hides where it is −inf. Other masks hide where they are not 0.
+    """
+    if mask is None or not mask.is_floating_point():
+        return None if mask is None else mask.to(torch.bool), None
+    hidden = hides(mask)
+    added = mask.masked_fill(hidden, 0.0)
+    if torch.compiler.is_compiling() or mask.requires_grad or bool(added.any()):
+        return hidden, added
+    return hidden, None
+
+
 def attention_mask(
-    attn_mask: Tensor | AttentionMask | str | None, key_padding_mask: Tensor | None, shape: tuple[int, int, int, int]
+    attn_mask: Tensor | AttentionMask | str | None,
+    key_padding_mask: Tensor | None,
+    shape: tuple[int, int, int, int],
+    key_bias: Tensor | None = None,
 ) -> AttentionMask:
     """Return the mask of scores ``[B, H, T, S]`` = ``shape``.
 
@@ -38,10 +55,19 @@ def attention_mask(
             causal tensor is recognised, and read again after it changes in place (but not through ``.data`` or numpy, which
             torch does not notice).
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
+        key_bias: ``[B, S]``, added to the scores of each key, see :func:`split_key_padding`.
 
     Raises:
         ValueError: a mask of another shape or dtype.
     """
+    if key_bias is not None:
+        mask = attention_mask(attn_mask, key_padding_mask, shape)
+        added = key_bias[:, None, None, :]
+        if mask.bias is not None:
+            added = added + mask.bias
+        elif mask.additive is not None:
+            added = added.masked_fill(mask.additive, float("-inf"))
+        return replace(mask, additive=added)
     batch, heads, queries, keys = shape
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.to(torch.bool)

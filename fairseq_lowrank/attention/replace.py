@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
@@ -25,11 +26,20 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
     Mixing is initialised to the identity, so outputs do not change. Nothing is replaced if one layer cannot be.
 
     Raises:
-        UserError: a layer's weights do not fit the preset, or the module has no ``nn.MultiheadAttention``.
+        UserError: a layer's weights do not fit the preset, the module has no ``nn.MultiheadAttention``, or one with what a new
+            layer cannot keep: hooks, a parametrisation such as ``weight_norm``, quantisation, or a class derived from it.
     """
     theirs = {
-        name: part for name, part in module.named_modules(remove_duplicate=False) if type(part) is nn.MultiheadAttention
+        name: part
+        for name, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, nn.MultiheadAttention)
     }
+    for name, part in theirs.items():
+        if (lost := _what_is_lost(part)) is not None:
+            raise UserError(
+                f"{name or type(part).__name__} {lost}, which its replacement would lose. "
+                "Remove it first, or replace the attention before it is added."
+            )
     if not theirs:
         raise UserError(f"{type(module).__name__} holds no torch.nn.MultiheadAttention, so there is nothing to replace")
     made: dict[nn.Module, MultiheadAttention] = {}
@@ -42,6 +52,25 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
         parent, _, attribute = name.rpartition(".")
         setattr(module.get_submodule(parent), attribute, made[part])
     return module
+
+
+def _what_is_lost(part: nn.MultiheadAttention) -> str | None:
+    """Return what of a layer its replacement would not have, or None."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = (*hooks, "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
+    for name, child in part.named_modules():
+        where = f"its {name} " if name else ""
+        if parametrize.is_parametrized(child):
+            return f"{where}has a parametrisation of {', '.join(child.parametrizations)}".strip()
+        if any(getattr(child, kind, None) for kind in hooks) or "forward" in vars(child):
+            return f"{where}has hooks"
+    if (
+        type(part) is not nn.MultiheadAttention
+        or type(part.out_proj) is not nn.modules.linear.NonDynamicallyQuantizableLinear
+    ):
+        other = part if type(part) is not nn.MultiheadAttention else part.out_proj
+        return f"is or has a {type(other).__module__}.{type(other).__name__}"
+    return None
 
 
 def _replacement(

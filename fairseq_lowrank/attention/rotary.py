@@ -24,6 +24,15 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.base = base
 
+    def check_size(self, head_dim: int) -> None:
+        """Check the size of heads, when a layer is built.
+
+        Raises:
+            ValueError: it is odd.
+        """
+        if head_dim % 2:
+            raise ValueError(f"head_dim={head_dim}: rotary positions turn pairs of features. Choose an even head size.")
+
     def forward(self, heads: Tensor, positions: Tensor) -> Tensor:
         """Return turned heads ``[B, H, T, D]``; D is even.
 
@@ -31,8 +40,7 @@ class RotaryPositions(nn.Module):
             ValueError: D is odd.
         """
         size = heads.size(-1)
-        if size % 2:
-            raise ValueError(f"head_dim={size}: rotary positions turn pairs of features. Choose an even head size.")
+        self.check_size(size)
         exact = torch.promote_types(heads.dtype, torch.float32)
         exponents = torch.arange(0, size, 2, dtype=exact, device=heads.device) / size
         angles = positions[:, None].to(exact) / self.base**exponents

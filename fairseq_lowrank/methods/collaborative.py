@@ -82,7 +82,7 @@ class CollaborativeProjection(Projection):
         copy_weights(plain.v_proj, result.v_proj)
         queries, keys = (_with_bias(projection, plain.num_heads) for projection in (plain.q_proj, plain.k_proj))
         (basis_q, small_q), (basis_k, small_k) = (torch.linalg.qr(weight.mT) for weight in (queries, keys))
-        left, values, right = torch.linalg.svd(small_q @ small_k.mT)
+        left, values, right = torch.linalg.svd(small_q @ small_k.mT, full_matrices=False)
         head = torch.arange(plain.num_heads)[:, None].expand_as(values).flatten()
         roots = values.sqrt()[:, :, None]
         query_rows = (roots * (basis_q @ left).mT).flatten(0, 1)
@@ -90,7 +90,7 @@ class CollaborativeProjection(Projection):
         kept = values.flatten().argsort(descending=True)[: result.q_proj.weight.size(0)]
         for projection, rows in ((result.q_proj, query_rows[kept]), (result.k_proj, key_rows[kept])):
             projection.weight[: len(kept)] = rows[:, : projection.weight.size(1)]
-            if projection.bias is not None:
+            if projection.bias is not None and plain.q_proj.bias is not None:
                 projection.bias[: len(kept)] = rows[:, -1]
         result.head_features[head[kept], torch.arange(len(kept))] = 1.0
 

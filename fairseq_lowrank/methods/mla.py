@@ -20,6 +20,7 @@ from fairseq_lowrank.parts.projection import (
     Modules,
     Projection,
     check_value_is_key,
+    is_plain_linear,
 )
 
 
@@ -74,14 +75,14 @@ class LatentProjection(Projection):
 
     def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         latent = states["latent"]
-        if self._absorbs(q, q.size(2), latent.size(2)):
+        if self._absorbs(modules, q, q.size(2), latent.size(2)):
             up = modules["k_proj"].weight.view(self.dims.num_heads, self.dims.head_dim, self.latent_dim)
             return AttentionInputs(q @ up.to(q.dtype), latent, latent)
         keys = modules["k_proj"](latent[:, 0]).unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
         return AttentionInputs(q, keys, self.expand_values(modules, states))
 
     def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
-        if not self._absorbs(heads, heads.size(2), call.scores.shape[3]):
+        if not self._absorbs(modules, heads, heads.size(2), call.scores.shape[3]):
             return heads
         up = modules["v_proj"].weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
         return heads @ up.mT.to(heads.dtype)
@@ -90,9 +91,14 @@ class LatentProjection(Projection):
         values = modules["v_proj"](states["latent"][:, 0])
         return values.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
-    def _absorbs(self, tensor: Tensor, queries: int, keys: int) -> bool:
-        """Return True if absorbing takes fewer multiplications than computing the keys and values of all heads."""
+    def _absorbs(self, modules: Modules, tensor: Tensor, queries: int, keys: int) -> bool:
+        """Return True if absorbing takes fewer multiplications than computing the keys and values of all heads.
+
+        Only plain projections are absorbed: the weight of an adapter or a quantised layer is not all that it computes.
+        """
         if is_traced(tensor):  # one form for all lengths
+            return False
+        if not is_plain_linear(modules["k_proj"]) or not is_plain_linear(modules["v_proj"]):
             return False
         size = self.dims.head_dim + self.dims.value_dim
         return queries * self.latent_dim * (size + 2 * keys) < keys * size * (self.latent_dim + queries)

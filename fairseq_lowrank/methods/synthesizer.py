@@ -15,7 +15,7 @@ from fairseq_lowrank.ops import AttentionMask, DotProduct, RandomSynthesizer, Sc
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
+from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, linear_map, split_heads
 from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
 
 SYNTHESIZER = Paper(
@@ -158,6 +158,8 @@ class DenseScores(Synthesizer):
         if training:  # an empty call runs the hooks of the module, such as quantisation noise
             synthesizer(synthesizer.weight.new_empty(0, self.projection.dims.head_dim))
         weight, bias = synthesizer.weight, synthesizer.bias
+        if type(synthesizer) is not nn.Linear or synthesizer._forward_hooks:  # an adapter, or a quantised layer
+            weight, bias = linear_map(synthesizer, self.projection.dims.head_dim, q)
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
             weight = weight + sum(parameter[:0].sum() for parameter in modules["k_proj"].parameters())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.parameters import no_weight_decay
@@ -28,9 +29,12 @@ class Exclusive(HeadOutput):
 
     def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
         assert values is not None
-        direction = torch.nn.functional.normalize(values, dim=-1)
-        own = (heads * direction).sum(dim=-1, keepdim=True) * direction
-        return heads - torch.tanh(self.weight)[:, None, None] * own
+        # float16 has no number as small as the least length that normalisation divides by
+        with without_autocast(heads):
+            wide = at_least_float32(heads)
+            direction = torch.nn.functional.normalize(at_least_float32(values), dim=-1)
+            own = (wide * direction).sum(dim=-1, keepdim=True) * direction
+            return (wide - torch.tanh(at_least_float32(self.weight))[:, None, None] * own).to(heads.dtype)
 
 
 register(

@@ -58,7 +58,7 @@ def copy_weights(source: Any, target: Any) -> None:
     """Copy weight and bias of a projection."""
     with torch.no_grad():
         target.weight.copy_(source.weight)
-        if source.bias is not None:
+        if source.bias is not None and target.bias is not None:
             target.bias.copy_(source.bias)
 
 
@@ -76,4 +76,5 @@ def fold_biases(plain: Any, result: Any) -> None:
             "does not cancel the biases of keys, which this projection does not have",
             "Use softmax, or a checkpoint without biases.",
         )
-    result.out_proj.bias.add_(plain.out_proj.weight @ plain.v_proj.bias)
+    if result.out_proj.bias is not None:
+        result.out_proj.bias.add_(plain.out_proj.weight @ plain.v_proj.bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
@@ -187,6 +188,27 @@ def merge_heads(heads: Tensor) -> Tensor:
     if length == 1:
         return heads.reshape(1, batch, count * size)
     return heads.permute(2, 0, 1, 3).reshape(length, batch, count * size)
+
+
+def is_plain_linear(module: nn.Module) -> bool:
+    """Return True if a module computes x Wᵀ + b from its ``weight`` and ``bias`` and does nothing else.
+
+    Adapters, quantised and parametrised layers are other classes, and hooks may change inputs, outputs or gradients.
+    """
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return (
+        type(module) is nn.Linear
+        and not any(hooks)
+        and "forward" not in vars(module)
+        and type(module.weight.data) is Tensor
+    )
+
+
+def linear_map(module: nn.Module, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return W ``[outputs, size]`` and b ``[outputs]`` of any affine module, from what it makes of the unit vectors and of 0."""
+    unit = torch.eye(size, dtype=like.dtype, device=like.device)
+    bias = module(unit.new_zeros(1, size))[0]
+    return (module(unit) - bias).mT, bias
 
 
 def check_value_is_key(name: str, key: Tensor, value: Tensor) -> None:

@@ -96,8 +96,51 @@ def convert(
             f"the checkpoint already has this attention ({before.spec.mixing} mixing)",
             "Give another.",
         )
-    converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
-    return converted, notes(state, any(folds), resized=resized, exact=exact)
+    result = as_state_of(model, tensors, state["model"])
+    check_outputs(attention_layers(build_model(our_arguments(old), size)), state["model"], model, result, exact=exact)
+    return with_model(state, new, result), notes(state, any(folds), resized=resized, exact=exact)
+
+
+def check_outputs(
+    before: Collection[AttentionLayer],
+    tensors: dict[str, Tensor],
+    model: torch.nn.Module,
+    result: dict[str, Tensor],
+    *,
+    exact: bool,
+) -> None:
+    """Load each converted layer, and compare its outputs on random inputs with those of the old one.
+
+    Args:
+        before, tensors: the old layers, without memory, and their tensors.
+        model, result: the new model, without memory, and its state.
+        exact: the outputs should be the same, up to the rounding of the tensors.
+
+    Raises:
+        UserError: a layer cannot be loaded, or has other outputs.
+    """
+    old = {layer.name: layer.module for layer in before}
+    for layer in attention_layers(model):
+        if layer.name not in old:
+            continue
+        first, second = (
+            layer_with(
+                module,
+                {
+                    name.removeprefix(f"{layer.name}."): t
+                    for name, t in state.items()
+                    if name.startswith(f"{layer.name}.")
+                },
+            )
+            for module, state in ((old[layer.name], tensors), (layer.module, result))
+        )
+        error = relative_error(first, second)
+        dtype = result[f"{layer.name}.out_proj.weight"].dtype
+        if not math.isfinite(error) or (exact and error > 1e3 * torch.finfo(dtype).eps):
+            raise UserError(
+                f"{layer.name}: the converted layer has other outputs (relative error {error:.2g}), so this conversion is not known "
+                "for the checkpoint's attention. Keep the checkpoint as it is."
+            )
 
 
 def _learns(args: Namespace) -> bool:
@@ -228,9 +271,15 @@ def resize(tensors: dict[str, Tensor], spec: AttentionSpec, now: dict, then: dic
     Raises:
         UserError: the sizes cannot be changed in this way.
     """
-    if spec.projection != "independent" or spec.score != "dot-product" or "bias_k" in tensors:
+    plain = AttentionSpec()
+    for axis in ("projection", "score", "head_map", "head_output"):
+        if (choice := getattr(spec, axis)) != getattr(plain, axis):
+            raise UserError(
+                f"{axis.replace('_', ' ')} {choice}: sizes of these heads cannot be converted. Keep the sizes."
+            )
+    if "bias_k" in tensors or "q_norm.weight" in tensors:
         raise UserError(
-            f"projection {spec.projection} with score {spec.score}: sizes of these heads cannot be converted. Keep the sizes."
+            "appended keys or normalised queries: sizes of these heads cannot be converted. Keep the sizes."
         )
     for name in ("head_dim", "value_dim"):
         if then[name] < now[name]:

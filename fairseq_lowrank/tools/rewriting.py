@@ -43,6 +43,12 @@ def factorize(layer: MultiheadAttention, target: MultiheadAttention) -> Multihea
         raise FlagError(
             "--head-dim", sizes[1][0], f"the checkpoint's heads have sizes {sizes[0]}", "Give the same sizes."
         )
+    biased = [
+        module.bias for module in (plain.q_proj, plain.k_proj, plain.v_proj, plain.out_proj) if module.bias is not None
+    ]
+    if target.out_proj.bias is None and any(bool(bias.any()) for bias in biased):
+        reason = "the new layer has no biases, and the old one's are not 0"
+        raise FlagError("--no-attention-bias", "", reason, "Build the new layer with biases.")
     result = copy.deepcopy(target).to_empty(device="cpu").double().eval()
     for parameter in result.parameters():
         parameter.zero_()
@@ -53,9 +59,12 @@ def factorize(layer: MultiheadAttention, target: MultiheadAttention) -> Multihea
 
 @torch.no_grad()
 def relative_error(first: MultiheadAttention, second: MultiheadAttention) -> float:
-    """Return ‖second − first‖ / ‖first‖ of the outputs of two layers on normal inputs of 4 sequences of 32 positions."""
+    """Return ‖second − first‖ / ‖first‖ of the outputs of two layers on normal inputs of 4 sequences of 32 positions, or fewer."""
+    length = min(32, first.config.max_positions or 32)
     generator = torch.Generator().manual_seed(1)
-    x, y = (torch.randn(32, 4, size, generator=generator, dtype=torch.double) for size in (first.embed_dim, first.kdim))
+    x, y = (
+        torch.randn(length, 4, size, generator=generator, dtype=torch.double) for size in (first.embed_dim, first.kdim)
+    )
     y = x if first.self_attention else y
     before, after = (layer(x, y, y, need_weights=False)[0] for layer in (first, second))
     return float((after - before).norm() / before.norm())

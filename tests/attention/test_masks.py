@@ -113,7 +113,7 @@ def test_sdpa_is_told_of_causality_and_spared_right_padding(make, inputs, device
     layer, x = make(self_attention=True), inputs(5, 2, 12)
     right = torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 1, 1]], dtype=torch.bool, device=device)
     for mask in (CAUSAL, future(5, device), additive(5).to(device)):
-        for key_padding_mask in (None, right, right.float()):
+        for key_padding_mask in (None, right, torch.zeros(2, 5, device=device).masked_fill(right, float("-inf"))):
             layer(x, x, x, attn_mask=mask, key_padding_mask=key_padding_mask, need_weights=False)
             call = sdpa_calls.pop()
             assert call["is_causal"] and call["attn_mask"] is None

@@ -478,3 +478,38 @@ def test_older_state_gets_the_marker_of_its_activation():
     old = model.state_dict()
     del old["self_attn.activation_sigsoftmax"]
     assert list(as_state_of(model, dict(old), old)) == list(model.state_dict())
+
+
+CHANGES = {
+    "head size": ["--head-dim", "16"],
+    "value size": ["--value-dim", "16"],
+    "no mixing": ["--head-mixing", "none"],
+    "mixhead-b": ["--attention", "mixhead-b"],
+    "mha": ["--attention", "mha"],
+    "lrkv": ["--attention", "lrkv"],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("source", sorted(FOLDER.glob("*-translation.pt")), ids=lambda path: path.stem)
+def test_every_conversion_gives_the_same_outputs_or_is_refused(source, change, tmp_path, capsys):
+    target = tmp_path / "new.pt"
+    code = cli.main(["convert", str(source), *CHANGES[change], "--output", str(target)])
+    said = capsys.readouterr()
+    if code:
+        assert code == 2 and said.err.count("\n") == 1 and not list(tmp_path.iterdir()), said.err
+    else:
+        assert "exact" in said.out and "not exact" not in said.out
+        converted = answer(target)
+        for before, after in zip(answer(source), converted, strict=True):
+            assert before["tokens"] == after["tokens"]
+            assert before["scores"] == pytest.approx(after["scores"], abs=2e-4)
+
+
+@pytest.mark.parametrize("part", ["head_map", "head_output"])
+def test_a_resize_refuses_methods_that_it_does_not_know(part):
+    choices = {"head_map": ("features", "heads"), "head_output": ("exclusive", "gate", "head-gate")}[part]
+    for choice in choices:
+        made = layer(AttentionSpec(**{part: choice}))
+        with pytest.raises(UserError, match=f"{part.replace('_', ' ')} {choice}"):
+            resized(made, head_dim=16)

@@ -86,3 +86,30 @@ def test_sigsoftmax_keeps_biases_of_keys_and_refuses_to_lose_them():
     target = build_attention("lrkv", SIZE, HEADS, self_attention=True, activation="sigsoftmax", device="meta")
     with pytest.raises(UserError, match="sigsoftmax"):
         factorize(layer, target)
+
+
+@pytest.mark.parametrize("kdim", [2, 5])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("preset", ["collaborative", "lrkv"])
+def test_a_factorisation_with_few_inputs_of_keys_is_exact(preset, bias, kdim):
+    torch.manual_seed(1)
+    sizes = {"kdim": kdim, "vdim": kdim, "bias": bias}
+    layer = build_attention("mha", SIZE, HEADS, **sizes).double().eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    rank = full_rank(layer, FACTORED[preset][0])
+    for has_bias in {bias, True}:  # a layer with biases takes the place of one without
+        target = build_attention(
+            preset, SIZE, HEADS, device="meta", **{**sizes, "bias": has_bias, FACTORED[preset][1]: rank}
+        )
+        assert relative_error(layer, factorize(layer, target)) < 1e-12
+
+
+@pytest.mark.parametrize("preset", FACTORED)
+def test_biases_that_the_new_layer_lacks_are_refused(preset):
+    target = build_attention(
+        preset, SIZE, HEADS, self_attention=True, bias=False, device="meta", **{FACTORED[preset][1]: 4}
+    )
+    with pytest.raises(UserError, match="no biases"):
+        factorize(shaken("mha"), target)
