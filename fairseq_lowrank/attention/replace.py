@@ -56,13 +56,20 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
 
 def _what_is_lost(part: nn.MultiheadAttention) -> str | None:
     """Return what of a layer its replacement would not have, or None."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    hooks = (*hooks, "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
+    hooks = (
+        "forward",
+        "forward_pre",
+        "backward",
+        "backward_pre",
+        "state_dict",
+        "state_dict_pre",
+        "load_state_dict_pre",
+    )
     for name, child in part.named_modules():
         where = f"its {name} " if name else ""
         if parametrize.is_parametrized(child):
             return f"{where}has a parametrisation of {', '.join(child.parametrizations)}".strip()
-        if any(getattr(child, kind, None) for kind in hooks) or "forward" in vars(child):
+        if any(getattr(child, f"_{kind}_hooks", None) for kind in hooks) or "forward" in vars(child):
             return f"{where}has hooks"
     if (
         type(part) is not nn.MultiheadAttention
