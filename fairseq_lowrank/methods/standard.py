@@ -127,7 +127,7 @@ register(
         use_if="the cache of decoding is too large and `mqa` loses too much",
         needs=Need("key_value_heads", "a number of key and value heads", "the paper takes 8 for 64 heads"),
         page_sizes={"key_value_heads": 2},
-        examples=({"key_value_heads": 1},),
+        examples=({"key_value_heads": 1}, {"key_value_heads": 2}),
         colour="#6b3fa0",
     )
 )

@@ -3,51 +3,18 @@
 import importlib.util
 import json
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from experiments import __main__ as experiments
 from experiments import variants
-from experiments.variants import build_layer, cached, count, evaluate, sizes_of
+from fairseq_lowrank import parts
 from fairseq_lowrank.attention import METHODS, PRESETS
 
 PAGES = Path(__file__).parents[2] / "docs" / "variants"
 CLASS_TESTS = Path(__file__).parents[1] / "attention" / "test_class.py"
 VARIANTS = variants.variants()
-ATTENTION = list(METHODS)
 AGAIN = "python -m experiments variants --output docs/variants"
-
-
-@pytest.mark.parametrize("name", ATTENTION)
-@pytest.mark.parametrize(("embed_dim", "heads"), [(512, 8), (48, 4), (60, 6)])
-def test_formulas_count_built_layers(name, embed_dim, heads):
-    layer = build_layer(VARIANTS[name], embed_dim, heads)
-    assert evaluate(VARIANTS[name].parameters, sizes_of(layer)) == count(layer)
-    assert evaluate(VARIANTS[name].cached, sizes_of(layer)) == cached(layer)
-
-
-RANDOM_SIZES = {
-    "fixedhead": ("head_dim",),
-    "mfa": ("head_dim", "latent_dim"),
-    "mla": ("latent_dim",),
-    "dcmha": ("factor_rank",),
-    "collaborative": ("shared_dim",),
-    "lrkv": ("factor_rank",),
-    "tpa": ("factor_rank", "query_rank"),
-}
-
-
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "gqa"])
-def test_formulas_count_layers_of_random_sizes(name):
-    random = Random(name)
-    for _ in range(4):
-        heads = random.randint(1, 9)
-        axes = {axis: random.randint(1, 40) for axis in RANDOM_SIZES.get(name, ())}
-        variant = METHODS[name]
-        layer = build_layer(variant, heads * random.randint(4, 20), heads, **axes)
-        assert evaluate(variant.parameters, sizes_of(layer)) == count(layer)
-        assert evaluate(variant.cached, sizes_of(layer)) == cached(layer)
 
 
 def class_tests():
@@ -81,17 +48,17 @@ def test_the_formula_of_low_rank_embeddings_counts_a_built_model():
     ]
     model = architecture.build_model(architecture.parse_architecture("lowrank_transformer_lm", flags), 100)
     built = sum(model.get_parameter(f"decoder.{name}.weight").numel() for name in ("embed_tokens", "project_in_dim"))
-    assert evaluate(VARIANTS["low-rank-embeddings"].parameters, {"V": 100, "r": 8, "d": 32}) == built
+    assert parts.evaluate(VARIANTS["low-rank-embeddings"].parameters, {"V": 100, "r": 8, "d": 32}) == built
 
 
 @pytest.mark.parametrize(("formula", "value"), [("4·d·h", 24), ("2·d² + h", 20), ("h²·d + 3", 15), ("d·h + d·h", 12)])
 def test_formulas_are_sums_of_products(formula, value):
-    assert evaluate(formula, {"d": 3, "h": 2}) == value
+    assert parts.evaluate(formula, {"d": 3, "h": 2}) == value
 
 
 def test_a_formula_names_sizes_that_there_are():
     with pytest.raises(KeyError, match="x"):
-        evaluate("2·x", {"d": 3})
+        parts.evaluate("2·x", {"d": 3})
 
 
 def test_the_pages_of_the_repository_are_what_the_source_gives():

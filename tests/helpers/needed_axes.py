@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 from fairseq_lowrank.attention import AXES as ALL_AXES
+from fairseq_lowrank.attention import METHODS
 from fairseq_lowrank.attention import PRESETS as ALL_PRESETS
 from fairseq_lowrank.parts import PARTS
-
-NEEDED_AXES = {"fixedhead": {"head_dim": 4}, "gqa": {"key_value_heads": 1}}
-"""Sizes that fit any number of heads."""
 
 PROJECTIONS = {name: part for name, part in PARTS["projection"].items() if not part.options}
 AXES = {
@@ -28,4 +26,6 @@ PRESETS = {
 
 
 def needed_axes(preset):
-    return NEEDED_AXES.get(preset, {})
+    """The size that a preset needs, from its first example, which fits any number of heads."""
+    need = METHODS[preset].needs
+    return {} if need is None else {need.axis: METHODS[preset].examples[0][need.axis]}

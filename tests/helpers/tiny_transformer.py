@@ -8,7 +8,7 @@ from fairseq import models, options
 from fairseq.data import Dictionary
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.attention import AXES, METHODS, PRESETS
 from fairseq_lowrank.plugin import attention
 
 WORDS = 20
@@ -22,12 +22,16 @@ SIZES = [
 def preset_flags(preset, sites=("encoder", "decoder", "cross")):
     """Return the flags that choose a preset in a model with these sites of attention.
 
-    The head size is 6 in place of 16 / 4, and heads of keys are 2, if the preset needs a number. `xsa` leaves out cross attention.
+    A number that the preset needs is that of its last example. A method that reads the value at a query's own position leaves out
+    cross attention.
     """
-    needed = {"fixedhead": ["--head-dim", "6"], "gqa": ["--key-value-heads", "2"]}
-    if "cross" in sites:
-        needed["xsa"] = ["--attention-sites", ",".join(site for site in sites if site != "cross")]
-    return ["--attention", preset, *needed.get(preset, [])]
+    method, flags = METHODS[preset], ["--attention", preset]
+    if method.needs is not None:
+        axis = method.needs.axis
+        flags += [f"--{AXES[axis].flag.replace('_', '-')}", str(method.examples[-1][axis])]
+    if "cross" in sites and getattr(method.parts.get("head_output"), "reads_own_value", False):
+        flags += ["--attention-sites", ",".join(site for site in sites if site != "cross")]
+    return flags
 
 
 def first_of_all(*presets, leave_out=()):

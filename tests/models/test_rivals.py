@@ -6,12 +6,13 @@ import pytest
 
 pytest.importorskip("fairseq")
 
+from needed_axes import PRESETS as FREE_PRESETS
 from tiny_transformer import SIZES, preset_flags
 
-RIVALS = (
-    *("gated-head", "gated", "mla", "dcmha", "diff", "collaborative", "mfa", "lrkv", "tpa", "xsa", "knocking-linear"),
-    "mea",
-)
+from fairseq_lowrank.attention import PRESETS
+
+# the others are in tests/models/test_transformer.py
+RIVALS = [preset for preset in PRESETS if preset not in FREE_PRESETS]
 TRAIN = [
     *("--optimizer", "adam", "--lr", 0.01, "--max-tokens", 256, "--max-update", 2, "--num-workers", 0, "--cpu"),
     *("--no-progress-bar", "--no-epoch-checkpoints", "--disable-validation"),
