@@ -18,6 +18,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.plugin.literals import FASTA
 from fairseq_lowrank.plugin.loading import load_checkpoint
 from fairseq_lowrank.subwords import kind_of_dictionary
 
@@ -128,7 +129,14 @@ def warn_of_bleu_of_subwords(args: argparse.Namespace) -> None:
         logger.warning(f"BLEU will count subwords, not words, and be no BLEU of other papers. Add {flag} {kind}.")
 
 
+def check_format_of_data(args: argparse.Namespace) -> None:
+    """Refuse a format of data that fairseq reads by a shell."""
+    if getattr(args, "dataset_impl", None) == "fasta":
+        raise UserError(f"{FASTA}: fairseq reads this format by a shell. Use mmap or raw.")
+
+
 CHECKS = (
+    check_format_of_data,
     check_precision,
     check_path,
     check_data,

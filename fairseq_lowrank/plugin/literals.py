@@ -120,3 +120,18 @@ def check_manifest(parse: Callable) -> Callable:
         return parse(manifest, dictionary)
 
     return parse_manifest
+
+
+FASTA = "--dataset-impl fasta"
+
+
+def refuse_fasta(build: Callable) -> Callable:
+    """Wrap ``FastaDataset.__init__``, which writes the path into a line of shell: raise an error instead."""
+
+    @functools.wraps(build)
+    def __init__(self, path, cache_indices=False):
+        raise UserError(
+            f"{FASTA}: {path}.fasta would be read by a shell, which runs what is in its path. Use mmap or raw."
+        )
+
+    return __init__

@@ -136,6 +136,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *_group(
         "required",
+        "no-shell",
+        {"fairseq.data.fasta_dataset.FastaDataset.__init__": literals.refuse_fasta},
+        "fairseq reads data in the format fasta by a line of shell that contains its path.",
+        "fairseq reads these files without a shell",
+    ),
+    *_group(
+        "required",
         "overrides",
         {PARSER: arguments.with_fixup(arguments.literal_overrides)},
         "fairseq evaluates --model-overrides.",

@@ -10,7 +10,7 @@ pytest.importorskip("fairseq")
 
 import fairseq
 from fairseq import utils
-from fairseq.data import codedataset
+from fairseq.data import codedataset, indexed_dataset
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.messages import UserError
@@ -96,3 +96,19 @@ def test_no_other_module_of_fairseq_evaluates_text():
     found = {".".join(path.relative_to(root).with_suffix("").parts) for path in evaluating}
     optimizers = {module for module in found if module.startswith("optim.")}  # their flags are never a checkpoint's
     assert found - optimizers == {target.rsplit(".", 2)[0] for target in FIELDS} | {"utils", "data.codedataset"}
+
+
+def test_format_that_runs_a_shell_is_refused(tmp_path, refusal, translation_data):
+    made = tmp_path / "made"
+    (tmp_path / f"a;touch {made.name};.fasta").write_text(">a\nb\n")
+    with pytest.raises(UserError, match="--dataset-impl fasta"):
+        indexed_dataset.make_dataset(str(tmp_path / f"a;touch {made.name};"), impl="infer")
+    flags = ["--arch", "transformer", "--max-tokens", 100, "--save-dir", tmp_path / "checkpoints"]
+    assert "--dataset-impl fasta" in refusal("train", translation_data, *flags, "--dataset-impl", "fasta")
+    assert not made.exists() and not (tmp_path / "checkpoints").exists()
+
+
+def test_no_other_module_of_fairseq_runs_a_shell():
+    root = Path(fairseq.__path__[0])
+    found = [path for path in root.rglob("*.py") if re.search(r"shell=True|os\.system\(", path.read_text())]
+    assert [path.name for path in found if "examples" not in path.parts] == ["fasta_dataset.py"]
