@@ -10,7 +10,7 @@ pytest.importorskip("fairseq")
 
 import fairseq
 from fairseq import utils
-from fairseq.data import codedataset, indexed_dataset
+from fairseq.data import codedataset, data_utils
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.messages import UserError
@@ -102,7 +102,7 @@ def test_format_that_runs_a_shell_is_refused(tmp_path, refusal, translation_data
     made = tmp_path / "made"
     (tmp_path / f"a;touch {made.name};.fasta").write_text(">a\nb\n")
     with pytest.raises(UserError, match="--dataset-impl fasta"):
-        indexed_dataset.make_dataset(str(tmp_path / f"a;touch {made.name};"), impl="infer")
+        data_utils.load_indexed_dataset(str(tmp_path / f"a;touch {made.name};"))
     flags = ["--arch", "transformer", "--max-tokens", 100, "--save-dir", tmp_path / "checkpoints"]
     assert "--dataset-impl fasta" in refusal("train", translation_data, *flags, "--dataset-impl", "fasta")
     assert not made.exists() and not (tmp_path / "checkpoints").exists()
