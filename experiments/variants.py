@@ -328,6 +328,9 @@ def index() -> str:
         for name, variant in variants().items()
         for cost in (costs(variant),)
     )
+    reasons = "".join(
+        f"| [{name}]({name}.md) | {variant.use_if} |\n" for name, variant in variants().items() if variant.preset
+    )
     classes = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in CLASSES.items())
     return (
         "# Variants\n\n"
@@ -348,7 +351,10 @@ def index() -> str:
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
         "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
         "| variant | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
-        f"{rows}"
+        f"{rows}\n"
+        "## When to use a method\n\n"
+        "It says what a method is for and promises no gain. Its page has what was measured.\n\n"
+        f"| `--attention` | use it if … |\n| --- | --- |\n{reasons}"
     )
 
 

@@ -12,7 +12,6 @@ from fairseq import options
 
 import fairseq_lowrank.plugin  # noqa: F401
 from experiments import reference
-from fairseq_lowrank.attention import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -88,19 +87,6 @@ def test_generated_page_is_up_to_date(name):
     assert (reference.DOCS / name).read_text(encoding="utf-8") == reference.pages()[name], (
         "run python -m experiments reference"
     )
-
-
-def test_every_method_has_a_reason_to_choose_it():
-    table = (
-        (ROOT / "docs/choosing.md")
-        .read_text(encoding="utf-8")
-        .partition("## Every method")[2]
-        .partition("\n\n| other")[0]
-    )
-    named = [
-        name for cell in re.findall(r"^\| (`[^|]+) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cell)
-    ]
-    assert sorted(named[1:]) == sorted(PRESETS)
 
 
 def test_readme_is_short():

@@ -82,7 +82,7 @@ register(
             "gives σ as published, which halves the outputs at first. A smaller initial output can speed up training by itself, so "
             "compare both."
         ),
-        use_if="you want the cheapest output that depends on the query",
+        use_if="heads should be switched off by query, for few parameters",
         examples=(
             {},
             {"gate_start": "half"},
@@ -105,7 +105,7 @@ register(
             "Each query weights each feature of each head's output. At first it equals `mha`. `--gate-start half` gives σ as "
             "published, which halves the outputs at first."
         ),
-        use_if="a quarter more attention parameters are acceptable",
+        use_if="a quarter more attention parameters are acceptable for a gate on each feature",
         examples=(
             {},
             {"gate_start": "half"},

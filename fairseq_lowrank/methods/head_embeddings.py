@@ -167,7 +167,7 @@ register(
             "So one key and one value are projected, cached and read. All heads share a value of size d_k, which limits the rank "
             "of the output."
         ),
-        use_if="attention must be small, and you compare with `mhe-mul`",
+        use_if="parameters of attention are too many, and a few percent of quality may go",
         colour="#98df8a",
         poster=("O(n)", "3·d²·n + 3·d·n"),
     )
@@ -188,7 +188,7 @@ register(
             "head i's output is multiplied by (1 + e^v_i). All heads share a value of size d_k, which limits the rank of the "
             "output."
         ),
-        use_if="attention must be small and heads shall differ",
+        use_if="parameters of attention are too many, and a few percent of quality may go",
         colour="#2ca02c",
         poster=("O(n)", "3·d²·n + 3·d·n"),
     )

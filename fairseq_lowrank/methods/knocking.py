@@ -51,7 +51,7 @@ register(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A gain "
             "can only come from optimisation."
         ),
-        use_if="you want to test this gain",
+        use_if="you want to test a gain that can come from optimisation alone",
         colour="#8da0cb",
     )
 )

@@ -140,7 +140,7 @@ register(
             "can be every plain attention, and `fairseq-lowrank convert` does this exactly. The query and the output absorb B_i. "
             "Counted with r = d_k/4, the default (`--rank`)."
         ),
-        use_if="`mqa` loses too much and `mha` caches too much",
+        use_if="`mqa` loses too much and `gqa` caches too much",
         examples=({"factor_rank": 2},),
         colour="#66c2a5",
     )

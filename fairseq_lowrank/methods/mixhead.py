@@ -127,7 +127,7 @@ register(
             "becomes min(d, h·d_k). The reason: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i). If all heads "
             "share one value (`mqa`, `sha`, `mhe-mul`), the output projection absorbs M."
         ),
-        use_if="heads shall share their patterns at almost no cost",
+        use_if="small heads need one pattern in common, or you repeat the paper in translation",
         examples=(
             {},
             {"mixing_normalization": "l2"},
@@ -150,7 +150,7 @@ register(
             "q_{t,j} is head j's query after a head embedding, if there is one, and before the scale 1/√d_k. With W^M = 0 it is "
             "Mixhead A. No fixed output projection absorbs it."
         ),
-        use_if="each query shall choose how heads share their patterns",
+        use_if="you repeat the paper in a language model",
         examples=(
             {},
             {"mixing_normalization": "l2"},
@@ -173,7 +173,7 @@ register(
             "An ablation: mixing that is not learned. Columns are divided by their sums (eq. 13), as in the authors' released "
             "code. M is saved with the model (h² numbers, which are not parameters)."
         ),
-        use_if="you want to know how much of mixing is learned",
+        use_if="you need a control for *learned* mixing: its matrix is fixed",
         colour="#e8b04a",
     )
 )
@@ -192,7 +192,7 @@ register(
             "An ablation: all heads have the same pattern, and only their values differ. M is 1/h and never trained, which is our "
             'reading of the paper\'s "uniform". It is saved with the model (h² numbers, which are not parameters).'
         ),
-        use_if="you want to know how much different patterns of heads are worth",
+        use_if="you need a control for *learned* mixing: its matrix is fixed",
         colour="#ff9896",
     )
 )
@@ -211,7 +211,7 @@ register(
             "W_O,i = P_i V_i (w_i W_O,i). So it can express the same as `mha`, and differs only in training. Fairseq's "
             "`--scale-heads` scales slices of the projected output instead, and only in decoders."
         ),
-        use_if="you want to know whether a gain of mixing comes from optimisation",
+        use_if="you need a control for mixing: it can damp heads and cannot mix them",
         colour="#bcbd22",
     )
 )

@@ -152,7 +152,7 @@ register(
             "value of all heads. Except for its norm, it is plain attention with factored weights. Keys and values need one input, "
             "and scores are dot products. Counted with r = d/2, the default."
         ),
-        use_if="the cache of decoding is too large",
+        use_if="the cache is too large, and `gqa` loses too much",
         examples=({"latent_dim": 5},),
         colour="#006d5b",
     )

@@ -53,7 +53,7 @@ register(
         kind="restricted",
         papers=(MHE,),
         notes="The base of MHE, and the unit of PEoP. All heads are equal, so mixing them only scales each head.",
-        use_if="you want the smallest baseline",
+        use_if="you need the smallest baseline, in which all heads are one",
         colour="#c5b0d5",
         poster=("O(n)", "3·d²·n"),
     )
@@ -79,7 +79,7 @@ register(
             "It is `gqa` with one head of keys and values. With one shared value, mixing probabilities equals mixing head outputs: "
             "P̄_i V = Σ_j M[j, i] (P_j V). So the output projection absorbs a static M."
         ),
-        use_if="the cache of decoding must be as small as possible",
+        use_if="the cache must be as small as sharing makes it",
         colour="#9467bd",
         poster=("O(n²)", "d²·n² + 2·d²·n"),
     )

@@ -129,7 +129,7 @@ register(
             "positions is not limited by the rank of the keys, so the scores of a head can exceed rank d_k. It does not work with "
             "cross attention, EL or appended keys."
         ),
-        use_if="text is read in segments, with memory of earlier ones",
+        use_if="you train a Transformer-XL",
         preset=False,
     )
 )

@@ -28,7 +28,7 @@ register(
             "not invariant under a shift of a row, so a constant in a row has an effect. It is an activation, so it works with "
             "every preset."
         ),
-        use_if="you want log-probabilities of higher rank than the scores",
+        use_if="the rank of log-probabilities should exceed that of scores",
         colour="#17becf",
         preset=False,
     )

@@ -69,7 +69,7 @@ register(
             "measure zero. For example, with n 3 and d_k 1 it cannot make the rows (0.7, 0.3) and (0.4, 0.4, 0.2). `mha` equals "
             "fairseq's own module, number for number, and loads its checkpoints."
         ),
-        use_if="you want the baseline, or fairseq's checkpoints with unchanged outputs",
+        use_if="you want plain attention, or a baseline through the same code",
         colour="#1f77b4",
         poster=("O(n²)", "3·d²·n²"),
     )
@@ -93,7 +93,7 @@ register(
             "each row. For almost every causal pattern, (n − 1)/2 is enough. The cache grows with the head size too. Counted with "
             "heads of 128."
         ),
-        use_if="heads are smaller than sentences are long, and you accept more parameters and a larger cache",
+        use_if="scores need a higher rank, and parameters and cache may grow with the head size",
         needs=Need("head_dim", "a head size", "the paper sets it to the sequence length"),
         page_sizes={"head_dim": 128},
         examples=({"head_dim": 6},),
@@ -124,7 +124,7 @@ register(
             "g = h is `mha`, and g = 1 is `mqa`. It saves cache, and parameters of keys and values. The rank of a head's scores "
             "stays d_k. Counted with two heads of keys and values."
         ),
-        use_if="the cache of decoding is too large and `mqa` loses too much",
+        use_if="the cache of decoding is too large, and quality must stay close to `mha`",
         needs=Need("key_value_heads", "a number of key and value heads", "the paper takes 8 for 64 heads"),
         page_sizes={"key_value_heads": 2},
         examples=({"key_value_heads": 1}, {"key_value_heads": 2}),

@@ -246,7 +246,7 @@ register(
             "with cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
             "`--max-target-positions` or `--max-source-positions`."
         ),
-        use_if="you want to know what keys are worth",
+        use_if="you repeat the Synthesizer: scores without keys",
         examples=(
             {},
             {"synthesizer_heads": 1},
@@ -269,7 +269,7 @@ register(
             "any rank. Mixhead B reads queries, so it is refused. If no sentence has padding on its left, the memory is that of R. "
             "The rest is as in `synthesizer-dense`."
         ),
-        use_if="you want to know what the content of a sentence is worth",
+        use_if="you repeat the Synthesizer: scores without keys",
         preset=False,
     )
 )

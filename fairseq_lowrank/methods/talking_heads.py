@@ -31,7 +31,7 @@ register(
             "min(d, h·d_k). Mixing after the softmax widens the map from values to outputs, as in Mixhead A. Masks and biases are "
             "added to the mixed scores, so a −∞ is never mixed."
         ),
-        use_if="the rank of scores limits the model and heads cannot be larger",
+        use_if="scores need a higher rank with the same heads",
         colour="#e377c2",
     )
 )

@@ -52,7 +52,7 @@ register(
             "first it equals `mha`. Cross attention has no own value: with an encoder and a decoder, add `--attention-sites "
             "encoder,decoder`."
         ),
-        use_if="you want the cheapest change of self-attention",
+        use_if="attention should carry only what the position does not have itself",
         colour="#ffbb78",
     )
 )
