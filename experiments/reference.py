@@ -118,10 +118,11 @@ def fairseq_page() -> str:
         parts += [f"## {group.capitalize()}", text, _table(("name", "why", "until", "replaces"), rows)]
     return _page(
         "What the plugin changes in fairseq",
-        "This page is written from the table of patches, `fairseq_lowrank/plugin/patches.py`, by `python -m experiments reference`. "
-        "`fairseq-lowrank env` prints the same table and shows which patches are on.",
-        "A stock model trains, validates and picks its best checkpoint with the plugin exactly as without it. Installing the package never "
-        "replaces a fairseq that is installed.",
+        "The plugin replaces functions of fairseq while it runs. It changes no file, and installing the package never replaces a fairseq that is "
+        "installed. A stock model trains, validates and picks its best checkpoint with the plugin exactly as without it. Checkpoints are loaded "
+        "safely, and some faults of fairseq are fixed. Every change has a name, and `LOWRANK_DISABLE=NAME` switches such a fix off.",
+        "The tables below list every change, why it is there, and when it can go. They are written from `fairseq_lowrank/plugin/patches.py` by "
+        "`python -m experiments reference`. `fairseq-lowrank env` prints them and shows which are on.",
         *parts,
         "## Your own plugin",
         "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. `fairseq-lowrank --user-dir DIR COMMAND` "

@@ -19,6 +19,7 @@ PARSERS = {
     "fairseq-train": options.get_training_parser,
     "fairseq-generate": options.get_generation_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
+    "fairseq-interactive": options.get_interactive_generation_parser,
     "fairseq-preprocess": options.get_preprocessing_parser,
 }
 
@@ -36,7 +37,7 @@ def commands(page: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("README.md", 3), ("docs/translation.md", 2), ("docs/bert.md", 4), ("docs/language-models.md", 7)],
+    [("README.md", 3), ("docs/translation.md", 2), ("docs/bert.md", 4), ("docs/language-models.md", 9)],
 )
 def test_fairseq_accepts_every_command_of_a_page(page, count):
     found = commands(page)
@@ -54,7 +55,7 @@ def test_fairseq_accepts_every_command_of_a_page(page, count):
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/pytorch.md"])
-def test_python_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_python_of_a_page_runs(page, tmp_path, monkeypatch, methods_leave):
     monkeypatch.chdir(tmp_path)
     found = blocks(page, "python")
     assert found
