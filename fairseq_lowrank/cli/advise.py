@@ -1,36 +1,40 @@
-"""Say which bottlenecks a model has, what to change, and what the change costs in parameters.
+"""Say if the head size limits a model, which other bottlenecks it has, what to change, and what the change costs.
 
-Reads a checkpoint, or an architecture with any flags of fairseq-train, and the lengths of the data's sequences. The first
-two lines name the sites where heads are too small for these lengths, and the greatest number of heads that would be large
-enough. Then it compares
+A checkpoint with data, or a model of transformers with --text, is measured first: which rank its heads use (see
+`fairseq-lowrank measure`). Then comes the rule from theory, which is about the worst case: the length of sequences up to which heads
+can produce every attention pattern. After that the command compares
 
-  head size with sequence length           (Bhojanapalli et al. 2020)
+  head size with sequence length           (Bhojanapalli et al. 2020; the worst case)
   embedding rank and vocabulary with width (Wies et al. 2021: deepen rather than widen if the width exceeds them)
   depth with log₃ of the width             (Wies et al. 2021, after Levine et al. 2020)
   heads · head size with width             (Wies et al. 2021: about 25 % of parameters redundant at 4, 45 % at 16)
   the size of all values of a position with width
   the cache of a token with that of grouped keys  (Ainslie et al. 2023)
 
-Every sentence gives its numbers and its source. A remedy is listed only if it is enough by its rule. If heads are too small,
-this project's own measurements follow, with their limits. Findings without a problem are counted; --all shows them.
+Every sentence gives its numbers and its source. A remedy is listed only if it is enough by its rule, with its parameters, cache and,
+if this project recorded it, time. This project's own measurements of such models follow, with their limits. Findings without a
+problem are counted; --all shows them.
 
+  fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
-  fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
-  fairseq-lowrank advise --transformers FOLDER --length 512              the head sizes of a model of transformers
-
-With --output it draws depth against width: log₃ d, the embedding's rank, and models with the same number of parameters.
+  fairseq-lowrank advise --transformers FOLDER --length 512 [--text FILE]
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError
 
+if TYPE_CHECKING:
+    from fairseq_lowrank.tools.measuring.subject import Subject
+
 NAME = "advise"
-HELP = "list a model's bottlenecks on its data, with remedies and their cost"
+HELP = "say if the head size limits a model, and list other bottlenecks, with remedies and their cost"
 TAKES_FLAGS = True
-MARKS = {"bottleneck": "BOTTLENECK", "partly": "PARTLY", "fine": "fine", "note": "note"}
+MARKS = {"bottleneck": "BOTTLENECK"}
+SEED = 1
 
 
 def add_arguments(parser) -> None:
@@ -46,20 +50,31 @@ def add_arguments(parser) -> None:
         "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
     )
     parser.add_argument("--length", type=int, metavar="N", help="sequence length, instead of the data's")
-    parser.add_argument("--all", action="store_true", help="show findings without a problem too")
-    _output.add_output_arguments(
-        parser, "advise.json, advise.csv, and depth against width as advise-depth.png and .pdf"
+    parser.add_argument("--text", type=Path, metavar="FILE", help="text on which a model of transformers is measured")
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        default=16,
+        metavar="N",
+        help="sequences of the subset valid on which a model is measured; 0 measures nothing (default: %(default)s)",
     )
+    parser.add_argument("--all", action="store_true", help="show findings without a problem too")
+    _output.add_output_arguments(parser, "advise.json, advise.csv, and loss against rank as advise.png and .pdf")
 
 
 def run(args) -> None:
+    if args.sequences < 0 or args.sequences == 1:
+        raise FlagError("--sequences", args.sequences, "one half gives bases, one is held out", "Give 2 or more, or 0.")
+    if args.text is not None and not args.text.is_file():
+        raise FlagError("--text", args.text, "there is no such file", "Give a text.")
     if args.transformers:
         return run_transformers(args)
+    if args.text is not None:
+        raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Remove the flag.")
     import numpy
 
-    from fairseq_lowrank.tools.advice import checks, depth, heads
+    from fairseq_lowrank.tools.advice import checks, heads, measured
     from fairseq_lowrank.tools.advice.lengths import read_lengths
-    from fairseq_lowrank.tools.advice.measured import MEASURED
     from fairseq_lowrank.tools.architecture import stacks
 
     model_args, data, vocab_size, break_mode, task = from_checkpoint(args) if args.checkpoint else from_flags(args)
@@ -87,47 +102,93 @@ def run(args) -> None:
     if not findings:
         reason = "no check applies to it"
         raise FlagError("--arch", model_args.arch, reason, "Use a model with attention or word embeddings.")
-    stats = {name: heads.describe_lengths(values) for name, values in lengths.items()}
-    result = {
-        "architecture": model_args.arch,
-        "vocab_size": vocab_size,
-        "lengths": stats,
-        "verdict": heads.verdict(summary),
-        "findings": [finding.as_dict() for finding in findings],
-        "parameters": summary.what_if.total,
-        "measured": [one.as_dict() for one in MEASURED] if summary.sites_too_small else [],
-        "remedies_need": remedies_need(model_args, findings),
-    }
-    rows = [row for stack in summary.stacks for row in depth.curve(stack)]
-    figures = (
-        {"advise-depth": depth.plot_depth(summary.stacks, model_args.arch)} if args.output and summary.stacks else {}
+    show(
+        args,
+        {
+            "architecture": model_args.arch,
+            "vocab_size": vocab_size,
+            "lengths": {
+                name: {"given": args.length} if args.length else heads.describe_lengths(values)
+                for name, values in lengths.items()
+            },
+            "measurement": measure(args, data),
+            "verdict": heads.verdict(summary),
+            "findings": [finding.as_dict() for finding in findings],
+            "parameters": summary.what_if.total,
+            "kind": summary.kind,
+            "measured": [one.as_dict() for one in measured.measured_in(summary.kind)]
+            if summary.sites_too_small
+            else [],
+            "remedies_need": remedies_need(model_args, findings),
+        },
     )
-    _output.write(args, NAME, result | {"depth": rows}, rows, figures)
-    _output.show(args, result, as_text(result, everything=args.all))
 
 
 def run_transformers(args) -> None:
-    """Judge the head sizes of a model of transformers; its other checks are for models of fairseq."""
+    """Measure and judge the head sizes of a model of transformers; the other checks are for models of fairseq."""
     _output.refuse_with_transformers(args, {"vocab_size": None, "data": None, "subset": "train"}, args.flags)
     if args.length is None or args.length < 1:
         raise FlagError("--length", args.length, "expected a number >= 1", "Give the length of the sequences.")
     from fairseq_lowrank.tools import pretrained
-    from fairseq_lowrank.tools.advice import heads
+    from fairseq_lowrank.tools.advice import heads, measured
 
     model = pretrained.load(args.transformers, weights=False)
     summary, findings = pretrained.advise(model, args.length)
-    result = {
-        "architecture": type(model).__name__,
-        "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
-        "lengths": {"text": heads.describe_lengths(next(iter(summary.lengths.values())))},
-        "verdict": heads.verdict(summary),
-        "findings": [finding.as_dict() for finding in findings],
-        "parameters": model.num_parameters(),
-        "measured": [],
-        "remedies_need": None,
-    }
-    rows = [{key: value for key, value in one.numbers.items() if key != "lengths"} for one in findings]
-    _output.write(args, NAME, result, rows, {})
+    kinds = {"decoder": measured.LANGUAGE_MODEL, "encoder": measured.ENCODER}
+    kind = kinds.get("+".join(summary.sites), "encoder-decoder")
+    show(
+        args,
+        {
+            "architecture": type(model).__name__,
+            "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
+            "lengths": {"text": {"given": args.length}},
+            "measurement": measure(args, None),
+            "verdict": heads.verdict(summary),
+            "findings": [finding.as_dict() for finding in findings],
+            "parameters": model.num_parameters(),
+            "kind": kind,
+            "measured": [one.as_dict() for one in measured.measured_in(kind)] if summary.sites_too_small else [],
+            "remedies_need": None,
+        },
+    )
+
+
+def measure(args, data: Path | None) -> dict:
+    """Return the measurement of a trained model on its data, or ``not_measured``, the reason why there is none."""
+    if args.sequences == 0:
+        return {"not_measured": "--sequences 0 was given"}
+    about = {"target": None, "count": args.sequences, "seed": SEED}
+    subject: Subject
+    try:
+        if args.transformers:
+            if args.text is None:
+                return {"not_measured": "there is no text; add --text FILE"}
+            from fairseq_lowrank.tools.measuring import transformers_subject
+
+            subject = transformers_subject.load(args.transformers, text=args.text, **about, length=args.length)
+        elif args.checkpoint is None:
+            return {"not_measured": "an architecture has no trained heads; give --checkpoint CKPT"}
+        elif data is None or not data.is_dir():
+            return {"not_measured": f"the data folder {data} does not exist; add --data DIR"}
+        else:
+            from fairseq_lowrank.tools.measuring import fairseq_subject
+
+            about |= {"min_length": 2, "max_length": None, "length": None, "text": None}
+            subject = fairseq_subject.load(args.checkpoint, data=data, subset="valid", **about)
+        from fairseq_lowrank.tools.measuring import measurement
+
+        return measurement.measure(subject, subject.name, seed=SEED, layers=False)
+    except UserError as error:
+        return {"not_measured": str(error).rstrip(".")}
+
+
+def show(args, result: dict) -> None:
+    """Write the files, and print the advice."""
+    from fairseq_lowrank.tools.measuring import figure
+
+    rows = [{key: value for key, value in one["numbers"].items() if key != "lengths"} for one in result["findings"]]
+    drawn = args.output and "cuts" in result["measurement"]
+    _output.write(args, NAME, result, rows, {NAME: figure.plot_cuts([result["measurement"]])} if drawn else {})
     _output.show(args, result, as_text(result, everything=args.all))
 
 
@@ -137,7 +198,7 @@ def remedies_need(model_args, findings) -> dict | None:
     from fairseq_lowrank.plugin.flags import FLAGS
 
     ours = {f"--{name.replace('_', '-')}" for name in FLAGS} | {"--embed-rank", "--embed-kernel"}
-    if not any(ours & set(change.split()) for finding in findings for change, _ in finding.changes):
+    if not any(ours & set(change.split()) for finding in findings for change, *_ in finding.changes):
         return None
     return {"architecture": model_args.arch, "user_dir": str(user_dir.folder())}
 
@@ -182,16 +243,27 @@ def from_checkpoint(args):
 
 
 def as_text(result: dict, *, everything: bool = False) -> str:
+    """Return the measurement, the worst case, the findings, and this project's measurements of such models."""
     import textwrap
 
     from fairseq_lowrank.tools.advice.measured import LIMITS
+    from fairseq_lowrank.tools.measuring.verdict import LIMIT
 
     def wrapped(text: str, indent: str = "  ") -> list[str]:
         return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ")
 
+    measurement, lines = result["measurement"], []
+    if reason := measurement.get("not_measured"):
+        lines.append(f"Not measured: {reason}.")
+    else:
+        lines += [f"Measured: {verdict['text']}" for verdict in measurement["verdicts"]]
+        lines.append(LIMIT)
     vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
-    lines = [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
+    lines += [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():
+        if "given" in stats:
+            lines.append(f"{name} length: {stats['given']} (--length)")
+            continue
         lines.append(
             f"{name} length: mean {stats['mean']:g}, median {stats['median']:g}, 95th percentile {stats['p95']:g}, "
             f"longest {stats['longest']} ({stats['sequences']:,} sequences)"
@@ -200,14 +272,16 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     for finding in result["findings"]:
         if finding in folded:
             continue
-        lines += ["", f"{MARKS[finding['verdict']]}: {finding['topic']}"]
+        lines += ["", f"{MARKS.get(finding['verdict'], finding['verdict'])}: {finding['topic']}"]
         lines += wrapped(finding["text"])
-        lines += [f"  → {change['change']}{price(change['parameters'], result)}" for change in finding["changes"]]
+        lines += [f"  → {change['change']}{price(change, result)}" for change in finding["changes"]]
         lines.append(f"  Source: {finding['source']}.")
     if result["measured"]:
-        lines += ["", "this project's measurements", *wrapped(LIMITS)]
+        lines += ["", f"this project's measurements for a model of this kind ({result['kind']})", *wrapped(LIMITS)]
         for one in result["measured"]:
-            lines += wrapped(f"{one['change']}: {one['text']}. Limits: {one['limits']}.", "  - ")
+            missing = f" Not measured in: {', '.join(one['not_measured_in'])}." if one["not_measured_in"] else ""
+            place = "" if one["applies"] == result["kind"] else f" ({one['applies']})"
+            lines += wrapped(f"{one['change']}{place}: {one['text']}. Limits: {one['limits']}.{missing}", "  - ")
     if folded:
         topics = ", ".join(dict.fromkeys(finding["topic"] for finding in folded))
         lines += ["", f"fine: {topics} ({len(folded)} findings; --all shows them)"]
@@ -216,10 +290,14 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     return "\n".join(lines)
 
 
-def price(parameters: int | None, result: dict) -> str:
-    """Return the parameters of a change and their share of the model, with a note if the model more than doubles."""
-    if parameters is None:
+def price(change: dict, result: dict) -> str:
+    """Return the parameters, cache and time of a change, with a note if the model more than doubles."""
+    if change["parameters"] is None:
         return ""
-    share = 100 * parameters / result["parameters"]
-    text = f": {parameters:+,} parameters" + (f" ({share:+.0f} %)" if abs(share) >= 1 else "")
+    share = 100 * change["parameters"] / result["parameters"]
+    text = f": {change['parameters']:+,} parameters" + (f" ({share:+.0f} %)" if abs(share) >= 1 else "")
+    if change["cached"]:
+        text += f", {change['cached']:+,} numbers of each token in the cache"
+    if change["time"] is not None:
+        text += f", {change['time']:g} times the time of an update (recorded with 32 heads of 4)"
     return f"{text}, more than twice the model" if share > 100 else text

@@ -32,7 +32,8 @@ from fairseq_lowrank.huggingface import (
     recorded_attention,
 )
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.tools.advice.heads import Finding, Heads, head_size_at, score_rank
+from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
+from fairseq_lowrank.tools.advice.measured import SCORES, TIMES
 from fairseq_lowrank.tools.inspection import describe
 from fairseq_lowrank.tools.spectrum import Spectra
 from fairseq_lowrank.tools.transformers_models import SITES, query_sizes
@@ -243,7 +244,7 @@ def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
         mixed = min(layer.embed_dim, layer.num_heads * layer.head_dim)
         if site in summary.sites_too_small and mixed >= summary.wanted_rank(site, length):
             cost = sum(one.num_heads**2 for one in layers[site])
-            changes = [(f'score_mixing="static" in apply_attention, sites=["{site}"]', cost)]
+            changes = [Change(f'score_mixing="static" in apply_attention, sites=["{site}"]', cost, 0, TIMES[SCORES])]
         findings.append(head_size_at(site, summary, changes))
     return summary, findings
 

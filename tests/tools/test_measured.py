@@ -7,7 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS, MEASURED
+from fairseq_lowrank.tools.advice import measured
+from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS, MEASURED, TIMES
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 SEEDS = (1, 2, 3)
@@ -36,41 +37,91 @@ def lead(row, base):
     return fit(base) - fit(row)
 
 
+def text_lead(row, base="h32-mha"):
+    """The lead of a language model on the test set, seed 1."""
+    test = [TRAININGS["language-model", name][1]["losses"]["test"]["bits"] for name in (base, row)]
+    return test[0] - test[1]
+
+
+def accuracy_lead(task):
+    rows = defaultdict(dict)
+    for line in map(json.loads, (RESULTS / "evidence.jsonl").read_text(encoding="utf-8").splitlines()):
+        if line["table"].startswith("published-bert") and line["metric"] == task:
+            rows[line["row"]].setdefault(line["seed"], line["value"])
+    return fmean(rows["mixhead-b"][seed] - rows["mha"][seed] for seed in rows["mha"])
+
+
+def speed(row):
+    return TRAININGS["language-model", row][1]["tokens_per_second"]
+
+
+M = measured
 COMPUTED = {
-    "mixing of scores": lambda: {
+    (M.SCORES, M.SYNTHETIC): lambda: {
         "mixed": error("h8-score-mixing"),
         "plain": error("h8-mha"),
         "after": error("h8-mixhead-a"),
     },
-    "fewer, larger heads": lambda: {
+    (M.SCORES, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-score-mixing")},
+    (M.FEWER, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h4-mha")},
+    (M.MIXHEAD, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-mixhead-a")},
+    (M.START, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-small-start")},
+    (M.GAIN, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-gain-x8")},
+    (M.FEWER, M.TRANSLATION): lambda: {
         "lead": lead("h4-mha-2e-3", "h32-mha-2e-3"),
         "small_start": lead("h4-small-start-2e-3", "h32-small-start-2e-3"),
     },
-    "larger heads": lambda: {
+    (M.WIDER, M.TRANSLATION): lambda: {
         "behind": fit("h32-fixedhead", "above-head-size") - fit("h32-mha-wide", "above-head-size")
     },
-    "a half-scale start": lambda: {
+    (M.START, M.TRANSLATION): lambda: {
         "large": lead("h4-small-start-2e-3", "h4-mha-2e-3"),
         "small": lead("h32-small-start-2e-3", "h32-mha-2e-3"),
     },
-    "pre-norm": lambda: {"lead": lead("h4-mha-pre-norm-2e-3", "h4-mha-2e-3")},
-    "a gain": lambda: {
+    (M.PRE_NORM, M.TRANSLATION): lambda: {"lead": lead("h4-mha-pre-norm-2e-3", "h4-mha-2e-3")},
+    (M.GAIN, M.TRANSLATION): lambda: {
+        "x4": lead("h4-gain-x4-2e-3", "h4-mha-2e-3"),
+        "x32": lead("h32-gain-x32-2e-3", "h32-mha-2e-3"),
         "plain": lead("h4-gain-2e-3", "h4-mha-2e-3"),
-        "fast": lead("h4-gain-4e-3", "h4-mha-4e-3"),
     },
-    "mixing after": lambda: {
+    (M.MIXHEAD, M.TRANSLATION): lambda: {
         "large": lead("h4-mixhead-a-2e-3", "h4-mha-2e-3"),
         "small": lead("h32-mixhead-a-2e-3", "h32-mha-2e-3"),
         "fast": lead("h4-mixhead-a-4e-3", "h4-mha-4e-3"),
     },
+    (M.MIXHEAD, M.PRE_NORM_TRANSLATION): lambda: {"lead": lead("h4-mixhead-a-pre-norm-2e-3", "h4-mha-pre-norm-2e-3")},
+    (M.MIXHEAD, M.ENCODER): lambda: {"polarity": accuracy_lead("sentence-polarity"), "rte": accuracy_lead("rte")},
 }
 
 
-@pytest.mark.parametrize("measurement", MEASURED, ids=lambda one: one.change[:24])
+@pytest.mark.parametrize("measurement", MEASURED, ids=lambda one: f"{one.change[:24]}, {one.applies}")
 def test_measurement_has_the_numbers_of_the_records(measurement):
-    (computed,) = [numbers for start, numbers in COMPUTED.items() if measurement.change.startswith(start)]
-    assert measurement.numbers == pytest.approx(computed(), abs=0.0006)
+    computed = COMPUTED[measurement.change, measurement.applies]()
+    digits = 0.006 if measurement.applies == M.ENCODER else 0.0006
+    assert measurement.numbers == pytest.approx(computed, abs=digits)
     assert all(str(number) in json.dumps(measurement.as_dict()) for number in measurement.numbers.values())
+
+
+def test_kinds_without_a_measurement_are_computed_from_the_table():
+    by_change = {one.change: one.as_dict()["not_measured_in"] for one in MEASURED}
+    assert by_change[M.SCORES] == [M.TRANSLATION, M.PRE_NORM_TRANSLATION, M.ENCODER]
+    assert by_change[M.MIXHEAD] == []
+    assert M.LANGUAGE_MODEL not in by_change[M.START]
+
+
+def test_measurements_are_those_of_the_kind():
+    for kind in M.KINDS:
+        found = M.measured_in(kind)
+        assert {one.applies for one in found} <= {kind, M.SYNTHETIC}
+        assert len({one.change for one in found}) == len(found)
+    assert all(one.applies == M.LANGUAGE_MODEL for one in M.measured_in(M.LANGUAGE_MODEL))
+    assert [one.applies for one in M.measured_in("post-norm decoder")] == [M.SYNTHETIC]
+
+
+def test_times_are_those_of_the_records():
+    plain = speed("h32-small-start")  # plain attention, on a machine that did nothing else
+    found = {M.SCORES: "h32-score-mixing", M.MIXHEAD: "h32-mixhead-a", M.FEWER: "h4-mha"}
+    assert {change: round(plain / speed(row), 1) for change, row in found.items()} == TIMES
 
 
 def test_smaller_start_fails_at_the_higher_rate_as_said():

@@ -13,13 +13,13 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
-from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Finding, Heads, head_size_at
+from fairseq_lowrank.tools.advice import measured
+from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Change, Finding, Heads, head_size_at
 from fairseq_lowrank.tools.advice.lengths import lengths_by_site
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
-from fairseq_lowrank.tools.advice.remedies import WhatIf, as_flags, cached, wider_heads
+from fairseq_lowrank.tools.advice.remedies import WhatIf, wider_heads
 from fairseq_lowrank.tools.architecture import attention_layers, build_model, stacks
 from fairseq_lowrank.tools.axes import axes_of, spec_of
-from fairseq_lowrank.tools.parameters import count
 
 MIXHEAD = "Mixhead paper"
 WIES = "Wies et al. 2021"
@@ -60,6 +60,13 @@ class ModelSummary(Heads):
         # every decoder that writes a word after the other is causal
         causal = () if isinstance(self.model, FairseqNATModel) else ("decoder",)
         super().__init__(sites, lengths_by_site(lengths) if lengths else {}, causal)
+        norms = [bool(getattr(args, f"{stack}_normalize_before", False)) for stack in ("encoder", "decoder")]
+        if "cross" in sites:
+            self.kind = measured.PRE_NORM_TRANSLATION if all(norms) else measured.TRANSLATION
+        elif "decoder" in sites:
+            self.kind = measured.LANGUAGE_MODEL if norms[1] else "post-norm decoder"
+        else:
+            self.kind = measured.ENCODER
         self.stacks = [
             Stack(name, layers, width, heads, rank)
             for name, layers, width, heads in stacks(args)
@@ -116,18 +123,19 @@ def _embedding(stack: Stack, summary: ModelSummary) -> Finding:
     deeper = round(stack.layers * (width / narrower) ** 2) if narrower else 0
     if stack.layers < deeper <= 4 * stack.layers:
         deepen = f"width {narrower} and about {deeper} layers, the feed-forward in proportion"
-        changes.append((f"{deepen}, for as many parameters in the layers", None))
+        changes.append(Change(f"{deepen}, for as many parameters in the layers", None))
     if vocab_size <= rank:
         more = f"a vocabulary of at least {width:,} (subwords in place of characters)"
-        changes.append((more, what_if.cost(vocab_size=width)))
+        changes += what_if.priced(more, vocab_size=width)
     elif vocab_size >= width and getattr(what_if.args, "embed_rank", None):
-        changes.append(("no --embed-rank", what_if.cost(embed_rank=None, decoder_input_dim=width)))
+        changes += what_if.priced("no --embed-rank", embed_rank=None, decoder_input_dim=width)
     elif vocab_size >= width and stack.name == "decoder":
-        changes.append((f"--decoder-input-dim {width}", what_if.cost(decoder_input_dim=width)))
+        changes += what_if.priced(decoder_input_dim=width)
     if stack.name == "decoder" and not getattr(what_if.args, "embed_kernel", None):
         kernel = math.ceil(width / rank)
-        if (cost := what_if.cost(embed_kernel=kernel)) is not None:
-            changes.append((f"--embed-kernel {kernel} (a convolution over the last {kernel} tokens)", cost))
+        changes += what_if.priced(
+            f"--embed-kernel {kernel} (a convolution over the last {kernel} tokens)", embed_kernel=kernel
+        )
     return Finding("embedding rank", BOTTLENECK, text, source, numbers, changes)
 
 
@@ -160,7 +168,7 @@ def _depth(stack: Stack, summary: ModelSummary) -> Finding:
     if heads >= rank:
         reasons.append("with H ≥ r the theorem's lower bound is empty: fewer heads, or a higher rank")
     more = math.floor(threshold) + 1 - layers
-    changes = [(f"--{stack.name}-layers {layers + more}", more * per_layer)] if more > 0 else []
+    changes = [Change(f"--{stack.name}-layers {layers + more}", more * per_layer)] if more > 0 else []
     text = f"{about} {'; '.join(reasons)[0].upper()}{'; '.join(reasons)[1:]}."
     return Finding("depth", NOTE, text, f"{WIES}, theorem 2 and §4, after Levine et al. 2020", numbers, changes)
 
@@ -207,13 +215,12 @@ def _attention_width_at(site: str, module: nn.Module, summary: ModelSummary) -> 
         f"{about} Parameters put inside attention beyond the width are worth less than width: the paper found them "
         f"redundant by {measured}. A head size above d/H may still pay if n is above it (see head size)."
     )
-    changes = [(f"width {heads * head_dim} with the same heads (T5.1.1 did so)", None)]
+    changes = [Change(f"width {heads * head_dim} with the same heads (T5.1.1 did so)", None)]
     if width % heads == 0:
         smaller = width // heads
         if not (site in summary.judged_sites and smaller < summary.wanted_rank(site, summary.p95(site))):
-            changes.append((f"--head-dim {smaller}", what_if.cost(head_dim=smaller)))
-        if (narrower := what_if.cost(value_dim=smaller)) is not None:
-            changes.append((f"--value-dim {smaller} (scores keep their rank)", narrower))
+            changes += what_if.priced(head_dim=smaller)
+        changes += what_if.priced(f"--value-dim {smaller} (scores keep their rank)", value_dim=smaller)
     return Finding("attention width", BOTTLENECK, text, source, numbers, changes)
 
 
@@ -232,8 +239,7 @@ def value_width(summary: ModelSummary) -> Iterator[Finding]:
         )
         full = math.ceil(width / heads)
         wider = [size for size in dict.fromkeys((min(2 * value_dim, full), full))]
-        costs = [(f"--value-dim {size}", summary.what_if.cost(value_dim=size)) for size in wider]
-        changes = [(change, cost) for change, cost in costs if cost is not None]
+        changes = [change for size in wider for change in summary.what_if.priced(value_dim=size)]
         yield Finding("value width", NOTE, text, "the formulas: O_i = P_i (y W_V); docs/evidence.md", numbers, changes)
 
 
@@ -268,17 +274,17 @@ def cost(summary: ModelSummary) -> Iterator[Finding]:
     if any(spec_of(module).projection != "independent" for module in summary.sites.values()):
         return
     what_if = summary.what_if
-    saved = what_if.cost(attention="mhe-mul")
-    if saved is None or saved >= 0:
+    found = what_if.priced(attention="mhe-mul")
+    if not found or found[0].parameters >= 0:
         return
     text = (
-        f"Attention could be cheaper: head embeddings over one shared projection would save {-saved:,} of "
+        f"Attention could be cheaper: head embeddings over one shared projection would save {-found[0].parameters:,} of "
         f"{what_if.total:,} parameters. {_score_kept(summary)} Here they ended {HEAD_EMBEDDINGS['behind_mha']} bits a "
         f"token behind plain attention of as many parameters, and {HEAD_EMBEDDINGS['ahead_of_sha']} ahead of one shared "
         "head (sha; four sentences concatenated, 3 seeds)."
     )
     source = "MHE poster; docs/evidence.md, above the head size"
-    yield Finding("cost", NOTE, text, source, {"total": what_if.total}, [("--attention mhe-mul", saved)])
+    yield Finding("cost", NOTE, text, source, {"total": what_if.total}, found)
 
 
 def _score_kept(summary: ModelSummary) -> str:
@@ -296,15 +302,11 @@ def cache(summary: ModelSummary) -> Iterator[Finding]:
     what_if = summary.what_if
     if "decoder" not in summary.sites or not what_if.possible:
         return
-    now, kept, changes = cached(what_if.changed()), {}, []
-    for change in what_if.fewer_keys(summary.sites):
-        if (model := what_if.changed(**change)) is not None:
-            flags, kept_then = as_flags(change), cached(model)
-            kept[flags] = kept_then
-            saved = count(model)["total"] - what_if.total
-            changes.append((f"{flags} (keeps {kept_then:,} numbers of a token)", saved))
+    changes = [found for change in what_if.fewer_keys(summary.sites) for found in what_if.priced(**change)]
     if not changes:
         return
+    now = what_if.cached
+    kept = {found.change: now + found.cached for found in changes}
     text = (
         f"Decoding keeps {now:,} numbers of each token. Heads of queries may share heads of keys and values: the rank of a head's "
         "scores stays d_k, while fewer values are averaged. In the paper grouped keys kept a quality close to that of a key for "

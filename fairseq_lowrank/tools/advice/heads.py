@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import numpy
 from torch import nn
@@ -13,29 +14,41 @@ from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools.axes import axes_of, spec_of
 
-BOTTLENECK, PARTLY, FINE, NOTE = "bottleneck", "partly", "fine", "note"
+BOTTLENECK, WORST, PARTLY, FINE, NOTE = "bottleneck", "worst case", "worst case of longer sequences", "fine", "note"
 FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
 # A scale for each head mixes none with another.
 WITHOUT_MIXING = ("none", "diagonal")
 
 
+class Change(NamedTuple):
+    """A remedy and its price.
+
+    Args:
+        change: flags, or words.
+        parameters: the parameters that it adds (negative: saves); None if not counted.
+        cached: the numbers that decoding caches of a token in addition; None if nothing is cached, or not counted.
+        time: the recorded time of an update, in times of plain attention (see :data:`~.measured.TIMES`); None if not recorded.
+    """
+
+    change: str
+    parameters: int | None
+    cached: int | None = None
+    time: float | None = None
+
+
 @dataclass
 class Finding:
-    """One piece of advice: what was compared, the verdict in plain words, its source, and changes with their cost.
-
-    `changes` are pairs of flags and the parameters that they add (negative: save; None: not counted).
-    """
+    """One piece of advice: what was compared, the verdict in plain words, its source, and remedies with their price."""
 
     topic: str
     verdict: str
     text: str
     source: str
     numbers: dict
-    changes: list[tuple[str, int | None]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
 
     def as_dict(self) -> dict:
-        changes = [{"change": change, "parameters": parameters} for change, parameters in self.changes]
-        return asdict(self) | {"changes": changes}
+        return asdict(self) | {"changes": [change._asdict() for change in self.changes]}
 
 
 class Heads:
@@ -148,46 +161,42 @@ def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
 
 
 def verdict(summary: Heads) -> dict:
-    """Say which sites' heads are too small for the lengths, and up to how many heads they would not be.
+    """Return what the worst-case rule says of the sites' heads, and up to how many heads would be large enough for it.
 
     Returns:
         `too_small` and `large_enough`, lists of sites; `most_heads`, for each site the greatest number of heads that are
         large enough for 95 % of the sequences (0: not even one; None: the number of heads does not matter); and `lines`,
         two sentences that say it.
     """
-    short, fine = (
-        summary.sites_too_small,
-        [site for site in summary.judged_sites if site not in summary.sites_too_small],
-    )
-    most = {
-        site: most_heads(summary.sites[site], summary.wanted_rank(site, summary.p95(site)))
-        for site in summary.judged_sites
-    }
-    about = {
-        site: f"{site} (rank {score_rank(summary.sites[site])}: up to n {summary.max_length(site)})" for site in most
-    }
+    short = summary.sites_too_small
+    fine = [site for site in summary.judged_sites if site not in short]
+    wanted = {site: summary.wanted_rank(site, summary.p95(site)) for site in summary.judged_sites}
+    most = {site: most_heads(summary.sites[site], rank) for site, rank in wanted.items()}
     if not most:
         lines = ["No site has both known lengths and scores whose rank the head size bounds."]
     else:
-        parts = {"too small": short, "large enough": fine}
-        said = (f"{name}: {', '.join(about[site] for site in sites)}" for name, sites in parts.items() if sites)
+        needs = ", ".join(
+            f"{site} rank {wanted[site]} (heads have {score_rank(summary.sites[site])})" for site in short
+        )
+        lines = [f"Worst case: some pattern of this length needs {needs}."] if short else []
+        if fine:
+            lines.append(f"Heads large enough for every pattern: {', '.join(fine)}.")
         counts = {None: "any number", 0: "not even one"}
-        lines = [
-            f"Heads {'; '.join(said)}.",
-            "Most heads that are large enough for 95 % of the sequences: "
+        lines.append(
+            "Most heads that are large enough for every pattern in 95 % of the sequences: "
             + ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
-            + ".",
-        ]
+            + "."
+        )
     return {"too_small": short, "large_enough": fine, "most_heads": most, "lines": lines}
 
 
-def head_size_at(site: str, summary: Heads, changes: list[tuple[str, int | None]]) -> Finding:
+def head_size_at(site: str, summary: Heads, changes: list[Change]) -> Finding:
+    """Return what the worst-case rule says of a site."""
     module, lengths = summary.sites[site], summary.lengths[site]
     head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
     rank, mixed_scores, causal = score_rank(module), score_heads(module) > 1, site in summary.causal
     beyond, limit = summary.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
-    if causal:
-        limit = f"2·{limit}"
+    limit = f"2·{limit}" if causal else limit
     numbers = {
         "site": site,
         "head_dim": head_dim,
@@ -196,34 +205,40 @@ def head_size_at(site: str, summary: Heads, changes: list[tuple[str, int | None]
         "lengths": stats,
         "share_beyond": beyond,
     }
-    length = (
-        f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
-        f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
-        if lengths.min() < lengths.max()
-        else f"sequence length n = {lengths[0]}."
-    )
+    length = f"sequence length n = {lengths[0]}."
+    if lengths.min() < lengths.max():
+        length = (
+            f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
+            f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
+        )
     size = f"head size d_k = {head_dim}"
     if mixed_scores:
         size += f", and {heads} heads whose mixed scores have rank r = {rank} at most"
-    about = f"{site} attention: {size}; {length}"
-    kind = "rank" if mixed_scores else "size"
-    source = f"{FIXEDHEAD}; here d_k = n − 1 suffices"
-    if causal:
-        source = f"{FIXEDHEAD}; here, with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix"
+    about, kind = f"{site} attention: {size}; {length}", "rank" if mixed_scores else "size"
+    enough = (
+        "with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix" if causal else "d_k = n − 1 suffices"
+    )
+    source = f"{FIXEDHEAD}; here{',' if causal else ''} {enough}"
     if beyond <= 0.05:
         every = "almost every causal" if causal else "every"
-        text = f"{about} A head of this {kind} can produce {every} attention matrix of such a length."
-        return Finding("head size", FINE, text, source, numbers)
+        return Finding(
+            "head size",
+            FINE,
+            f"{about} A head of this {kind} can produce {every} attention matrix of such a length.",
+            source,
+            numbers,
+        )
+    wanted = summary.wanted_rank(site, stats["p95"])
+    text = (
+        f"{about} Above {limit} there are attention matrices that no head of this {kind} can produce: some pattern of this length "
+        f"needs rank {wanted}. Trained heads may need far less; `fairseq-lowrank measure` says how much they use."
+    )
     spec = spec_of(module)
-    text = f"{about} Above {limit} there are attention matrices that no head of this {kind} can produce."
     if spec.projection == "single":
         text += " All heads share one matrix here, so mixing them lifts nothing."
     elif spec.mixing not in WITHOUT_MIXING:
-        text += (
-            f" Its {heads} heads are mixed after the softmax. That combines their matrices and leaves the rank of a "
-            "head's scores as it is."
-        )
-    if module.embed_dim < summary.wanted_rank(site, stats["p95"]) and spec.score == "dot-product":
+        text += f" Its {heads} heads are mixed after the softmax. That leaves the rank of a head's scores as it is."
+    if module.embed_dim < wanted and spec.score == "dot-product":
         text += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
-    found = BOTTLENECK if stats["median"] > summary.max_length(site) else PARTLY
+    found = WORST if stats["median"] > summary.max_length(site) else PARTLY
     return Finding("head size", found, text, source, numbers, changes)

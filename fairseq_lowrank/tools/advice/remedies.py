@@ -10,7 +10,8 @@ from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
-from fairseq_lowrank.tools.advice.heads import heads_of_size, score_heads, score_rank
+from fairseq_lowrank.tools.advice.heads import Change, heads_of_size, score_heads, score_rank
+from fairseq_lowrank.tools.advice.measured import FEWER, SCORES, TIMES
 from fairseq_lowrank.tools.architecture import attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.axes import spec_of
 from fairseq_lowrank.tools.parameters import count
@@ -24,7 +25,8 @@ class WhatIf:
         ours = our_arguments(args)
         self.possible = ours is not None
         self.args = ours or args
-        self.total = count(build_model(self.args, vocab_size))["total"]
+        model = build_model(self.args, vocab_size)
+        self.total, self.cached = count(model)["total"], cached(model)
 
     def changed(self, *, vocab_size: int | None = None, **changes: object) -> nn.Module | None:
         """Return the model with these changes; None if it refuses them."""
@@ -42,6 +44,18 @@ class WhatIf:
         """Return the number of parameters that the changes add, see :meth:`changed`."""
         model = self.changed(**changes)
         return None if model is None else count(model)["total"] - self.total
+
+    def priced(self, text: str = "", time: float | None = None, **changes: object) -> list[Change]:
+        """Return a remedy with its parameters, cache and recorded time; none if the model refuses the changes.
+
+        Args:
+            text: by default the changes as flags.
+        """
+        model = self.changed(**changes)
+        if model is None:
+            return []
+        more = cached(model) - self.cached if self.cached else None
+        return [Change(text or as_flags(changes), count(model)["total"] - self.total, more, time)]
 
     def fewer_keys(self, sites: dict[str, nn.Module]) -> list[dict[str, object]]:
         """Return changes to fewer heads of keys and values: to about √h for h heads of queries, and to one."""
@@ -63,10 +77,8 @@ class WhatIf:
             ]
         return changes
 
-    def attention_remedies(
-        self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]
-    ) -> list[tuple[str, int]]:
-        """Return flags that give a site's scores the wanted rank, with their cost.
+    def attention_remedies(self, site: str, sites: dict[str, nn.Module], wanted: dict[str, int]) -> list[Change]:
+        """Return flags that give a site's scores the wanted rank, with their price.
 
         The remedies are mixed scores, larger heads, and the composition of other sites. A model has one composition, and plain
         mha at the sites that are not chosen. So a remedy changes all sites of the same composition that need it. If that would
@@ -103,8 +115,8 @@ class WhatIf:
             else:
                 continue
             changes = self._flags(options, goal, [each for each in after if after[each] == goal], list(sites))
-            if (cost := self.cost(**changes)) is not None:
-                found.append((as_flags(changes), cost))
+            mixes_scores = goal.score_mixing != now[site].score_mixing
+            found += self.priced(time=TIMES[SCORES] if mixes_scores else None, **changes)
         return found
 
     def _flags(self, options: AttentionOptions, goal: AttentionSpec, chosen: list[str], present: list[str]) -> dict:
@@ -134,7 +146,7 @@ def cached(model: nn.Module) -> int:
     return sum(layer.projection.state_heads * sum(layer.score.state_sizes.values()) for layer in layers)
 
 
-def wider_heads(site: str, module: nn.Module, wanted: int, what_if: WhatIf) -> list[tuple[str, int | None]]:
+def wider_heads(site: str, module: nn.Module, wanted: int, what_if: WhatIf) -> list[Change]:
     """Return the change to fewer heads of the wanted size in the same width; none if they cannot be that large."""
     width, fewer = module.embed_dim, heads_of_size(module, wanted)
     if score_heads(module) > 1 or not 0 < fewer < module.num_heads or width // fewer <= module.head_dim:
@@ -143,5 +155,5 @@ def wider_heads(site: str, module: nn.Module, wanted: int, what_if: WhatIf) -> l
     # a head size that was given does not grow when there are fewer heads
     given = spec_of(module).head_dim is not None
     size, flag = ({"head_dim": larger}, f" --head-dim {larger}") if given else ({}, "")
-    cost = what_if.cost(**{f"{stack}_attention_heads": fewer}, **size)
-    return [] if cost is None else [(f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})", cost)]
+    text = f"--{stack}-attention-heads {fewer}{flag} (fewer heads, of size {larger})"
+    return what_if.priced(text, TIMES[FEWER], **{f"{stack}_attention_heads": fewer}, **size)
