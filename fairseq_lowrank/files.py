@@ -80,7 +80,7 @@ def read_lines(path: Path) -> Iterator[str]:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error}") from error
+        raise UserError(f"{path} is not UTF-8 text: {error}. Convert it: iconv -f LATIN1 -t UTF-8 FILE.") from error
 
 
 def read_input() -> Iterator[str]:
@@ -95,7 +95,7 @@ def read_input() -> Iterator[str]:
         for line in sys.stdin:
             yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8 text: {error}") from error
+        raise UserError(f"standard input is not UTF-8 text: {error}. Convert it: iconv -f LATIN1 -t UTF-8.") from error
 
 
 def replace_line_breaks(lines: Iterable[str], path: Path) -> Iterator[str]:

@@ -217,9 +217,11 @@ def _chosen(
     counts = {site: sum(site == known for _, known, _ in found) for site in SITES}
     has = ", ".join(f"{count} {site}" for site, count in counts.items() if count)
     if not here:
-        raise UserError(f"sites={sites}: {name} has no such attention layer, only {has}")
+        raise UserError(f"sites={sites}: {name} has no such attention layer, only {has}. Use these sites.")
     if absent := [layer for layer in layers or () if layer not in {index for _, index in here}]:
-        raise UserError(f"layers={layers}: {name} has no layer {absent[0]} there. It has {has}, counted from 0.")
+        raise UserError(
+            f"layers={layers}: {name} has no layer {absent[0]} there. It has {has}. Count from 0, within each site."
+        )
     if layers is not None and not layers:
         raise UserError("layers=[]: expected at least one layer, or None for all")
     return [module for module, index in here if layers is None or index in layers]

@@ -1,8 +1,10 @@
 """Errors that carry fields, and what a command prints of an exception: a line, and a traceback if it is unexpected."""
 
+import difflib
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 # Packages that a command may need, by the extra that installs them; the same as in pyproject.toml.
@@ -17,6 +19,12 @@ EXTRAS = {
 
 class UserError(ValueError):
     """A mistake of the user, which a command reports in one line with exit code 2."""
+
+
+def did_you_mean(value: object, names: Iterable[object]) -> str:
+    """Return a question with the name that is closest to a misspelled value, with a space before it, or nothing."""
+    near = difflib.get_close_matches(str(value), map(str, names), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def flag_name(name: str) -> str:

@@ -84,7 +84,9 @@ def unpack_into(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as file:
             for name in file.namelist():
                 if Path(name).is_absolute() or ".." in Path(name).parts:
-                    raise UserError(f"{archive} was not unpacked: {name!r} would be written outside of it")
+                    raise UserError(
+                        f"{archive} was not unpacked: {name!r} would be written outside of it. Download it again from its publisher."
+                    )
             check_room(archive, folder, sum(member.file_size for member in file.infolist()))
             file.extractall(folder)
         return
@@ -101,7 +103,9 @@ def unpack_into(archive: Path, folder: Path) -> None:
 def check_room(archive: Path, folder: Path, size: int, missing: int | None = None) -> None:
     """Refuse an archive that does not fit on the disk: it has `size` bytes unpacked, and `missing` of them are not written yet."""
     if size > MOST_UNPACKED * max(archive.stat().st_size, 10_000):
-        raise UserError(f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}")
+        raise UserError(
+            f"{archive} was not unpacked: its {archive.stat().st_size:,} bytes would become {size:,}. Download it again from its publisher."
+        )
     if (missing or size) > (free := shutil.disk_usage(folder).free):
         raise UserError(
             f"{archive} was not unpacked: it needs {missing or size:,} bytes, and {free:,} are free. Free some space."

@@ -92,7 +92,7 @@ def examples(path: Path, published: Published, split: str) -> Iterator[Example]:
     labelled = not split.startswith("test")
     wanted = [*published.columns, *([published.target] if labelled else [])]
     if missing := [name for name in wanted if name not in places]:
-        raise UserError(f"{path} has no column {', '.join(missing)}; its first line is {header}")
+        raise UserError(f"{path} has no column {', '.join(missing)}; its first line is {header}. Download it again.")
     left_out = 0
     for number, row in enumerate(rows, start=2 - bool(bare)):
         if len(row) <= max(places[name] for name in wanted):
@@ -111,7 +111,7 @@ def whole_rows(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+        raise UserError(f"{path}, line {reader.line_num}: {error}. Download it again.") from error
 
 
 def glue(args: argparse.Namespace) -> Path:

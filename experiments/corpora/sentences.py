@@ -87,7 +87,7 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
     """Write raw/SPLIT.input0, .input1 and .label with one line per example, and raw/SPLIT.written at the end."""
     examples = list(examples)
     if not examples:
-        raise UserError(f"{raw.parent}: no examples for {split}")
+        raise UserError(f"{raw.parent}: no examples for {split}. Add a file of this split.")
     for example in examples:
         if example.label is not None:
             check_label(task, example.label)
@@ -103,12 +103,14 @@ def write_examples(raw: Path, split: str, task: SentenceTask, examples: Iterable
 
 def check_label(task: SentenceTask, label: str) -> None:
     if task.labels and label not in task.labels:
-        raise UserError(f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}")
+        raise UserError(
+            f"{task.name}: the label {label!r} is not one of {', '.join(task.labels)}. Download the data again."
+        )
     try:
         if not task.labels:
             float(label)
     except ValueError as error:
-        raise UserError(f"{task.name}: the label {label!r} is not a number") from error
+        raise UserError(f"{task.name}: the label {label!r} is not a number. Download the data again.") from error
 
 
 def binarise_fields(

@@ -59,10 +59,12 @@ def read_paragraphs(path: Path) -> Iterator[dict]:
                 for answer in question["answers"]:
                     start, text = answer["answer_start"], answer["text"]
                     if paragraph["context"][start : start + len(text)] != text:
-                        raise UserError(f"{path}: the answer to {question['id']} is not at character {start}")
+                        raise UserError(
+                            f"{path}: the answer to {question['id']} is not at character {start}. Download it again."
+                        )
                 question["id"], question["question"]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is not in SQuAD's format: {error!r}") from error
+        raise UserError(f"{path} is not in SQuAD's format: {error!r}. Download it again.") from error
     yield from paragraphs
 
 
@@ -79,7 +81,7 @@ def write_question_data(args: argparse.Namespace, task: QuestionTask, splits: Ma
 def write_paragraphs(folder: Path, split: str, paragraphs: Sequence[dict], cutter: Cutter) -> None:
     """Write SPLIT.question, SPLIT.paragraph and, at the end, SPLIT.jsonl."""
     if not any(paragraph["qas"] for paragraph in paragraphs):
-        raise UserError(f"{folder.parent}: no questions for {split}")
+        raise UserError(f"{folder.parent}: no questions for {split}. Add a file of this split.")
     files = [folder / f"{split}.{name}" for name in ("question", "paragraph", "jsonl")]
     with whole_file(files[2]) as index, whole_file(files[1]) as texts, whole_file(files[0]) as questions:
         for paragraph in paragraphs:

@@ -210,7 +210,7 @@ def language_model(args: argparse.Namespace, files: dict[str, Iterable[Path]], *
     """Binarise `files`, a list for each split, as words or, with --pieces, as subwords of bytes."""
     for split, parts in files.items():
         if not any(line.strip() for part in parts for line in read_lines(part)):
-            raise UserError(f"{', '.join(map(str, parts))}: no text for {split}")
+            raise UserError(f"{', '.join(map(str, parts))}: no text for {split}. Add sentences to these files.")
     check_settings(args, keep=True)
     for split, parts in files.items():
         target = args.output / "tok" / f"{split}.txt"

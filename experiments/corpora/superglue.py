@@ -84,7 +84,9 @@ def records(path: Path, read: Callable[[dict], Iterator[Example]]) -> Iterator[E
         try:
             yield from read(json.loads(line))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise UserError(f"{path}, line {number}: not a record of this task ({error!r})") from error
+            raise UserError(
+                f"{path}, line {number}: not a record of this task ({error!r}). Download it again."
+            ) from error
 
 
 CORPUS = Corpus(

@@ -41,7 +41,9 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
                 "Remove it first, or replace the attention before it is added."
             )
     if not theirs:
-        raise UserError(f"{type(module).__name__} holds no torch.nn.MultiheadAttention, so there is nothing to replace")
+        raise UserError(
+            f"{type(module).__name__} holds no torch.nn.MultiheadAttention, so there is nothing to replace. Give a model that has one."
+        )
     made: dict[nn.Module, MultiheadAttention] = {}
     for name, part in theirs.items():
         if part not in made:  # a layer that is used twice stays one layer

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
+from fairseq_lowrank.messages import did_you_mean
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, AttentionDims, LayerContext, Projection, ScoreFunction
 
 LARGEST_PROJECTION = 2**31
@@ -26,14 +27,16 @@ class AttentionSpec:
 
     def __init__(self, **choices: int | str | None) -> None:
         if unknown := choices.keys() - AXES.keys():
-            raise ValueError(f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}")
+            raise ValueError(
+                f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}.{did_you_mean(min(unknown), AXES)}"
+            )
         for name, axis in AXES.items():
             value = choices.get(name)
             if axis.choices is None and value is not None:
                 _check_size(name, value)
             value = axis.default if value is None else value
             if axis.choices is not None and value not in tuple(axis):
-                raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}")
+                raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)}")
             vars(self)[name] = value
         self._check_options()
         self._check_combinations()
@@ -132,7 +135,9 @@ class AttentionSpec:
             ValueError: an unknown preset, axis or value, or a preset without the axis that it needs.
         """
         if preset not in PRESETS:
-            raise ValueError(f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}")
+            raise ValueError(
+                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}"
+            )
         chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
         need = METHODS[preset].needs
         if need is not None and need.axis not in chosen:

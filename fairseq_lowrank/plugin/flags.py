@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.ops import BACKENDS
 from fairseq_lowrank.parts import PARTS, Axis
 from fairseq_lowrank.plugin.layer import FairseqAttention
@@ -34,6 +34,20 @@ LARGEST_HEAD = 65536
 # The table itself, not a copy: a plugin may add values to it later.
 def _choices(values: Collection[str]) -> dict:
     return {"choices": values, "metavar": "NAME"}
+
+
+def _chosen(values: Collection[str], text: str) -> str:
+    """Return a value of a flag with choices.
+
+    Raises:
+        ArgumentTypeError: it is not among them. The message is argparse's, with the nearest choice.
+    """
+    if text not in values:
+        choices = ", ".join(map(repr, values))
+        raise argparse.ArgumentTypeError(
+            f"invalid choice: {text!r} (choose from {choices}).{did_you_mean(text, values)}"
+        )
+    return text
 
 
 def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
@@ -89,6 +103,8 @@ def add_attention_args(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Attention", argument_default=argparse.SUPPRESS)
     for name, (kind, details, text) in MODEL_FLAGS.items():
         how: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind, **details}
+        if "choices" in details:
+            how["type"] = functools.partial(_chosen, details["choices"])
         group.add_argument(f"--{name.replace('_', '-')}", help=text, **how, default=argparse.SUPPRESS)
 
 

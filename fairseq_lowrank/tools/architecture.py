@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -133,8 +134,10 @@ def build_model(args: Namespace, vocab_size: int) -> nn.Module:
     try:
         return architectures.build_on_meta(cls, args, task)
     except AssertionError as error:
-        reason = str(error) or "an assertion failed"
-        raise UserError(f"{args.arch}: fairseq refuses these flags ({reason})") from error
+        reason = str(error) or traceback.extract_tb(error.__traceback__)[-1].line
+        raise UserError(
+            f"{args.arch}: fairseq refuses these flags ({reason}). Change the flags that this names."
+        ) from error
     except (AttributeError, ImportError, NameError, OSError) as error:
         raise _cannot_be_built(args.arch, error) from error
 

@@ -51,7 +51,7 @@ def evaluate(
         UserError: a question has no prediction.
     """
     if missing := [name for name in answers if name not in predictions]:
-        raise UserError(f"{len(missing)} questions have no prediction, such as {missing[0]}")
+        raise UserError(f"{len(missing)} questions have no prediction, such as {missing[0]}. Predict all of them.")
     single = {name: best(predictions[name], right, unanswerable=unanswerable) for name, right in answers.items()}
     answered = [score for name, score in single.items() if answers[name]]
     scores = {"em": mean(em for em, _ in single.values()), "f1": mean(f for _, f in single.values())}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.tools.reporting import statistics
 from fairseq_lowrank.tools.reporting.comparison import lower_is_better
 from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
@@ -124,6 +124,10 @@ def _losses(line: dict) -> list[dict]:
     ]
 
 
+MOST_NAMED = 20
+"""Rows that a message names."""
+
+
 def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int, np.ndarray]:
     """Return a row's scores by seed; of lines with the same seed, the last one is used.
 
@@ -133,8 +137,10 @@ def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int,
     """
     chosen = [line for line in lines if line["row"] == row]
     if not chosen:
-        known = ", ".join(sorted({line["row"] for line in lines})[:20]) or "none"
-        raise UserError(f"row {row!r}: no line has this row. Choose from {known}.")
+        known = sorted({line["row"] for line in lines})
+        more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+        names = ", ".join(known[:MOST_NAMED]) or "none"
+        raise UserError(f"row {row!r}: no line has this row. Choose from {names}{more}.{did_you_mean(row, known)}")
     for name in KEY:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             raise UserError(
