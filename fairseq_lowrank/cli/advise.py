@@ -250,7 +250,7 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     from fairseq_lowrank.tools.measuring.verdict import LIMIT
 
     def wrapped(text: str, indent: str = "  ") -> list[str]:
-        return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ")
+        return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
 
     measurement, lines = result["measurement"], []
     if reason := measurement.get("not_measured"):

@@ -64,7 +64,7 @@ COMPUTED = {
     },
     (M.SCORES, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-score-mixing")},
     (M.FEWER, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h4-mha")},
-    (M.MIXHEAD, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-mixhead-a")},
+    (M.MIXHEAD, M.LANGUAGE_MODEL): lambda: {"behind": -text_lead("h32-mixhead-a")},
     (M.START, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-small-start")},
     (M.GAIN, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-gain-x8")},
     (M.FEWER, M.TRANSLATION): lambda: {
@@ -90,7 +90,7 @@ COMPUTED = {
         "fast": lead("h4-mixhead-a-4e-3", "h4-mha-4e-3"),
     },
     (M.MIXHEAD, M.PRE_NORM_TRANSLATION): lambda: {"lead": lead("h4-mixhead-a-pre-norm-2e-3", "h4-mha-pre-norm-2e-3")},
-    (M.MIXHEAD, M.ENCODER): lambda: {"polarity": accuracy_lead("sentence-polarity"), "rte": accuracy_lead("rte")},
+    (M.MIXHEAD, M.ENCODER): lambda: {"polarity": -accuracy_lead("sentence-polarity"), "rte": accuracy_lead("rte")},
 }
 
 

@@ -37,7 +37,7 @@ class Moments:
 
     def add(self, vectors: Tensor) -> None:
         """Add one sequence's vectors ``[H, T, E]``."""
-        vectors = vectors.double()
+        vectors = vectors.to(self.sums)
         sums, squares = vectors.sum(1), vectors.mT @ vectors
         self.count += vectors.size(1)
         self.sums += sums
@@ -83,11 +83,11 @@ class Cut(NamedTuple):
     mean: Tensor
 
     def apply(self, vectors: Tensor, rank: int) -> Tensor:
-        """Return the vectors ``[B, H, S, E]`` of every head, cut to a rank, in their own dtype."""
-        down, up, mean = (
-            part.to(vectors.dtype) for part in (self.down[..., :rank], self.up[:, :rank], self.mean[:, None])
-        )
-        return mean + (vectors - mean) @ down @ up
+        """Return the vectors ``[B, H, S, E]`` of every head, cut to a rank, in their own dtype. The maps stay in float32 or better."""
+        dtype = torch.promote_types(vectors.dtype, torch.float32)
+        parts = (self.down[..., :rank], self.up[:, :rank], self.mean[:, None])
+        down, up, mean = (part.to(vectors.device, dtype) for part in parts)
+        return (mean + (vectors.to(dtype) - mean) @ down @ up).to(vectors.dtype)
 
 
 def energies(first: Tensor, second: Tensor) -> Tensor:

@@ -227,3 +227,13 @@ def test_models_without_words_keep_decisions_or_states(kind):
     assert result["value"] == pytest.approx(1)
     assert result["cuts"]["scores"]["all"]["ranks"][0]["value"] <= 1 + 1e-9
     assert ("cosine" in result["metric"]) == (kind == "BertModel")
+
+
+def test_model_in_half_precision_is_cut_as_in_float32():
+    """Its own rounding is larger than that of a cut to almost every direction."""
+    costs = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build("llama").to(dtype)
+        ranks = measure(TransformersSubject(model, texts(4)), "llama")["cuts"]["scores"]["all"]["ranks"]
+        costs.append([entry["cost"] for entry in ranks if entry["rank"] == 7])
+    assert costs[1] == pytest.approx(costs[0], abs=2e-3)
