@@ -180,6 +180,8 @@ class RecipeEngine(Engine[Run]):
         curve, valid_perplexity = trained.pop("epochs"), trained.pop("valid_perplexity")
         if found["metric"] in ("perplexity", "loss"):
             found["valid_perplexity"] = valid_perplexity
+        if trained["valid_loss"] is None:
+            del trained["valid_loss"]
         *earlier, last = starts = read_manifest(run.folder)["starts"]
         earlier = [{key: start[key] for key in ORIGIN} for start in earlier]
         earlier = [start for start in earlier if start != {key: last[key] for key in ORIGIN}]

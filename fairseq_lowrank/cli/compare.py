@@ -5,7 +5,7 @@ Each contrast is A − B over the seeds that both rows have, or an interaction (
 - the number of seeds, the mean difference, Student's 95 % interval over seeds and its p;
 - this p after Holm's correction over all contrasts (a contrast without a p, as with one seed, counts as 1);
 - the better side, if the interval does not contain 0;
-- a 95 % interval over test sentences, for these trainings, if lines have `sentence_values`;
+- a 95 % interval and a p over test sentences, for these trainings, if lines have `sentence_values`, or `sentence_counts` of BLEU;
 - the number of seeds in which the difference is above 0, and the p of all choices of signs.
 
 A file of contrasts (`--contrasts`) contains predictions: "> 0", "< 0", "at most 0.01", or "= 0" with a `margin`. The table
@@ -17,8 +17,8 @@ margin. A line of results needs `row`, `seed`, `metric` and `value`; other field
   fairseq-lowrank compare runs.jsonl --interaction mixhead-a-h32 mha-h32 mixhead-a mha
   fairseq-lowrank compare results/ --table fast-start --contrasts examples/evidence/contrasts.json
 
-BLEU is not a mean over sentences, so its lines are compared only by seed. To compare sentences, use `sacrebleu REFERENCES -i A B
---paired-bs`.
+If lines have several scores, `--metric` and `--split` choose one. `--metric bits --split valid` compares validation losses.
+BLEU is not a mean over sentences, so each draw of sentences adds up their counts and computes BLEU again.
 """
 
 from pathlib import Path
@@ -74,10 +74,13 @@ def run(args) -> None:
     from fairseq_lowrank.tools.reporting import contrasts
 
     wanted = {name: value for name in ("paper", "table", "metric", "split") if (value := getattr(args, name))}
-    lines = contrasts.load(args.results, wanted)
+    lines = contrasts.load(args.results)
+    rows = [row for asked in (*args.pair, *args.interaction) for row in asked]
     if args.contrasts:
+        lines = [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
         found = contrasts.compare_planned(lines, contrasts.read_planned(args.contrasts, args.table))
     else:
+        lines = contrasts.select(lines, wanted, rows)
         found = contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm)
     data = contrasts.as_rows(found)
     _output.show(args, data, as_text(data))
@@ -114,6 +117,7 @@ def as_text(data: list[dict]) -> str:
         columns["p (within margin)"] = lambda row: _p(row["equivalence_p"])
     if by_sentence:
         columns["95 % over sentences"] = lambda row: _interval(row["sentences_low"], row["sentences_high"])
+        columns["p (sentences)"] = lambda row: _p(row["sentences_p"])
     columns["above 0"] = lambda row: "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}"
     columns["p (signs)"] = lambda row: _p(row["signs_p"])
     rows = [[cell(row) for cell in columns.values()] for row in data]

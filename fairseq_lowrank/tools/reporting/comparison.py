@@ -25,6 +25,7 @@ ADDED_SCORES = {
     "tokenised_bleu": None,
     "valid_tokenised_bleu": ("tokenised_bleu", "valid"),
     "valid_perplexity": ("perplexity", "valid"),
+    "valid_loss": ("bits", "valid"),
 }
 # Means of scores, and their parts: GLUE's tasks with and without WNLI (most papers leave it out), with one of the two MNLI scores;
 # and the tasks of SuperGLUE that are prepared here.
@@ -63,7 +64,8 @@ def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -
 
 def load_results(paths: Iterable[Path]) -> list[dict]:
     """Return the lines of `.jsonl` files, or of those in folders; broken lines are reported and left out."""
-    lines, broken = [], []
+    lines: list[dict] = []
+    broken: list[str] = []
     for file in results_files(paths):
         lines += read_results(file, broken.append)
     if broken and not lines:
@@ -387,10 +389,10 @@ def add_ratios(rows: list[dict]) -> None:
                 continue
             if preset != "mha" and (means := means_of_common_seeds("PRR", row["ours"], score, mha)):
                 score["prr"] = prr(*means)
-            counts = row["ours"]["attention_parameters"], sha and sha["attention_parameters"]
-            comparable = sha and all(counts) and counts[0] != counts[1]
+            count, count_sha = (one["attention_parameters"] or 0 if one else 0 for one in (row["ours"], sha))
+            comparable = count and count_sha and count != count_sha
             if comparable and (means := means_of_common_seeds("PEoP", row["ours"], score, sha)):
-                score["peop"] = peop(*means, *counts)
+                score["peop"] = peop(*means, count, count_sha)
 
 
 def about_as_long(one: dict, other: dict) -> bool:
@@ -404,15 +406,15 @@ def means_of_common_seeds(ratio: str, ours: dict, score: dict, other: dict | Non
     Return None if there is no common seed, or the other mean is not above 0. Seeds that are left out are noted in ``ours``.
     """
     key = score["metric"], score["split"]
-    found = next(
+    found: dict[int, float] = next(
         (one["by_seed"] for one in (other or {}).get("scores", ()) if (one["metric"], one["split"]) == key), {}
     )
     common = score["by_seed"].keys() & found.keys()
     apart = score["by_seed"].keys() ^ found.keys()
-    means = (
-        [statistics.fmean(values[seed] for seed in common) for values in (score["by_seed"], found)] if common else None
-    )
     if found and apart:
         note = f"of {ratio}, because not both rows have it: seed {', '.join(map(str, sorted(apart)))}"
         ours["left_out"] += [] if note in ours["left_out"] else [note]
-    return tuple(means) if means and means[1] > 0 else None
+    if not common:
+        return None
+    ours_mean, other_mean = (statistics.fmean(one[seed] for seed in common) for one in (score["by_seed"], found))
+    return (ours_mean, other_mean) if other_mean > 0 else None

@@ -9,13 +9,15 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.tools.reporting import statistics
-from fairseq_lowrank.tools.reporting.comparison import lower_is_better
+from fairseq_lowrank.tools.reporting.comparison import family, lower_is_better, scores_of
 from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
 
 KEY = ("paper", "table", "metric", "split")
@@ -40,6 +42,9 @@ class Contrast:
         notes: reasons to be careful with the result.
         prediction: the prediction before the runs, see :func:`read_prediction`.
         margin: with a prediction of equality, such as "= 0", the greatest difference that counts as equal.
+        resolution: the last decimal place of the scores, see :func:`~fairseq_lowrank.tools.reporting.statistics.student`.
+        splits: the corpora and splits of the scores, such as "multi30k test".
+        seeds: the seeds that all rows have.
     """
 
     name: str
@@ -50,14 +55,19 @@ class Contrast:
     notes: tuple[str, ...]
     prediction: str | None = None
     margin: float | None = None
+    resolution: float = 0.0
+    splits: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
 
     @property
     def equivalence_p(self) -> float | None:
         """Return the p of the test that the difference is within the margin."""
-        if self.margin is None or self.comparison is None:
+        if self.margin is None or self.comparison is None or self.prediction is None:
             return None
         _, value = read_prediction(self.prediction)
-        return statistics.equivalence_p([mean - value for mean in self.comparison.seed_means], self.margin)
+        return statistics.equivalence_p(
+            [mean - value for mean in self.comparison.seed_means], self.margin, self.resolution
+        )
 
     @property
     def outcome(self) -> str | None:
@@ -67,7 +77,7 @@ class Contrast:
         """
         if self.prediction is None or self.comparison is None:
             return None
-        if self.comparison.low is None:
+        if self.comparison.low is None or self.comparison.high is None:
             return UNCLEAR
         side, value = read_prediction(self.prediction)
         low, high = self.comparison.low - value, self.comparison.high - value
@@ -87,7 +97,7 @@ class Contrast:
         For an interaction, return the pair with the larger lead, as "A over B".
         """
         low, high = (self.comparison.low, self.comparison.high) if self.comparison else (None, None)
-        if low is None or low <= 0 <= high:
+        if low is None or high is None or low <= 0 <= high:
             return None
         above = low > 0
         if len(self.rows) == 2:
@@ -96,10 +106,11 @@ class Contrast:
         return " over ".join(leads[0 if above else 1])
 
 
-def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
-    """Read the lines of ``.jsonl`` files, or of those in folders, whose fields equal ``wanted``; smoke runs are left out.
+def load(paths: Iterable[Path]) -> list[dict]:
+    """Read the lines of ``.jsonl`` files, or of those in folders; smoke runs are left out.
 
-    A line needs ``row``, ``seed``, ``metric`` and ``value``, and ``sentence_values`` for a test over sentences.
+    A line needs ``row``, ``seed``, ``metric`` and ``value``, and ``sentence_values`` or ``sentence_counts`` for a test over
+    sentences. A line with further scores, such as a validation loss, becomes one line for each, marked as ``further``.
 
     Raises:
         UserError: a path does not exist, or a folder has no such file.
@@ -107,29 +118,76 @@ def load(paths: Iterable[Path], wanted: Mapping[str, str]) -> list[dict]:
     lines = []
     for file in results_files(paths):
         lines += read_results(file, scores=True)
-    lines = [line for line in lines if not line.get("smoke")]
-    lines = [one for line in lines for one in (line, *_losses(line))]
-    return [line for line in lines if all(line.get(name) == value for name, value in wanted.items())]
+    return [one for line in lines if not line.get("smoke") for one in (line, *_further_scores(line))]
 
 
-def _losses(line: dict) -> list[dict]:
-    """Return a training's losses per sentence as lines of metric `bits`, for training pairs (`fit`), validation and test.
+def _further_scores(line: dict) -> list[dict]:
+    """Return the other scores of a line as lines; those that do not depend on decoding have no `scoring`, its flags."""
+    own = {"sentence_values", "sentence_counts", "losses"}
+    kept = {name: value for name, value in line.items() if name not in own}
+    found = []
+    for (metric, split), value in scores_of({"split": None} | line).items():
+        if (metric, split) == (line["metric"], line.get("split")):
+            continue
+        one = {**kept, "metric": metric, "split": split, "value": value, "further": True}
+        loss = line.get("losses", {}).get(split, {})
+        if metric == "bits" and "sentence_values" in loss:
+            one["sentence_values"] = loss["sentence_values"]
+        if family(metric) != "bleu":
+            one.pop("scoring", None)
+        found.append(one)
+    return found
 
-    They do not have `scoring`, the flags of decoding, because they do not depend on it.
+
+def select(lines: list[dict], wanted: Mapping[str, str], rows: Iterable[str]) -> list[dict]:
+    """Return the lines whose fields equal ``wanted``. Without a metric or split in it, further scores are left out.
+
+    Raises:
+        UserError: one of the rows has no such line.
     """
-    kept = {name: value for name, value in line.items() if name != "scoring"}
-    return [
-        {**kept, "metric": "bits", "split": split, "value": found["bits"], "sentence_values": found["sentence_values"]}
-        for split, found in line.get("losses", {}).items()
+    further = "metric" in wanted or "split" in wanted
+    chosen = [
+        line
+        for line in lines
+        if all(line.get(name) == value for name, value in wanted.items()) and (further or not line.get("further"))
     ]
+    for row in dict.fromkeys(rows):
+        if any(line["row"] == row for line in chosen):
+            continue
+        if not any(line["row"] == row for line in lines):
+            raise _no_such_row(lines, row)
+        asked = " ".join(f"--{name} {value}" for name, value in wanted.items())
+        fields = [name for name in ("paper", "table") if name in wanted] + ["metric", "split"]
+        there = listed(
+            " ".join(f"--{name} {line[name]}" for name in fields if line.get(name) is not None)
+            for line in lines
+            if line["row"] == row
+        )
+        raise UserError(f"row {row!r}: no line of this row has {asked}. Choose from: {there}.")
+    return chosen
 
 
-MOST_NAMED = 20
-"""Rows that a message names."""
+def _no_such_row(lines: list[dict], row: str) -> UserError:
+    known = [line["row"] for line in lines]
+    return UserError(
+        f"row {row!r}: no line has this row. Choose from {listed(known)}.{did_you_mean(row, sorted(set(known)))}"
+    )
 
 
-def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int, np.ndarray]:
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Return different names in order, separated by commas; of a long list the number of those that are left out."""
+    found = sorted({str(name) for name in names})
+    rest = f" and {len(found) - most} more" if len(found) > most else ""
+    return (", ".join(found[:most]) or "none") + rest
+
+
+def scores(
+    lines: list[dict], row: str, *, logarithm: bool = False, field: str = "sentence_values"
+) -> dict[int, np.ndarray]:
     """Return a row's scores by seed; of lines with the same seed, the last one is used.
+
+    Args:
+        field: the values of sentences that are used if lines have them.
 
     Raises:
         UserError: there is no such row, its lines have several papers, tables, metrics or splits, or a value for a logarithm is
@@ -137,21 +195,26 @@ def scores(lines: list[dict], row: str, *, logarithm: bool = False) -> dict[int,
     """
     chosen = [line for line in lines if line["row"] == row]
     if not chosen:
-        known = sorted({line["row"] for line in lines})
-        more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-        names = ", ".join(known[:MOST_NAMED]) or "none"
-        raise UserError(f"row {row!r}: no line has this row. Choose from {names}{more}.{did_you_mean(row, known)}")
+        raise _no_such_row(lines, row)
     for name in KEY:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
             raise UserError(
                 f"row {row!r}: its lines have several {name}s. Choose one with --{name} {'|'.join(sorted(values))}."
             )
-    found = {line["seed"]: np.atleast_1d(line.get("sentence_values", line["value"])) for line in chosen}
+    found = {line["seed"]: np.atleast_1d(line.get(field, line["value"])) for line in chosen}
     if logarithm:
         if any((values <= 0).any() for values in found.values()):
             raise UserError(f"row {row!r}: --logarithm needs values above 0. Remove the flag.")
         found = {seed: np.log(values) for seed, values in found.items()}
     return found
+
+
+def resolution_of(lines: Iterable[dict], *, logarithm: bool = False) -> float:
+    """Return the last decimal place of the lines' values, such as 0.01; of their logarithms, the greatest step."""
+    values = [line["value"] for line in lines]
+    exponents = [int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in values]
+    step = 10.0 ** min(0, *exponents, 0)
+    return step / min(values) if logarithm else step
 
 
 def compare_rows(
@@ -170,23 +233,57 @@ def compare_rows(
     """
 
     def contrast(name: str, rows: Sequence[str]) -> Contrast:
-        found = [scores(lines, row, logarithm=logarithm) for row in rows]
+        values = [scores(lines, row, logarithm=logarithm) for row in rows]
         _check_sentences(lines, rows)
+        chosen = _latest(lines, rows)
+        resolution = resolution_of(chosen, logarithm=logarithm)
+        counted = all("sentence_counts" in line for line in chosen)
         try:
-            if len(rows) == 2:
-                comparison = statistics.compare(*found, draws=draws)
+            if counted:
+                counts = [scores(lines, row, field="sentence_counts") for row in rows]
+                measure = (lambda sums: np.log(statistics.bleu(sums))) if logarithm else statistics.bleu
+                comparison = statistics.compare_counts(counts, measure, draws=draws)
+            elif len(rows) == 2:
+                comparison = statistics.compare(values[0], values[1], resolution=resolution, draws=draws)
             else:
-                comparison = statistics.compare_interaction(found[:2], found[2:], draws=draws)
+                first, second = (values[0], values[1]), (values[2], values[3])
+                comparison = statistics.compare_interaction(first, second, resolution=resolution, draws=draws)
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error
         metrics = sorted({str(line["metric"]) for line in lines if line["row"] in rows})
         unit = ("logarithm of " if logarithm else "") + ", ".join(metrics)
-        return Contrast(name, unit, tuple(rows), metrics[0], comparison, _notes(lines, rows))
+        notes = list(_notes(lines, rows))
+        if comparison.seeds > 1 and statistics.equal_after_rounding(comparison.seed_means, resolution):
+            notes.append(
+                f"the differences of all seeds are equal after rounding, so their spread is unknown: the standard error is set "
+                f"to {resolution:.2g}, the last decimal place of the values"
+            )
+        return Contrast(
+            name,
+            unit,
+            tuple(rows),
+            metrics[0],
+            comparison,
+            tuple(notes),
+            resolution=resolution,
+            splits=tuple(dict.fromkeys(_split_name(line) for line in chosen)),
+            seeds=tuple(sorted(set.intersection(*(set(row) for row in values)))),
+        )
 
     return [
         *(contrast(" − ".join(rows), rows) for rows in pairs),
         *(contrast("({} − {}) − ({} − {})".format(*rows), rows) for rows in interactions),
     ]
+
+
+def _latest(lines: list[dict], rows: Sequence[str]) -> list[dict]:
+    """Return the last line of each row and seed."""
+    return list({(line["row"], line["seed"]): line for line in lines if line["row"] in rows}.values())
+
+
+def _split_name(line: dict) -> str:
+    """Return the corpus and the split of a line, if they are known."""
+    return " ".join(str(line[name]) for name in ("corpus", "split") if line.get(name) is not None)
 
 
 @dataclass(frozen=True)
@@ -268,10 +365,12 @@ def compare_planned(
     Raises:
         UserError: see :func:`~fairseq_lowrank.tools.reporting.statistics.paired_differences`.
     """
-    run, result = {line["row"] for line in lines}, []
+    run = {line["row"] for line in lines}
+    result: list[Contrast] = []
     for one in named:
-        chosen = [line for line in lines if (line["metric"], line["split"]) == (one.metric, one.split)]
-        planned = {"name": f"{one.name}, {one.split}", "prediction": one.prediction, "margin": one.margin}
+        chosen = [line for line in lines if (line["metric"], line.get("split")) == (one.metric, one.split)]
+        planned: dict[str, Any] = {"name": f"{one.name}, {one.split}"}
+        planned |= {"prediction": one.prediction, "margin": one.margin}
         seeds = {row: {line["seed"] for line in chosen if line["row"] == row} for row in one.rows}
         if missing := [row for row in seeds if not seeds[row]]:
             states = {"not run yet": [row for row in missing if row not in run]}
@@ -283,11 +382,11 @@ def compare_planned(
         else:
             notes = ()
         if notes:
-            empty = {"unit": one.metric, "rows": tuple(one.rows), "metric": one.metric, "comparison": None}
-            result.append(Contrast(**planned, **empty, notes=notes))
+            empty: dict[str, Any] = {"unit": one.metric, "rows": tuple(one.rows), "metric": one.metric}
+            result.append(Contrast(**planned, **empty, comparison=None, notes=notes))
             continue
-        rows = [[one.rows], []] if len(one.rows) == 2 else [[], [one.rows]]
-        [contrast] = compare_rows(chosen, *rows, draws=draws)
+        pairs, interactions = ([one.rows], []) if len(one.rows) == 2 else ([], [one.rows])
+        [contrast] = compare_rows(chosen, pairs, interactions, draws=draws)
         if read_prediction(one.prediction)[0] == "=" and one.margin is None:
             planned["notes"] = (*contrast.notes, "no margin was stated, so equality cannot be shown")
         result.append(dataclasses.replace(contrast, **planned))
@@ -296,7 +395,8 @@ def compare_planned(
 
 def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
     """Refuse rows with different sentences, by the corpus in their lines; older lines have no corpus, so by their table."""
-    chosen = [line for line in lines if line["row"] in rows and "sentence_values" in line]
+    by_sentence = ("sentence_values", "sentence_counts")
+    chosen = [line for line in lines if line["row"] in rows and any(name in line for name in by_sentence)]
     names = ("corpus", "split") if all("corpus" in line for line in chosen) else ("paper", "table", "split")
     for name in names:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:
@@ -308,12 +408,13 @@ def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
 
 def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     every = [line for line in lines if line["row"] in rows]
-    chosen = list({(line["row"], line["seed"]): line for line in every}.values())
+    chosen = _latest(lines, rows)
     notes = []
     if older := len(every) - len(chosen):
         notes.append(f"of lines of one row and seed, only the last is used: {older} left out")
     for name in ("metric", "paper", "table", "corpus", "split", "updates"):
-        if len(values := {str(line.get(name)) for line in chosen}) > 1:
+        # older lines do not have every field
+        if len(values := {str(line[name]) for line in chosen if line.get(name) is not None}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
     # older lines have no flags of scoring
     if len(ways := {line["scoring"] or "no flags" for line in chosen if "scoring" in line}) > 1:
@@ -342,13 +443,15 @@ def _processors(lines: Iterable[dict], seed: int) -> set[str]:
 
 def as_rows(contrasts: Sequence[Contrast]) -> list[dict]:
     """Return a flat row for each contrast, with Holm's correction over all of them, also over those without a p."""
-    corrected = statistics.holm([contrast.comparison and contrast.comparison.t_p for contrast in contrasts])
+    corrected = statistics.holm([contrast.comparison.t_p if contrast.comparison else None for contrast in contrasts])
     return [
         {
             "contrast": contrast.name,
             "unit": contrast.unit,
             "rows": contrast.rows,
             "lower_is_better": lower_is_better(contrast.metric),
+            "splits": contrast.splits,
+            "seed_numbers": contrast.seeds,
             **_values(contrast.comparison),
             "t_holm": holm,
             "better": contrast.better,

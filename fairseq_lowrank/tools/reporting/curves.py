@@ -25,7 +25,7 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
     Returns:
         By the plot's name, lists of `{"label", "points"}`; a table's runs also have `row`, `seed`, `attention` and `settings`.
     """
-    plots = {}
+    plots: dict[str, list[dict]] = {}
     for table in tables:
         for row in table["rows"]:
             for curve in row["ours"]["curves"] if row["ours"] else ():
@@ -94,9 +94,11 @@ def plot_curves(curves: list[dict], title: str):
             axes.set(ylabel="minus that of mha")
             lowest = axes
         lowest.set(xlabel="updates")
-        handles = losses.get_legend_handles_labels()
-        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncols": across}
-        lowest.legend(*handles, **place, fontsize=7, handlelength=3.5)
+        handles, labels = losses.get_legend_handles_labels()
+        place = (0.5, -0.22)
+        lowest.legend(
+            handles, labels, loc="upper center", bbox_to_anchor=place, ncols=across, fontsize=7, handlelength=3.5
+        )
     return figure
 
 

@@ -44,18 +44,23 @@ def read_training_log(path: Path) -> dict:
         - `updates`.
         - `tokens_per_second`: target tokens per second of training steps, without validation and saving.
         - `valid_perplexity`: the best of all validations, also within epochs; None if there was none.
+        - `valid_loss`: its logarithm, the loss in bits per token without label smoothing.
         - `epochs`: a list with `updates`, `train_loss` and `valid_loss` (both in base 2) of each finished epoch.
 
     Raises:
         UserError: the log has no finished epoch.
     """
-    epochs, perplexities = {}, []
+    epochs: dict[int, dict[str, dict[str, str]]] = {}
+    perplexities: list[float] = []
+    losses: list[float] = []
     for line in read_lines(path):
         if (found := progress(line)) and found[0] in ("train", "valid"):
             tag, fields = found
             epochs.setdefault(int(fields["epoch"]), {})[tag] = fields
             if tag == "valid":
                 perplexities.append(float(fields.get("ppl", "nan")))
+                # perplexity is 2 to the power of this loss, which has no label smoothing
+                losses.append(float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan)
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if not finished:
         raise UserError(f"{path} has no finished epoch of fairseq-train")
@@ -71,9 +76,14 @@ def read_training_log(path: Path) -> dict:
     return {
         "updates": before,
         "tokens_per_second": round(tokens / max(seconds, 1.0)),
-        "valid_perplexity": min((value for value in perplexities if not math.isnan(value)), default=None),
+        "valid_perplexity": _least(perplexities),
+        "valid_loss": _least(losses),
         "epochs": curve,
     }
+
+
+def _least(values: list[float]) -> float | None:
+    return min((value for value in values if not math.isnan(value)), default=None)
 
 
 def read_validation(path: Path) -> dict:

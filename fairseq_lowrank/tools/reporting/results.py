@@ -23,7 +23,9 @@ FIELDS: dict[str, tuple[type, ...]] = {
 OPTIONAL: dict[str, tuple[type, ...]] = {
     **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
     **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
-    **dict.fromkeys(("valid_tokenised_bleu", "valid_perplexity", "next_sentence_accuracy"), (*Number, type(None))),
+    **dict.fromkeys(
+        ("valid_tokenised_bleu", "valid_perplexity", "valid_loss", "next_sentence_accuracy"), (*Number, type(None))
+    ),
     **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
     **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,), "patches": (dict,)},
 }
@@ -32,9 +34,15 @@ MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", 
 MEASURED["commit"] = OPTIONAL["commit"]
 # A score to compare has at least these fields.
 SCORED = {field: FIELDS[field] for field in ("row", "seed", "metric", "value")}
-POINT = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
-ORIGIN = {"commit": OPTIONAL["commit"], "machine": OPTIONAL["machine"], "versions": FIELDS["versions"]}
-LOSS = {"bits": Number, "sentence_values": (list,)}
+# A sentence's counts for BLEU: lengths of hypothesis and reference, matching and all n-grams of orders 1 to 4.
+COUNTS = 10
+POINT: dict[str, tuple[type, ...]] = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
+ORIGIN: dict[str, tuple[type, ...]] = {
+    "commit": OPTIONAL["commit"],
+    "machine": OPTIONAL["machine"],
+    "versions": FIELDS["versions"],
+}
+LOSS: dict[str, tuple[type, ...]] = {"bits": Number, "sentence_values": (list,)}
 TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
 
 
@@ -116,6 +124,10 @@ def check_sentences(line: dict) -> None:
     check_type("sentence_values", line.get("sentence_values", []), (list,))
     for value in line.get("sentence_values", []):
         check_type("a sentence's value", value, Number)
+    check_type("sentence_counts", line.get("sentence_counts", []), (list,))
+    for counts in line.get("sentence_counts", []):
+        if not isinstance(counts, list) or len(counts) != COUNTS or not all(isinstance(one, int) for one in counts):
+            raise UserError(f"a sentence's counts are {json.dumps(counts)[:40]}, expected {COUNTS} whole numbers")
 
 
 def check_measurement(line: dict) -> None:
@@ -205,6 +217,7 @@ def _append(path: Path, line: dict) -> None:
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
+        assert handle is not None  # it waits for other processes
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data

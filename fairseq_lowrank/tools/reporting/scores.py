@@ -23,7 +23,7 @@ def read_references(path: Path) -> list[str]:
 
 def read_sentences(path: Path, pattern: str) -> list[str]:
     """Return the texts of the lines that match a pattern, in the order of their numbers."""
-    found = {}
+    found: dict[int, str] = {}
     for text in read_lines(path):
         if match := re.match(pattern, text):
             found.setdefault(int(match[1]), match[2])  # with --nbest, the best comes first
@@ -37,7 +37,8 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
 
     sacrebleu tokenises text (13a, its default). If the publisher's text is known (`raw`), it gets this text and detokenised
     hypotheses, without case if the hypotheses have none. Else both sides are tokenised. `tokenised_bleu` uses the given tokens,
-    like multi-bleu.perl and most papers of the time.
+    like multi-bleu.perl and most papers of the time. `sentence_counts` has the counts of each sentence for `value`: lengths of
+    hypothesis and reference, matching n-grams and all n-grams of orders 1 to 4.
 
     Raises:
         UserError: the numbers of lines differ, or a text is cut into subwords.
@@ -57,6 +58,10 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
     check_words("references", references)
     # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
     standard, tokens = BLEU(lowercase=lowercase, force=True), BLEU(tokenize="none", force=True)
+    # the counts are those of `standard`; without this flag sacrebleu warns at every sentence
+    sentence = BLEU(lowercase=lowercase, force=True, effective_order=True)
+    pairs = zip(given, raw or references, strict=True)
+    counted = [sentence.sentence_score(hypothesis, [reference]) for hypothesis, reference in pairs]
     return {
         "metric": "sacrebleu",
         "value": round(standard.corpus_score(given, [raw or references]).score, 2),
@@ -64,6 +69,7 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
         "text": "tokenised" if raw is None else "detokenised",
         "tokenised_bleu": round(tokens.corpus_score(hypotheses, [references]).score, 2),
         "tokenised_signature": str(tokens.get_signature()),
+        "sentence_counts": [[one.sys_len, one.ref_len, *one.counts, *one.totals] for one in counted],
     }
 
 

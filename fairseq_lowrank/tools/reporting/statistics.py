@@ -5,22 +5,21 @@ sentences. Each test answers a different question:
 
 - **Student's t** (other seeds): interval and p of the seeds' mean differences, on this test set. With few seeds the interval is
   long, but its coverage is right. A bootstrap over three seeds covers the truth in only 75 % of cases.
-- **bootstrap over sentences** (other test sentences): for these trainings. It needs one value per sentence.
+- **bootstrap over sentences** (other test sentences): interval and p for these trainings. It needs values of each sentence. A
+  score that is a mean over sentences needs one value; BLEU needs the counts that it is computed from.
 - **all signs**: if the two rows were equal, each seed's difference could have the other sign. The p-value is the share of all
   2^seeds choices of signs whose mean is as far from 0. It cannot be below 2 / 2^seeds.
 - **equivalence**: two one-sided t-tests (TOST) against a margin that was stated. "No difference" needs this test: a p of
   difference above 0.05 only means that no difference was found.
 
 For several planned contrasts :func:`holm` corrects the p-values.
-
-BLEU is not a mean over sentences. For BLEU use sacrebleu's own tests, ``sacrebleu REFERENCES -i A B --paired-bs``.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +32,8 @@ CONFIDENCE = 0.95
 
 Scores = Mapping[int, ArrayLike]
 """By seed: a row's score, or its scores of sentences, in the same order for all rows and seeds."""
+Measure = Callable[[NDArray], NDArray]
+"""The score of a corpus, from sums over its sentences of their counts ``[…, counts]``."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Comparison:
         positive: the number of seeds whose mean difference is above 0.
         signs_p: the two-sided p over all choices of signs.
         sentences_low, sentences_high: the bootstrap's 95 % interval over sentences, for these trainings.
+        sentences_p: its two-sided p, the share of draws whose difference is as far from the mean as the mean is from 0.
     """
 
     mean: float
@@ -62,6 +64,7 @@ class Comparison:
     signs_p: float | None
     sentences_low: float | None
     sentences_high: float | None
+    sentences_p: float | None
 
 
 def paired_differences(first: Scores, second: Scores) -> tuple[list[int], NDArray]:
@@ -85,60 +88,84 @@ def paired_differences(first: Scores, second: Scores) -> tuple[list[int], NDArra
     return seeds, matrix
 
 
-def sentence_interval(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> tuple[float, float]:
-    """Return the bootstrap's 95 % interval over the columns of ``[seeds, sentences]``.
+def bleu(sums: NDArray) -> NDArray:
+    """Return BLEU from sums of sentences' counts ``[…, 2 + 2 · orders]``, as sacrebleu does with its smoothing ``exp``.
 
-    A draw of sentences is used for all seeds, because a sentence that is easy for one seed is easy for every seed.
+    The counts are the lengths of hypothesis and reference, matching n-grams of each order, and all n-grams of each order.
     """
+    orders = (sums.shape[-1] - 2) // 2
+    hypothesis, reference = sums[..., 0], sums[..., 1]
+    correct, total = sums[..., 2 : 2 + orders], sums[..., 2 + orders :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # each order without a match halves the precision once more
+        halvings = 2.0 ** np.cumsum(correct == 0, -1)
+        precisions = np.where(correct == 0, 1 / halvings, correct) / total
+        penalty = np.exp(np.minimum(0.0, 1 - reference / hypothesis))
+        scores = 100 * penalty * np.exp(np.log(precisions).mean(-1))
+    defined = (correct > 0).any(-1) & (total > 0).all(-1)
+    return np.where(defined, scores, 0.0)
+
+
+def sentence_bootstrap(
+    values: NDArray, measure: Measure, *, draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the bootstrap's 95 % interval over sentences of a difference, and its p.
+
+    Args:
+        values: counts of sentences ``[sentences, counts]``.
+        measure: returns the difference from sums of these counts.
+    """
+    count = len(values)
     generator = np.random.default_rng(seed)
-    values = matrix.mean(0)
-    means = np.empty(draws)
-    for start in range(0, draws, 500):  # all draws at once would need much memory
-        chosen = generator.integers(0, len(values), (min(500, draws - start), len(values)))
-        means[start : start + 500] = values[chosen].mean(1)
+    batch = max(1, min(500, 5_000_000 // count))  # all draws at once would need much memory
+    found = np.empty(draws)
+    for start in range(0, draws, batch):
+        size = min(batch, draws - start)
+        chosen = generator.integers(0, count, (size, count)) + count * np.arange(size)[:, None]
+        weights = np.bincount(chosen.ravel(), minlength=size * count).reshape(size, count)
+        found[start : start + size] = measure(weights @ values)
     tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(means, (tail, 100 - tail))
-    return float(low), float(high)
+    low, high = np.percentile(found, (tail, 100 - tail))
+    observed = float(measure(values.sum(0)))
+    further = np.abs(found - observed) >= abs(observed) * (1 - 1e-9)
+    return float(low), float(high), float((further.sum() + 1) / (draws + 1))
 
 
-def compare_matrix(matrix: NDArray, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
+def compare_matrix(matrix: NDArray, *, resolution: float = 0.0, draws: int = DRAWS, seed: int = 0) -> Comparison:
     """Compute all statistics of paired differences ``[seeds, sentences]``.
+
+    Args:
+        resolution: see :func:`student`.
 
     Raises:
         ValueError: there are no differences.
     """
     if not matrix.size:
         raise ValueError("no scores: a comparison needs at least one")
-    by_seed = matrix.mean(1)
-    low, high, t, t_p = student(by_seed)
-    sentences = sentence_interval(matrix, draws=draws, seed=seed) if matrix.shape[1] > 1 else (None, None)
-    return Comparison(
-        mean=float(matrix.mean()),
-        low=low,
-        high=high,
-        t=t,
-        t_p=t_p,
-        seeds=matrix.shape[0],
-        sentences=matrix.shape[1],
-        seed_means=tuple(map(float, by_seed)),
-        positive=int((by_seed > 0).sum()),
-        signs_p=_all_signs(by_seed, seed),
-        sentences_low=sentences[0],
-        sentences_high=sentences[1],
-    )
+    count = matrix.shape[1]
+    # a draw of sentences is used for all seeds, because a sentence that is easy for one seed is easy for every seed
+    over_seeds = matrix.mean(0)[:, None]
+    sentences = sentence_bootstrap(over_seeds, lambda sums: sums[..., 0] / count, draws=draws, seed=seed)
+    return _comparison(matrix.mean(1), count, sentences if count > 1 else None, resolution, seed)
 
 
-def compare(first: Scores, second: Scores, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
+def compare(first: Scores, second: Scores, *, resolution: float = 0.0, draws: int = DRAWS, seed: int = 0) -> Comparison:
     """Compare first − second, paired by seed and sentence.
 
     Raises:
         UserError: see :func:`paired_differences`.
     """
-    return compare_matrix(paired_differences(first, second)[1], draws=draws, seed=seed)
+    matrix = paired_differences(first, second)[1]
+    return compare_matrix(matrix, resolution=resolution, draws=draws, seed=seed)
 
 
 def compare_interaction(
-    first: tuple[Scores, Scores], second: tuple[Scores, Scores], *, draws: int = DRAWS, seed: int = 0
+    first: tuple[Scores, Scores],
+    second: tuple[Scores, Scores],
+    *,
+    resolution: float = 0.0,
+    draws: int = DRAWS,
+    seed: int = 0,
 ) -> Comparison:
     """Compare (a − b) − (c − d), paired by seed and sentence: does the lead of a over b differ from that of c over d?
 
@@ -146,24 +173,92 @@ def compare_interaction(
         UserError: see :func:`paired_differences`.
     """
     inner = [dict(zip(*paired_differences(*pair), strict=True)) for pair in (first, second)]
-    return compare(*inner, draws=draws, seed=seed)
+    return compare(*inner, resolution=resolution, draws=draws, seed=seed)
 
 
-def student(values: ArrayLike) -> tuple[float, float, float, float] | tuple[None, None, None, None]:
-    """Return the 95 % interval of the mean, t and its two-sided p; ``None`` four times for fewer than two values."""
+def compare_counts(rows: Sequence[Scores], measure: Measure = bleu, *, draws: int = DRAWS, seed: int = 0) -> Comparison:
+    """Compare A − B, or (A − B) − (C − D), of a score that is not a mean over sentences, such as BLEU.
+
+    Args:
+        rows: A and B, or A to D: by seed, counts of sentences ``[sentences, counts]``.
+        measure: the score.
+
+    Raises:
+        UserError: there is no common seed, or the numbers of sentences differ.
+    """
+    signs = np.array((1.0, -1.0, -1.0, 1.0)[: len(rows)])
+    seeds = sorted(set.intersection(*(set(row) for row in rows)))
+    if not seeds:
+        raise UserError(f"no common seed: {' and '.join(str(sorted(row)) for row in rows)}")
+    counts = [[np.asarray(row[one], dtype=float) for one in seeds] for row in rows]
+    shapes = sorted({array.shape for arrays in counts for array in arrays})
+    if len(shapes) > 1:
+        raise UserError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
+    stacked = np.array(counts)  # [rows, seeds, sentences, counts]
+    _, _, sentences, width = stacked.shape
+    by_seed = signs @ measure(stacked.sum(2))
+
+    def difference(sums: NDArray) -> NDArray:
+        scores = measure(sums.reshape(*sums.shape[:-1], len(rows), len(seeds), width))
+        return (scores * signs[:, None]).sum(-2).mean(-1)
+
+    flat = stacked.transpose(2, 0, 1, 3).reshape(sentences, -1)
+    found = sentence_bootstrap(flat, difference, draws=draws, seed=seed) if sentences > 1 else None
+    return _comparison(by_seed, sentences, found, 0.0, seed)
+
+
+def _comparison(
+    by_seed: NDArray, sentences: int, over_sentences: tuple[float, float, float] | None, resolution: float, seed: int
+) -> Comparison:
+    low, high, t, t_p = student(by_seed, resolution)
+    sentences_low, sentences_high, sentences_p = over_sentences or (None, None, None)
+    return Comparison(
+        mean=float(by_seed.mean()),
+        low=low,
+        high=high,
+        t=t,
+        t_p=t_p,
+        seeds=len(by_seed),
+        sentences=sentences,
+        seed_means=tuple(map(float, by_seed)),
+        positive=int((by_seed > 0).sum()),
+        signs_p=_all_signs(by_seed, seed),
+        sentences_low=sentences_low,
+        sentences_high=sentences_high,
+        sentences_p=sentences_p,
+    )
+
+
+def equal_after_rounding(values: ArrayLike, resolution: float) -> bool:
+    """Return True if values differ by less than half of their resolution."""
+    spread = float(np.ptp(np.asarray(values, dtype=float)))
+    return spread == 0 or spread < resolution / 2
+
+
+def student(
+    values: ArrayLike, resolution: float = 0.0
+) -> tuple[float, float, float, float] | tuple[None, None, None, None]:
+    """Return the 95 % interval of the mean, t and its two-sided p; ``None`` four times for fewer than two values.
+
+    Args:
+        resolution: the last decimal place of the values. If all values are equal after rounding, their spread is unknown, and the
+            standard error is the resolution. With 0, the values are exact.
+    """
     values = np.asarray(values, dtype=float)
     if len(values) < 2:
         return None, None, None, None
-    mean = float(values[0])
-    if np.ptp(values) == 0:  # all values are equal
-        return (0.0, 0.0, 0.0, 1.0) if mean == 0 else (mean, mean, math.copysign(math.inf, mean), 0.0)
-    mean, error = float(values.mean()), _standard_error(values)
+    mean, error = float(values.mean()), standard_error(values, resolution)
+    if error == 0:  # all values are equal and exact
+        return (mean, mean, math.copysign(math.inf, mean), 0.0) if mean else (0.0, 0.0, 0.0, 1.0)
     reach, t = t_quantile((1 + CONFIDENCE) / 2, len(values) - 1) * error, mean / error
     return mean - reach, mean + reach, t, 2 * t_below(-abs(t), len(values) - 1)
 
 
-def equivalence_p(values: Sequence[float], margin: float) -> float | None:
+def equivalence_p(values: Sequence[float], margin: float, resolution: float = 0.0) -> float | None:
     """Return the p of two one-sided t-tests that the mean lies within ± margin; ``None`` for fewer than two values.
+
+    Args:
+        resolution: see :func:`student`.
 
     Raises:
         ValueError: the margin is not above 0.
@@ -172,10 +267,11 @@ def equivalence_p(values: Sequence[float], margin: float) -> float | None:
         raise ValueError(f"margin {margin}: expected a number above 0")
     if len(values) < 2:
         return None
-    if np.ptp(values) == 0:
-        return 0.0 if abs(values[0]) < margin else 1.0
-    nearer = margin - abs(float(np.mean(values)))
-    return t_below(-nearer / _standard_error(np.asarray(values, dtype=float)), len(values) - 1)
+    array = np.asarray(values, dtype=float)
+    nearer, error = margin - abs(float(array.mean())), standard_error(array, resolution)
+    if error == 0:
+        return 0.0 if nearer > 0 else 1.0
+    return t_below(-nearer / error, len(values) - 1)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -207,7 +303,10 @@ def _all_signs(by_seed: NDArray, seed: int) -> float | None:
     return float((np.sum(np.abs(sums) >= least) + chosen) / (len(sums) + chosen))
 
 
-def _standard_error(values: NDArray) -> float:
+def standard_error(values: NDArray, resolution: float = 0.0) -> float:
+    """Return the standard error of the mean; the resolution if values are equal after rounding."""
+    if equal_after_rounding(values, resolution):
+        return resolution
     return float(values.std(ddof=1)) / math.sqrt(len(values))
 
 

@@ -8,7 +8,7 @@ import re
 from fairseq_lowrank.tools.reporting.comparison import family, plot_name, short_count
 
 NAMES = {
-    "loss": "loss (nats a token)",
+    "loss": "loss (nats per token)",
     "bits": "loss (bits per token)",
     "bleu": "BLEU",
     "sacrebleu": "BLEU (sacrebleu)",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -188,7 +189,10 @@ def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, ca
     [
         ([], "--pair A B"),
         (["--pair", "mha", "nothing"], "row 'nothing': no line has this row. Choose from gain, mha, mixhead-a"),
-        (["--pair", "mha", "mha", "--metric", "bleu"], "row 'mha': no line has this row"),
+        (
+            ["--pair", "mha", "mha", "--metric", "bleu"],
+            "row 'mha': no line of this row has --metric bleu. Choose from: --metric loss --split test.",
+        ),
         (["--pair", "zero", "mha", "--logarithm"], "--logarithm needs values above 0"),
         (["--pair", "two", "mha"], "its lines have several metrics. Choose one with --metric bleu|loss"),
         (["--pair", "mha", "late"], "mha − late: no common seed: [1, 2, 3] and [7]"),
@@ -206,6 +210,62 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, argume
     assert cli.main(["compare", str(path), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+def test_a_long_list_of_rows_says_how_many_are_left_out(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", {f"row{number:02}": {1: 1.0} for number in range(76)})
+    assert cli.main(["compare", path, "--pair", "row00", "nothing"]) == 2
+    assert "Choose from row00, row01, " in (error := capsys.readouterr().err) and "row19 and 56 more." in error
+
+
+def test_further_scores_of_a_line_are_compared_if_a_metric_is_chosen(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", {"a": {1: 20.0, 2: 21.5}, "b": {1: 19.0, 2: 20.0}}, metric="sacrebleu")
+    text = Path(path).read_text().splitlines()
+    losses = [3.0, 3.1, 3.2, 3.3]
+    lines = [json.loads(one) | {"valid_loss": loss} for one, loss in zip(text, losses, strict=True)]
+    Path(path).write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (row,) = compared(capsys, path, "--pair", "a", "b")
+    assert (row["unit"], row["mean"]) == ("sacrebleu", 1.25)
+    (row,) = compared(capsys, path, "--pair", "a", "b", "--metric", "bits", "--split", "valid")
+    assert row["mean"] == pytest.approx(-0.2) and row["lower_is_better"]
+
+
+def test_bleu_has_a_test_over_sentences(tmp_path, capsys):
+    pytest.importorskip("sacrebleu")
+    from fairseq_lowrank.tools.reporting.scores import bleu
+
+    references = [f"the {number} dogs run over the green grass" for number in range(20)]
+    path = tmp_path / "a.jsonl"
+    for row, kept in (("good", 5), ("bad", 2)):
+        for seed in (1, 2):
+            hypotheses = [
+                text if number % 6 < kept else " ".join(text.split()[seed:]) for number, text in enumerate(references)
+            ]
+            found = bleu(hypotheses, references)
+            with path.open("a") as file:
+                file.write(json.dumps({"row": row, "seed": seed, **found}) + "\n")
+    (row,) = compared(capsys, str(path), "--pair", "good", "bad")
+    assert row["sentences"] == 20 and 0 < row["sentences_low"] < row["mean"] < row["sentences_high"]
+    assert row["sentences_p"] < 0.01
+    values = [json.loads(line)["value"] for line in path.read_text().splitlines()]
+    assert row["seed_means"] == pytest.approx([values[0] - values[2], values[1] - values[3]], abs=0.011)
+
+
+def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, capsys):
+    scores = {"a": {1: 12.34, 2: 15.67, 3: 11.03}, "b": {1: 12.31, 2: 15.64, 3: 11.0}}
+    lines = write(tmp_path / "a.jsonl", scores)
+    (found,) = compared(capsys, lines, *named(tmp_path / "n.json", {"name": "x", "rows": ["a", "b"]}))
+    assert found["outcome"] == "unclear" and found["t_p"] == pytest.approx(0.0955, abs=1e-3)
+    [note] = found["notes"]
+    assert "equal after rounding" in note and "set to 0.01," in note
+
+
+def test_lines_without_a_corpus_are_not_said_to_differ_in_it(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    write(path, {"a": {1: 5.0, 2: 6.0}}, corpus="multi30k")
+    write(path, {"b": {1: 4.0, 2: 5.5}})
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert row["notes"] == []
 
 
 def test_a_broken_line_is_named_and_left_out(tmp_path, capsys):

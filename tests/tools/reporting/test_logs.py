@@ -9,14 +9,14 @@ from fairseq_lowrank.tools.reporting import logs
 # As fairseq 0.12 logs with --log-format json. The run was interrupted in epoch 2 and resumed from epoch 1's checkpoint.
 EVENTS = [
     ("train_inner", {"epoch": 1, "update": 0.5, "loss": "9", "ppl": "512", "num_updates": "50"}),
-    ("valid", {"epoch": 1, "valid_loss": "8.5", "valid_ppl": "256", "valid_num_updates": "100"}),
+    ("valid", {"epoch": 1, "valid_loss": "8.5", "valid_nll_loss": "8", "valid_ppl": "256", "valid_num_updates": "100"}),
     (
         "train",
         {"epoch": 1, "train_loss": "9.5", "train_wpb": "1000", "train_num_updates": "100", "train_train_wall": "100"},
     ),
     ("train_inner", {"epoch": 2, "update": 1.5, "loss": "8", "ppl": "256", "num_updates": "150"}),
-    ("valid", {"epoch": 2, "valid_loss": "7", "valid_ppl": "120", "valid_num_updates": "150"}),
-    ("valid", {"epoch": 2, "valid_loss": "7.5", "valid_ppl": "128", "valid_num_updates": "200"}),
+    ("valid", {"epoch": 2, "valid_loss": "7", "valid_nll_loss": "6.9", "valid_ppl": "120", "valid_num_updates": "150"}),
+    ("valid", {"epoch": 2, "valid_loss": "7.5", "valid_nll_loss": "7", "valid_ppl": "128", "valid_num_updates": "200"}),
     (
         "train",
         {"epoch": 2, "train_loss": "8", "train_wpb": "1100", "train_num_updates": "200", "train_train_wall": "50"},
@@ -47,7 +47,7 @@ def test_a_training_log_gives_updates_speed_and_curve(tmp_path, text):
         {"updates": 100, "train_loss": 9.5, "valid_loss": 8.5},
         {"updates": 200, "train_loss": 8.0, "valid_loss": 7.5},
     ]
-    assert run["valid_perplexity"] == 120
+    assert run["valid_perplexity"] == 120 and run["valid_loss"] == 6.9
 
 
 def test_a_validation_without_a_number_hides_no_best_one(tmp_path):

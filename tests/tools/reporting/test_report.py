@@ -376,8 +376,8 @@ def test_losses_a_sentence_are_shown_in_bits_to_three_decimals_with_their_spread
     lines = [line("mha", 20.0, losses=losses(2.0)), line("mha", 20.0, seed=2, losses=losses(2.01))]
     header, cells = columns(comparison.build_report([{**one, "table": "own"} for one in lines], PAPERS)[0])
     shown = dict(zip(header, cells[0], strict=True))
-    assert shown["fit loss (bits a token)"] == "2.005 ± 0.007"
-    assert shown["test loss (bits a token)"] == "3.000 ± 0.000"
+    assert shown["fit loss (bits per token)"] == "2.005 ± 0.007"
+    assert shown["test loss (bits per token)"] == "3.000 ± 0.000"
 
 
 def test_perplexities_of_training_stand_beside_those_of_the_papers_text():

@@ -51,9 +51,45 @@ def test_sentence_bootstrap_has_the_variance_of_sentences():
     # a seed's part moves all sentences of that seed, and says nothing of other sentences
     generator = np.random.default_rng(1)
     seeds, sentences = generator.normal(size=3) * 5, generator.normal(size=200)
-    low, high = statistics.sentence_interval(seeds[:, None] + sentences)
+    result = statistics.compare_matrix(seeds[:, None] + sentences)
+    low, high = result.sentences_low, result.sentences_high
     assert high - low == pytest.approx(2 * 1.96 * sentences.std() / math.sqrt(200), rel=0.1)
     assert (low + high) / 2 == pytest.approx(seeds.mean() + sentences.mean(), abs=0.05)
+
+
+def test_p_over_sentences_is_that_of_a_normal_mean():
+    sentences = np.random.default_rng(2).normal(0.3, 2, size=(1, 400))
+    result = statistics.compare_matrix(sentences)
+    z = abs(sentences.mean()) / (sentences.std() / math.sqrt(400))
+    assert result.sentences_p == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
+
+
+# Lengths of hypothesis and reference, matches of orders 1 to 4, and all n-grams of these orders.
+COUNTS = [[6, 7, 5, 3, 2, 1, 6, 5, 4, 3], [9, 9, 9, 8, 7, 6, 9, 8, 7, 6], [3, 5, 1, 0, 0, 0, 3, 2, 1, 0]]
+
+
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [2], [0, 2, 2], [2, 2]])
+def test_bleu_of_counts_is_sacrebleus(chosen):
+    sacrebleu = pytest.importorskip("sacrebleu")
+    sums = np.array(COUNTS)[chosen].sum(0)
+    lengths = {"sys_len": int(sums[0]), "ref_len": int(sums[1])}
+    expected = sacrebleu.BLEU.compute_bleu(sums[2:6].tolist(), sums[6:].tolist(), **lengths, smooth_method="exp")
+    assert statistics.bleu(sums) == pytest.approx(expected.score)
+    assert statistics.bleu(np.stack([sums, 0 * sums])).tolist() == pytest.approx([expected.score, 0])
+
+
+def test_bleu_is_compared_by_adding_up_the_counts_of_sentences():
+    worse = [[*one[:2], *(max(0, number - 1) for number in one[2:6]), *one[6:]] for one in COUNTS]
+    result = statistics.compare_counts([{1: COUNTS, 2: COUNTS, 3: COUNTS}, {1: COUNTS, 2: worse}])
+    difference = statistics.bleu(np.sum(COUNTS, 0)) - statistics.bleu(np.sum(worse, 0))
+    assert result.seed_means == pytest.approx((0, difference)) and result.sentences == 3
+    assert result.sentences_low < result.mean < result.sentences_high and 0 < result.sentences_p < 1
+    both = statistics.compare_counts([{1: COUNTS}, {1: worse}, {1: COUNTS}, {1: worse}])
+    assert (both.mean, both.sentences_low, both.sentences_high) == (0, 0, 0)
+    with pytest.raises(ValueError, match="different sentences"):
+        statistics.compare_counts([{1: COUNTS}, {1: COUNTS[:2]}])
+    with pytest.raises(ValueError, match=r"no common seed: \[1\] and \[2\]"):
+        statistics.compare_counts([{1: COUNTS}, {2: COUNTS}])
 
 
 def test_sentence_interval_needs_sentence_values():
@@ -117,6 +153,24 @@ def test_equal_rows_and_rows_that_differ_by_a_constant():
     assert (same.mean, same.low, same.high, same.t, same.t_p) == (0, 0, 0, 0, 1)
     above = statistics.compare({1: 2, 2: 3}, {1: 1, 2: 2})
     assert (above.mean, above.low, above.high, above.t, above.t_p) == (1, 1, 1, math.inf, 0)
+
+
+def test_differences_that_are_equal_after_rounding_have_the_resolution_as_their_error():
+    # 12.34 − 12.31 and 15.67 − 15.64 differ in their last bits
+    values = [12.34 - 12.31, 15.67 - 15.64, 0.03]
+    low, high, t, p = statistics.student(values, resolution=0.01)
+    assert t == pytest.approx(3) and p == pytest.approx(1 - 3 / math.sqrt(11)) and low < 0 < high
+    assert statistics.equivalence_p(values, 0.06, resolution=0.01) == pytest.approx(p / 2)
+    assert statistics.student([1, 2, 3], resolution=0.01) == statistics.student([1, 2, 3])
+
+
+def test_probabilities_of_t_are_those_of_the_book():
+    # Abramowitz and Stegun, table 26.10: quantiles of Student's t
+    known = {1: (3.078, 12.706), 2: (1.886, 4.303), 5: (1.476, 2.571), 10: (1.372, 2.228), 30: (1.310, 2.042)}
+    for degrees, quantiles in known.items():
+        for probability, quantile in zip((0.9, 0.975), quantiles, strict=True):
+            assert statistics.t_quantile(probability, degrees) == pytest.approx(quantile, abs=6e-4)
+            assert statistics.t_below(-quantile, degrees) == pytest.approx(1 - probability, abs=1e-4)
 
 
 def test_an_interaction_is_a_difference_of_differences():
