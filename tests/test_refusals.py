@@ -85,7 +85,11 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("--finetune-from-model words.de", "words.de"),
         ("--finetune-from-model mixhead.pt", "encoder.layers.0.self_attn was saved with mixing=positionwise"),
         ("--finetune-from-model flipped-mixhead.pt", "flipped-mixhead.pt"),
+        ("--adaptive-softmax-cutoff 5,10", "Use --criterion adaptive_loss"),
+        ("--adaptive-softmax-cutoff 5,10 --criterion label_smoothed_cross_entropy", "Use --criterion adaptive_loss"),
+        ("--dataset-impl fasta", "--dataset-impl fasta"),
         ("--fp16", "--fp16: needs a GPU"),
+        ("--fp16 --memory-efficient-fp16", "--memory-efficient-fp16: needs a GPU"),
         ("--amp", "--amp: needs a GPU"),
     ],
     LANGUAGE_MODEL: [
@@ -142,6 +146,10 @@ CASES: dict[str, list[tuple[str, str]]] = {
             "encoder.layers.0.self_attn was saved with head_dim=8",
         ),
         ("--path words.de", "words.de"),
+        (
+            "--path mixhead.pt --beam 2 --nbest 2 --sampling --sampling-topk 999",
+            "--sampling-topk 999: the vocabulary has",
+        ),
         ("--path empty.txt", "empty.txt"),
         ("--path cut.pt", "cut.pt"),
         ("--path flipped.pt", "flipped.pt"),

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 from fairseq import utils
+from fairseq.criterions import CRITERION_REGISTRY
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -17,7 +20,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.plugin.literals import FASTA
 from fairseq_lowrank.plugin.loading import load_checkpoint
 from fairseq_lowrank.subwords import kind_of_dictionary
@@ -26,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_precision(args: argparse.Namespace) -> None:
-    """Refuse half precision for a training on the CPU: fairseq fails, or trains in float32 without a message."""
+    """Refuse half precision for a training on the CPU: fairseq fails at an overflow, or trains in float32 without a message."""
     if hasattr(args, "max_update") and (args.cpu or not torch.cuda.is_available()):
-        half = args.fp16 and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
-        if flag := "--amp" if args.amp else "--fp16" if half else None:
+        flags = ("amp", "memory_efficient_fp16", "fp16")
+        if flag := next((flag_name(name) for name in flags if getattr(args, name)), None):
             raise UserError(f"{flag}: needs a GPU. Use --bf16, which works on the CPU too.")
 
 
@@ -129,6 +132,19 @@ def warn_of_bleu_of_subwords(args: argparse.Namespace) -> None:
         logger.warning(f"BLEU will count subwords, not words, and be no BLEU of other papers. Add {flag} {kind}.")
 
 
+def check_criterion_of_adaptive_softmax(args: argparse.Namespace) -> None:
+    """Refuse a training by cross entropy of an adaptive softmax, which has no gradient in fairseq."""
+    criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None), object)
+    usual = CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion
+    if not hasattr(args, "max_update") or not issubclass(criterion, usual):
+        return
+    if (cutoff := getattr(args, "adaptive_softmax_cutoff", None)) and utils.eval_str_list(cutoff, type=int):
+        raise UserError(
+            f"--criterion {args.criterion}: does not train an adaptive softmax (--adaptive-softmax-cutoff, or the default of "
+            f"--arch {args.arch}). Use --criterion adaptive_loss."
+        )
+
+
 def check_format_of_data(args: argparse.Namespace) -> None:
     """Refuse a format of data that fairseq reads by a shell."""
     if getattr(args, "dataset_impl", None) == "fasta":
@@ -137,6 +153,7 @@ def check_format_of_data(args: argparse.Namespace) -> None:
 
 CHECKS = (
     check_format_of_data,
+    check_criterion_of_adaptive_softmax,
     check_precision,
     check_path,
     check_data,

@@ -106,8 +106,8 @@ def broadcast_safely(broadcast: Callable) -> Callable:
     return _broadcast_object_slow
 
 
-def read_numbers_as_lists(upgrade: Callable) -> Callable:
-    """Wrap ``_upgrade_state_dict``: accept a text or one number for a list in old arguments, such as ``lr="0.001"``."""
+def read_old_arguments(upgrade: Callable) -> Callable:
+    """Wrap ``_upgrade_state_dict``: accept other types in old arguments, such as ``lr="0.001"`` or no largest length."""
 
     @functools.wraps(upgrade)
     def _upgrade_state_dict(state):
@@ -115,6 +115,11 @@ def read_numbers_as_lists(upgrade: Callable) -> Callable:
         for name, kind in {"lr": float, "update_freq": int}.items():
             if name in arguments:
                 arguments[name] = utils.eval_str_list(arguments[name], type=kind)
+        for name in ("max_positions", "max_source_positions", "max_target_positions"):
+            if arguments.get(name, 0) is None:
+                del arguments[name]  # fairseq has a default
+            elif isinstance(arguments.get(name), str | float):
+                arguments[name] = int(float(arguments[name]))
         return upgrade(state)
 
     return _upgrade_state_dict

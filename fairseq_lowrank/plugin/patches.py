@@ -316,9 +316,9 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "fix",
         "old-arguments",
-        {"fairseq.checkpoint_utils._upgrade_state_dict": loading.read_numbers_as_lists},
-        "Arguments of old checkpoints give lists of numbers as a text or a number, and fairseq reads only some of these.",
-        "fairseq reads a text or a number for every list of numbers",
+        {"fairseq.checkpoint_utils._upgrade_state_dict": loading.read_old_arguments},
+        "Arguments of old checkpoints give lists of numbers and largest lengths in other types, and fairseq reads only some of these.",
+        "fairseq converts these arguments",
     ),
     *_group(
         "fix",

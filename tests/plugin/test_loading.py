@@ -249,6 +249,22 @@ def test_upgrade_reads_numbers_of_old_arguments(tmp_path, rate, frequency):
     assert (optimization.lr, optimization.update_freq) == ([0.001], [4])
 
 
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"max_source_positions": None, "max_target_positions": None},
+        {"max_source_positions": "1024", "max_target_positions": 1024.0},
+        {"max_positions": "1024"},
+        {"max_positions": 1024, "max_source_positions": None},
+    ],
+    ids=str,
+)
+def test_upgrade_reads_largest_lengths_of_old_arguments(tmp_path, lengths):
+    arguments = argparse.Namespace(arch="transformer", task="translation", data="x", **lengths)
+    cfg = checkpoint_utils.load_checkpoint_to_cpu(save(tmp_path, args=arguments, cfg=None))["cfg"]
+    assert cfg.task.max_source_positions == getattr(cfg.model, "max_source_positions", 1024) == 1024
+
+
 # --- states that do not fit ---
 
 

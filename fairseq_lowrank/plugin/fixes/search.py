@@ -9,6 +9,7 @@ import torch
 from fairseq.search import Search
 from torch import Tensor
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin.patch import Patch
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,30 @@ def finish_at_own_limit(is_finished):
     return is_finished_or_limited
 
 
+def check_sampling_topk(init):
+    """Return a ``Sampling.__init__`` that refuses more words than the vocabulary has."""
+
+    @functools.wraps(init)
+    def __init__(self, tgt_dict, sampling_topk=-1, sampling_topp=-1.0):
+        if sampling_topk > len(tgt_dict):
+            raise UserError(
+                f"--sampling-topk {sampling_topk}: the vocabulary has {len(tgt_dict)} words. "
+                "Lower it, or remove it to sample from all words."
+            )
+        init(self, tgt_dict, sampling_topk, sampling_topp)
+
+    return __init__
+
+
 PATCHES = (
+    Patch(
+        name="everyday-mistakes",
+        target="fairseq.search.Sampling.__init__",
+        wrap=check_sampling_topk,
+        reason="fairseq ends in a traceback if --sampling-topk is larger than the vocabulary.",
+        remove_when="fairseq compares the flag with the vocabulary",
+        group="fix",
+    ),
     Patch(
         name="no-repeat-ngrams",
         target="fairseq.ngram_repeat_block.NGramRepeatBlock._no_repeat_ngram",

@@ -10,6 +10,7 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_generator import SequenceGenerator
 from tiny_transformer import SIZES, build, make_task, sentences, shake
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import patches
 from fairseq_lowrank.plugin.fixes.search import log_once
 
@@ -162,3 +163,10 @@ def test_own_length_limit_keeps_constraints(model, own_length_limit):
     )
     found = generator.generate([model], batch(9, 5), constraints=torch.tensor([[1, word, 0]] * 2))
     assert all(word in best[0]["tokens"] for best in found)
+
+
+def test_sampling_refuses_more_words_than_the_vocabulary():
+    dictionary = make_task().target_dictionary
+    search.Sampling(dictionary, sampling_topk=len(dictionary))
+    with pytest.raises(UserError, match="--sampling-topk 1000: the vocabulary has"):
+        search.Sampling(dictionary, sampling_topk=1000)
