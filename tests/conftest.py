@@ -174,13 +174,15 @@ def plugins_leave(methods_leave):
 
     from fairseq import models, utils
 
-    import fairseq_lowrank.plugin  # noqa: F401  which stays
+    from fairseq_lowrank.plugin import flags
 
     names = [name for name in vars(models) if name.isupper() and name.endswith("REGISTRY")]
     memo = getattr(utils.import_user_module, "memo", set())
     imported, folders, path = set(sys.modules), set(memo), list(sys.path)
-    with restored([getattr(models, name) for name in names]):
+    with restored([getattr(models, name) for name in names]), restored([flags.FLAGS, flags.MODEL_FLAGS]):
         yield
+    for name, config in models.MODEL_DATACLASS_REGISTRY.items():
+        flags.use_dataclass(name, config)
     for folder in getattr(utils.import_user_module, "memo", set()) - folders:
         utils.import_user_module.memo.discard(folder)
         if (name := Path(folder).name) not in imported:

@@ -50,52 +50,72 @@ def _chosen(values: Collection[str], text: str) -> str:
     return text
 
 
-def _axis_flag(axis: Axis) -> tuple[type, dict, str]:
+def _axis_flag(axis: Axis) -> Flag:
     if axis.choices is None:
         return axis.type, {"metavar": "N"}, axis.help
     default = axis.default if axis.readers else "the preset's choice"
     return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: {default})"
 
 
-# An entry for each flag: its name in the configuration, its type, options of argparse, and its help.
-FLAGS: dict[str, tuple[type, dict, str]] = {
-    "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
-    **{axis.flag: _axis_flag(axis) for axis in AXES.values()},
-    "unused_key_projection": (
-        bool,
-        {},
-        "synthesizer-dense: add a projection of keys that nothing reads, as in the Mixhead paper's model of 248M parameters",
-    ),
-    "no_attention_bias": (bool, {}, "build attention projections without a bias"),
-    "attention_backend": (
-        str,
-        _choices(BACKENDS),
-        f"how attention is computed: {', '.join(BACKENDS)} (default: auto, the fastest that supports the call)",
-    ),
-    "attention_sites": (
-        str,
-        {"metavar": "SITES"},
-        f"where to use the chosen attention: a comma-separated list of {', '.join(SITES)}. Plain mha elsewhere (default: all)",
-    ),
-    "mixing_lr_scale": (
-        float,
-        {"metavar": "X"},
-        "factor of the learning rate of the head mixing parameters (default: 1)",
-    ),
-}
-EMBED_RANK: tuple[type, dict, str] = (
+Flag = tuple[type, dict, str]
+"""The type of a flag, options of argparse, and its help."""
+FLAGS: dict[str, Flag] = {}
+"""The flags of attention, by their names in the configuration. :func:`read_registry` fills the table."""
+EMBED_RANK: Flag = (
     int,
     {"metavar": "R"},
     "language models: factor the input embedding into V x R and R x d (vocabulary bottleneck paper, section 5.1); the "
     "output matrix stays full and untied (default: not factored)",
 )
-EMBED_KERNEL: tuple[type, dict, str] = (
+EMBED_KERNEL: Flag = (
     int,
     {"metavar": "K"},
     "language models: embed each position by a convolution over the last K tokens, for a rank of K times that of one token's "
     "embedding (vocabulary bottleneck paper, equations 2 and 4); works with and without --embed-rank (default: one token)",
 )
-MODEL_FLAGS = {**FLAGS, "embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL}
+MODEL_FLAGS: dict[str, Flag] = {}
+"""The flags of attention and those of the embedding."""
+
+
+def read_registry() -> bool:
+    """Write the flags of all registered methods into the tables of flags, and return True if a flag is new."""
+    of_axes = {axis.flag: _axis_flag(axis) for axis in AXES.values()}
+    new = not of_axes.keys() <= FLAGS.keys()
+    flags: dict[str, Flag] = {
+        "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
+        **of_axes,
+        "unused_key_projection": (
+            bool,
+            {},
+            "synthesizer-dense: add a projection of keys that nothing reads, as in the Mixhead paper's model of 248M parameters",
+        ),
+        "no_attention_bias": (bool, {}, "build attention projections without a bias"),
+        "attention_backend": (
+            str,
+            _choices(BACKENDS),
+            f"how attention is computed: {', '.join(BACKENDS)} (default: auto, the fastest that supports the call)",
+        ),
+        "attention_sites": (
+            str,
+            {"metavar": "SITES"},
+            f"where to use the chosen attention: a comma-separated list of {', '.join(SITES)}. Plain mha elsewhere (default: all)",
+        ),
+        "mixing_lr_scale": (
+            float,
+            {"metavar": "X"},
+            "factor of the learning rate of the head mixing parameters (default: 1)",
+        ),
+    }
+    for table, content in (
+        (FLAGS, flags),
+        (MODEL_FLAGS, flags | {"embed_rank": EMBED_RANK, "embed_kernel": EMBED_KERNEL}),
+    ):
+        table.clear()
+        table.update(content)
+    return new
+
+
+read_registry()
 
 
 def add_attention_args(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +145,7 @@ def offer_flags(add_model_args: Callable) -> Callable:
 
     @functools.wraps(add_model_args)
     def add_model_and_attention_args(parser):
+        read_registry()
         group = add_model_args(parser)
         add_attention_args(parser)
         return group
@@ -145,12 +166,18 @@ def register_with_flags(register: Callable) -> Callable:
 def extend_registered_models() -> None:
     """Add the attention flags to the dataclasses of the models that are registered already."""
     for name, config in models.MODEL_DATACLASS_REGISTRY.items():
-        extended = with_flags(config)
-        models.MODEL_DATACLASS_REGISTRY[name] = extended
-        setattr(models.MODEL_REGISTRY[name], "__dataclass", extended)
-        node = extended()
-        node._name = name
-        ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
+        if (extended := with_flags(config)) is not config:
+            use_dataclass(name, extended)
+
+
+def use_dataclass(name: str, config: type[FairseqDataclass]) -> None:
+    """Make a dataclass that of a registered model: for fairseq, for hydra, and in its module, where pickle looks it up."""
+    models.MODEL_DATACLASS_REGISTRY[name] = config
+    setattr(models.MODEL_REGISTRY[name], "__dataclass", config)
+    setattr(sys.modules[config.__module__], config.__name__, config)
+    node: Any = config()
+    node._name = name
+    ConfigStore.instance().store(name=name, group="model", node=node, provider="fairseq")
 
 
 def with_flags(config: type[FairseqDataclass]) -> type[FairseqDataclass]:

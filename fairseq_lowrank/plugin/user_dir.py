@@ -36,5 +36,9 @@ def import_user_module_once(load: Callable) -> Callable:
                 raise
             remedy = f"Use the folder of your plugin, or {FOLDER} for this one."
             raise FlagError("--user-dir", given, "there is no such folder", remedy) from error
+        from fairseq_lowrank.plugin import flags  # imports models, which need the patches
+
+        if flags.read_registry():  # the plugin registered a method with a new option
+            flags.extend_registered_models()
 
     return import_user_module

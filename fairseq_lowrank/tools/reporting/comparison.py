@@ -379,11 +379,13 @@ def add_ratios(rows: list[dict]) -> None:
         rest, preset = split_row(row["row"])
         if not row["ours"] or preset is None:
             continue
-        mha, sha = (
-            by_name.get((canonical_row(f"{rest}-{partner}".strip("-")), row["ours"]["smoke"]))
-            for partner in ("mha", "sha")
-        )
-        mha, sha = (other if other and about_as_long(other, row["ours"]) else None for other in (mha, sha))
+
+        def partner(name: str, rest: str = rest, ours: dict = row["ours"]) -> dict | None:
+            other = by_name.get((canonical_row(f"{rest}-{name}".strip("-")), ours["smoke"]))
+            return other if other and about_as_long(other, ours) else None
+
+        mha = partner("mha")
+        sha = partner("sha")
         for score in row["ours"]["scores"]:
             if lower_is_better(score["metric"]):
                 continue

@@ -1,0 +1,94 @@
+"""A method that a user's plugin registers is as good as ours: flags, Python, commands and saved models."""
+
+import json
+from argparse import Namespace
+
+import pytest
+import torch
+
+pytest.importorskip("fairseq")
+
+from fairseq import utils
+from tiny_transformer import SIZES, arguments, make_task
+
+from fairseq_lowrank import cli
+from fairseq_lowrank.attention import build_attention
+
+PLUGIN = """
+import torch
+
+from fairseq_lowrank.attention import Method, register
+from fairseq_lowrank.parts import HeadOutput, Option, no_weight_decay
+
+
+class HeadNorm(HeadOutput):
+    name = "head-norm"
+    options = (Option("norm_power", "power of the rms (default: 1)", default=1),)
+
+    def __init__(self, dims, norm_power=1):
+        super().__init__(dims)
+        self.norm_power = norm_power
+        self.weight = no_weight_decay(torch.ones(dims.num_heads))
+
+    def forward(self, heads, inputs, values):
+        rms = heads.square().mean(-1, keepdim=True).add(1e-6).sqrt()
+        return heads / rms**self.norm_power * self.weight[:, None, None]
+
+
+register(
+    Method(
+        "head-norm",
+        "Normed heads",
+        "O_i / rms(O_i) w_i",
+        {"head_output": HeadNorm},
+        parameters="4·d·h·d_k + h",
+        cached="2·h·d_k",
+        kind="OV",
+    )
+)
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path, plugins_leave):
+    folder = tmp_path / "normed_heads_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(PLUGIN)
+    return folder
+
+
+def run(capsys, *words):
+    assert cli.main([*map(str, words)]) == 0
+    return capsys.readouterr().out
+
+
+def test_commands_take_the_method_of_a_plugin(plugin, capsys):
+    shape = ("--arch", "transformer", "--vocab-size", 20, *SIZES)
+    told = run(capsys, "--user-dir", plugin, "params", "--json", *shape, "--attention", "head-norm", "--norm-power", 2)
+    described = json.loads(told)
+    assert described["attention_kind"] == "head-norm" and described["extra"] == 6 * 4
+    assert described["axes"]["encoder"]["class"] == "OV" and described["axes"]["cross"]["norm_power"] == 2
+    advice = run(capsys, "advise", *shape, "--attention", "head-norm", "--length", 9)
+    assert "head size" in advice
+
+
+def test_a_model_is_built_saved_and_refused_by_another_choice(plugin):
+    utils.import_user_module(Namespace(user_dir=str(plugin)))
+    args = arguments("transformer", *SIZES, "--attention", "head-norm", "--norm-power", 2)
+    model = make_task().build_model(args)
+    layer = model.decoder.layers[0].encoder_attn
+    assert layer.head_output.norm_power == 2 and "norm_power=2" in repr(layer)
+    other = build_attention("mha", 16, 4, encoder_decoder_attention=True)
+    with pytest.raises(RuntimeError, match="head_output"):
+        other.load_state_dict(layer.state_dict())
+
+
+def test_transformers_takes_the_method_of_a_plugin(plugin):
+    pytest.importorskip("transformers")
+    from transformers_families import build
+
+    from fairseq_lowrank.huggingface import apply_attention
+
+    utils.import_user_module(Namespace(user_dir=str(plugin)))
+    model = apply_attention(build("gpt2"), "head-norm")
+    assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
