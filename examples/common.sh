@@ -9,7 +9,7 @@
 # Two things that a recipe may also set: PLUGIN, a folder of the repository that fairseq gets as --user-dir in place of the
 # package; FIT=2000, for losses a sentence on that many training pairs without dropout, on the validation and on the test set.
 #
-# From outside:
+# Environment variables:
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
 #   DRY_RUN=1                    print the commands only         THREADS=2
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
@@ -36,7 +36,7 @@ switch DRY_RUN
 COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
 DECLARED=() # rows and pre-trainings, each as the number of its words and these words
 
-# Optional patches of fairseq that recipes need; what is named from outside is added. Each line of results records them.
+# Optional patches of fairseq that recipes need; those that the environment names are added. Each line of results records them.
 export LOWRANK_ENABLE="${LOWRANK_ENABLE:-bf16-evaluation,whole-validation}"
 
 # ---- GPUs: fairseq-train uses all that it sees, so batches are split over as many
@@ -163,8 +163,19 @@ data_folder() { engine data "$1"; }
 # results_file: print where lines go.
 results_file() { engine results; }
 
+# list_rows: print the names of the declared rows, and end.
+list_rows() {
+    local place=0
+    while ((place < ${#DECLARED[@]})); do
+        if [ "${DECLARED[place + 1]}" = row ]; then echo "row: ${DECLARED[place + 2]}"; fi
+        ((place += DECLARED[place] + 1))
+    done
+    exit
+}
+
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
+    if [ "${LIST_ROWS:-}" = 1 ]; then list_rows; fi
     export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS SEQUENCES
     export OUTPUT BERT
     {

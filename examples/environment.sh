@@ -1,4 +1,4 @@
-# Sourced by recipes and preparation scripts: where things are. Every variable can be set from outside.
+# Sourced by recipes and preparation scripts: where things are. Every variable can be set in the environment.
 set -euo pipefail
 shopt -s inherit_errexit
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -14,7 +14,7 @@ export PYTHONSAFEPATH=1 # what lies in the current folder is not imported
 # glibc would give the memory of every large tensor back and fetch it again page by page: 8% of the time of a CPU run.
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592}"
 if [ -x "$ROOT/.venv/bin/python" ]; then
-    export PATH="$ROOT/.venv/bin:$PATH" PYTHONPATH="$ROOT" # a path from outside would hide what is pinned there
+    export PATH="$ROOT/.venv/bin:$PATH" PYTHONPATH="$ROOT" # a path of the caller would hide what is pinned there
 else
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     command -v python >/dev/null || python() {
@@ -43,8 +43,11 @@ no_arguments() {
         -h | --help)
             if [ $# = 3 ]; then
                 sed '1{/^#!/d}; /^#/!Q; s/^# \{0,1\}//' "$1"
+                # the script itself, which prints its rows in place of training them
+                rows="$(LIST_ROWS=1 DRY_RUN=1 "$BASH" "$1" 2>/dev/null | sed -n 's/^row: //p')" || rows=""
+                if [ -n "$rows" ]; then printf '\nRows:\n%s\n' "$(fmt -w 120 <<<"$rows" | sed 's/^/  /')"; fi
                 echo
-                sed -n '/^# From outside:/,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$2"
+                sed -n '/^# Environment variables:/,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$2"
                 exit
             fi
             ;;

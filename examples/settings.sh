@@ -1,7 +1,7 @@
 # Training settings that several recipes share, each with its source. Sourced after common.sh.
 
 # IWSLT'14: fairseq's recipe for it (examples/translation/README.md). The Mixhead paper (§4.2.3) gives the sizes and says
-# no more; fairseq's recipe sets no end, 50 epochs is ours. Scored is the checkpoint of the best validation loss; newer versions
+# no more; fairseq's recipe sets no end, 50 epochs is our choice. Scored is the checkpoint of the best validation loss; newer versions
 # of fairseq's recipe take that of the best validation BLEU.
 IWSLT14=(
     --source-lang de --target-lang en --share-decoder-input-output-embed
@@ -14,7 +14,7 @@ IWSLT14=(
 # Where the Mixhead paper's translation models mix. The authors' released multihead_attention.py (github.com/zhongzhang1/mixhead)
 # mixes neither cross attention nor, during beam search, the decoder's self-attention: only calls without static_kv and without
 # incremental_state are mixed. Here mixing follows it to the encoder and the decoder, and is there in beam search too.
-# SITES=all from outside mixes cross attention as well, in tables of their own.
+# SITES=all in the environment mixes cross attention as well, in separate tables.
 SITES="${SITES:-encoder,decoder}"
 case "$SITES" in
     encoder,decoder) MIXING_SITES=(--attention-sites "$SITES") OTHER_SITES="" ;;
@@ -85,15 +85,15 @@ TRANSFORMER_XL_LM1B=(
 )
 
 # The fixed multi-head attention paper's language model (§4.1): Adam, tensor2tensor, and an input of one example, capped at
-# 256 sub-words, so a sentence of LM1B and no block of running text. The rest is fairseq's recipe for a vanilla Transformer
-# and 300,000 updates: the text at hand gives no more.
+# 256 subwords, so a sentence of LM1B and no block of running text. The rest is fairseq's recipe for a vanilla Transformer
+# and 300,000 updates: our text gives no more.
 LM1B_EXAMPLES=(--sample-break-mode eos --shorten-method truncate)
 LM1B_SMALL=("${VANILLA_LM[@]}" "${LM1B_EXAMPLES[@]}" --tokens-per-sample 256 --max-update 300000)
 
 # The vocabulary bottleneck paper's language models (§5): 1M updates, untied. Its training text, Wikipedia, BookCorpus and
 # OpenWebText, is not published as one: raw WikiText-103 takes its place. Positions are learned, as in equation 1;
-# POSITIONS=sinusoidal from outside takes fairseq's others, in tables of their own. The rest is fairseq's recipe for a vanilla
-# Transformer with layer norms before sublayers, since the text at hand has no appendix. What is scored is what the paper
+# POSITIONS=sinusoidal in the environment takes fairseq's others, in separate tables. The rest is fairseq's recipe for a vanilla
+# Transformer with pre-norm, since our text has no appendix. What is scored is what the paper
 # plots (§5): the loss on a test set, here in nats a token, on blocks with no window of further context before them; the paper names neither.
 POSITIONS="${POSITIONS:-learned}"
 case "$POSITIONS" in
@@ -169,14 +169,14 @@ updates() {
 }
 
 # fine_tune LABEL FORM SUFFIX EPOCHS[xBATCH] FLAGS…: declare the row LABEL@TASK on a corpus of EXAMPLES, in batches of 32 (BERT's)
-# where no other size is given, cut into pieces as SUFFIX of the corpus's name says.
+# where no other size is given, cut into subwords as SUFFIX of the corpus's name says.
 fine_tune() {
     local CORPUS="$2$3" batch=32
     if [[ "$4" == *x* ]]; then batch="${4#*x}"; fi
     row "$1@${2#glue-}" "${@:5}" $(updates "${EXAMPLES[$2]}" "${4%x*}" "$batch")
 }
 
-# A small BERT on the Brown corpus, for pre-training and for what starts from it. Sizes, rates and updates are ours.
+# A small BERT on the Brown corpus, for pre-training and for what starts from it. Sizes, rates and updates are our choice.
 BROWN_BERT_MODEL=(
     --arch lowrank_bert_base --max-positions 128
     --encoder-layers 4 --encoder-embed-dim 256 --encoder-ffn-embed-dim 1024 --encoder-attention-heads 8

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+SCRIPTS = sorted([*(ROOT / "examples").rglob("*.sh"), *(ROOT / "scripts").glob("*.sh")])
 CODE = sorted(path for folder in ("fairseq_lowrank", "experiments") for path in (ROOT / folder).rglob("*.py"))
 BANNED = re.compile(
     r"\b(beside|anew|foretold|of its own|of their own|what is asked|as fairseq has it|(?:go|goes|went) on|is no (?:file|folder|checkpoint))\b",
+    re.IGNORECASE,
+)
+# One name for one thing: "half-scale start", "shuffled source", "planned contrast", "one factor per head", "our choice" and others.
+DIALECT = re.compile(
+    r"\b(from outside|(?:is|are) ours|bites|riddle|by the letter|reckoned|learnt|rivals|a factor a head|sentences as one"
+    r"|wrong source|small(?:er)? start|named contrasts?|norms (?:before|behind) (?!sublayers, norms)|at hand|sub-words?)\b",
     re.IGNORECASE,
 )
 MEAN, LONG, MOST_LONG, CELL = 18, 30, 0.08, 2
@@ -53,7 +60,15 @@ def test_page_has_short_sentences_and_cells(page):
         assert sum(lengths) / len(lengths) <= MEAN
         assert sum(length > LONG for length in lengths) <= MOST_LONG * len(lengths)
     assert not [cell for cell in cells if len(sentences(cell)) > CELL]
-    assert not [match[0] for match in BANNED.finditer("\n".join([*blocks, *cells]))]
+    text = "\n".join([*blocks, *cells])
+    assert not [match[0] for words in (BANNED, DIALECT) for match in words.finditer(text)]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.relative_to(ROOT)))
+def test_comments_of_a_script_have_no_banned_words(script):
+    lines = script.read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if line.lstrip().startswith("#"))
+    assert not [match[0] for words in (BANNED, DIALECT) for match in words.finditer(text)]
 
 
 def strings(path: Path) -> list[tuple[int, str]]:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The Brown corpus, word by word: every way of attention in one small language model (4 layers, d 256, n 256, adaptive
-# input, tied), equally many updates for all, and once more with 32 heads of size 8, where the low-rank bottleneck bites.
-# About 20 minutes a row on 2 cores. Layer norms stand behind sublayers, as in fairseq's bare transformer_lm.
-# Settings from outside: see ../common.sh.
+# The Brown corpus, word by word: every method in one small language model (4 layers, d 256, n 256, adaptive
+# input, tied), equally many updates for all, and again with 32 heads of size 8.
+# About 20 minutes a row on 2 cores. Post-norm, as in fairseq's bare transformer_lm.
+# Environment variables: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 PAPER=brown TABLE=compare CORPUS=brown
 COMMON=(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A small BERT (4 layers, d 256, 8 heads, n 128) pre-trained on the Brown corpus in 8,000 sub-words, every way of attention for equally
+# A small BERT (4 layers, d 256, 8 heads, n 128) pre-trained on the Brown corpus in 8,000 subwords, every method for equally
 # many updates, then fine-tuned on sentence polarity and RTE: accuracy on their test parts. SEED is that of fine-tuning; all start
 # from one pre-training, that of pretraining.sh. See `fairseq-lowrank report` for the spread over seeds, PRR and PEoP.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Evidence, part 6: sentences longer than heads. Multi30k with four consecutive sentences concatenated, n about 58, 3+3 layers, d 128,
 # 10 epochs, 32 heads of 4 against 4 of 32. Controls of equal parameters: a wider feed-forward layer for fixedhead, a
-# narrower one for head embeddings (tests/test_evidence.py counts). Settings from outside: see ../common.sh.
+# narrower one for head embeddings (tests/test_evidence.py counts). Environment variables: see ../common.sh.
 # The last two rows are gain at mixing's speed, see docs/evidence/controls-at-one-rate.md.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

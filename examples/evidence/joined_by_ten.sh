@@ -2,7 +2,7 @@
 # Evidence, part 5: the Mixhead paper's ten concatenated sentences (§4.2.4), n about 145 with heads of 32, 3+3
 # layers, d 128, 10 epochs; at the paper's kind of rate and at tuned ones. The paper's kind: fairseq's recipe for IWSLT'14,
 # whose 5e-4 for d 512 is 1e-3 for d 128 by the rule of d^-0.5 and whose warm-up of 4,000 updates is 4.3 epochs there, 560
-# updates (4.2 epochs) here; it is not decayed to 0. The tuned ones are. Settings from outside: see ../common.sh.
+# updates (4.2 epochs) here; it is not decayed to 0. The tuned ones are. Environment variables: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=joined-by-ten SPLIT=test_2016_flickr CORPUS=multi30k-x10 PLUGIN=examples/evidence/controls FIT=2000

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Fixed multi-head attention paper, figure 1 (§4.2): LM1B in 32k sub-words, n 256, 6 layers. Baseline: embedding sizes 256
-# to 512, head size d/h. Fixed head size: d 256, head size 32, 4 to 70 heads. What lies between these ends, and ffn 4d, is ours.
+# Fixed multi-head attention paper, figure 1 (§4.2): LM1B in 32k subwords, n 256, 6 layers. Baseline: embedding sizes 256
+# to 512, head size d/h. Fixed head size: d 256, head size 32, 4 to 70 heads. What lies between these ends, and ffn 4d, is our choice.
 #
 # Tested on all 50 held-out parts, the paper's 300k examples, each a sentence by itself. The value is the perplexity of a
-# sub-word, ends of sentences counted; the paper does not name its unit. It says that the sizes of its two curves match,
+# subword, ends of sentences counted; the paper does not name its unit. It says that the sizes of its two curves match,
 # which those printed here first do, nearly, without embeddings only: up to 18.9M (baseline) and 17.0M, and with them (tied,
 # 32k × d) 35.3M and 25.2M.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fixed multi-head attention paper, figure 2 (§4.2): 24 layers on SQuAD 1.1 and MNLI against parameters. Baseline: 16 heads of size
-# d/16, d 512 to 1024 in steps of 128, which are ours. Fixed head size: d 512, 8 to 32 heads of size 128, as table 2 A. The feed-forward
+# d/16, d 512 to 1024 in steps of 128, which are our choice. Fixed head size: d 512, 8 to 32 heads of size 128, as table 2 A. The feed-forward
 # size is BERT-large's 4,096 throughout: the paper says that the embedding size is varied, and with it d 512 has table 2 B's 142M.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

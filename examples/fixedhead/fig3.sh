@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fixed multi-head attention paper, figure 3 (§4.3): LM1B in 32k sub-words, n 256, 6 layers, d 256. (a) More heads: the
+# Fixed multi-head attention paper, figure 3 (§4.3): LM1B in 32k subwords, n 256, 6 layers, d 256. (a) More heads: the
 # baseline's head size shrinks with them, and its feed-forward layers grow to the size of the model with fixed head size
-# 32. (b) Head size against heads; its sizes, and (a)'s steps, are ours. Tested as figure 1 is, in perplexity of a sub-word; sizes are printed first.
+# 32. (b) Head size against heads; its sizes, and (a)'s steps, are our choice. Tested as figure 1 is, in perplexity of a subword; sizes are printed first.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=fixedhead TABLE=fig3 CORPUS=lm1b-all-heldout-bpe32000

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fixed multi-head attention paper, table 1: BERT-large (24 layers, d 1024) with 8, 16 and 32 heads of size d/h, on SQuAD 1.1 and
-# MNLI. The paper prints ± and not over how many runs: SEED is yours. Its settings are BERT's; see examples/settings.sh for what is ours.
+# MNLI. The paper prints ± and not over how many runs: SEED is yours. Its settings are BERT's; see examples/settings.sh for what is our choice.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=fixedhead TABLE=table1 SPLIT=valid

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# MHE poster, first results table: BERT-base's sizes (12 layers, d 768, 12 heads, as its 28.32M say), seven ways of attention without biases, pre-trained
+# MHE poster, first results table: BERT-base's sizes (12 layers, d 768, 12 heads, as its 28.32M say), seven methods without biases, pre-trained
 # and fine-tuned on GLUE, SuperGLUE, SQuAD 1.1 and 2.0; PRR and PEoP by `fairseq-lowrank report`. The poster names no text, lengths
 # or updates: BERT's, see examples/settings.sh (SQuAD 2.0: 2 epochs in batches of 48), and of SuperGLUE, which BERT's paper has not,
 # our 10 epochs at its rate for GLUE. Of SuperGLUE five tasks, whose mean is `superglue-5` (`scripts/prepare.sh superglue

@@ -2,7 +2,7 @@
 # MHE poster, second results table: WMT'14 English to German, seven sizes, each with MHA and MHE-Mul, no attention biases.
 # Dropout and updates as printed there; 12h (width 768) has the lr of the base model, which is our choice. No size drops attention
 # probabilities, as in Vaswani et al. (fairseq's other big architecture does), whose are feed-forward sizes, batch, and a beam of 4 with
-# length penalty 0.6; the best checkpoint is scored, without averaging. For settings from outside see ../common.sh.
+# length penalty 0.6; the best checkpoint is scored, without averaging. Environment variables: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mhe TABLE=wmt14 CORPUS=wmt14 SPLIT=test GENERATE="${GENERATE:---beam 4 --lenpen 0.6}"

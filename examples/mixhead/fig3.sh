@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mixhead paper, figure 3 (§4.4.1): spectra of the attention matrices on WikiText-103 (with sigsoftmax too) and on LM1B, there
 # also of Transformer-XL, whose n is below d_k; its segments are taken alone, without memory, so that the matrices are square.
-# The rows of tables 1 and 3 that it needs are trained first where they are not done.
+# The rows of tables 1 and 3 that it needs are trained first if they are not done.
 if [ -n "${ROWS:-}" ]; then
     echo "ROWS=$ROWS: figure 3 has rows of two tables, and takes all of its own; leave ROWS out" >&2
     exit 2

@@ -2,7 +2,7 @@
 # Mixhead paper, table 1: WikiText-103 with the vanilla Transformer, Baevski and Auli's, and the Synthesizer, n 512, and with
 # Transformer-XL, n 150, with and without Mixhead and sigsoftmax. The paper gives no training settings of its Synthesizer, which
 # is Baevski's model with other scores: that it is trained as Baevski's is our choice. Transformer-XL is scored with the memory of
-# its training, one segment after the other. For settings from outside see ../common.sh.
+# its training, one segment after the other. Environment variables: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table1 CORPUS=wikitext-103

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mixhead paper, table 2: WikiText-2 with the vanilla Transformer (16 layers, n 256) and Transformer-XL (n 150), with and
 # without Mixhead and sigsoftmax. The paper (§4.1.3) says that it needs stronger dropout than usual, not how strong: 0.5 is
-# ours, and so are 10,000 updates.
+# our choice, and so are 10,000 updates.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table2 CORPUS=wikitext-2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mixhead paper, table 3: the One Billion Word benchmark with Baevski and Auli's Transformer, in blocks of N tokens, and with
 # Transformer-XL, n 32, whose heads of size 128 are larger than that. Of Baevski's blocks the table says n = 2048 and the text
-# (§4.1.2) 512: N=512 from outside runs the latter, kept as a table of its own.
+# (§4.1.2) 512: N=512 in the environment runs the latter, with a separate table.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 N="${N:-2048}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Mixhead paper, table 4: IWSLT'14 German to English with 4, 32 and 64 heads (head size 128, 16, 8). For settings from
-# outside see ../common.sh. BLEU is scored on validation and test set, by sacrebleu and on tokens: the paper names no scorer.
+# Mixhead paper, table 4: IWSLT'14 German to English with 4, 32 and 64 heads (head size 128, 16, 8). Environment
+# variables: see ../common.sh. BLEU is scored on validation and test set, by sacrebleu and on tokens: the paper names no scorer.
 # Mixing is in the encoder and the decoder, as in the authors' released code, which does not mix in beam search; here it does.
 # SITES=all mixes cross attention too.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

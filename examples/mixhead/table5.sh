@@ -7,7 +7,7 @@
 # The paper has scores of the test server: the line of a row has those of development parts, and its run's folder in
 # $LOWRANK_WORK holds `predictions` with the files that the server takes. It gives its parameters in an appendix that is not at
 # hand, and says that Mixhead takes more steps, with a larger rate for the mixing: 5 epochs instead of BERT's 3, and 10 times, are
-# ours.
+# our choice.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table5 CORPUS=brown-bpe2000 SPLIT=valid

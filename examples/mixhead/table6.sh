@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Mixhead paper, table 6 (§4.3): a published BERT-base, fine-tuned on SQuAD 1.1 as it is and with Mixhead B: exact match and F1 on the
-# development part. The model is made as table5.sh says. BERT's rate and 3 epochs; 5, and 10 times the rate for the mixing, are ours.
+# development part. The model is made as table5.sh says. BERT's rate and 3 epochs; 5, and 10 times the rate for the mixing, are our choice.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table6 CORPUS=brown-bpe2000 SPLIT=valid

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Multi30k, German to English: stock fairseq and every kind of attention, one recipe for all, and once more with
-# 32 heads of size 8, where the low-rank bottleneck bites. About 30 minutes a row on 2 cores. Settings: see ../common.sh.
+# Multi30k, German to English: stock fairseq and every method, all with the same settings, and again
+# with 32 heads of size 8. About 30 minutes a row on 2 cores. Environment variables: see ../common.sh.
 # Score: sacrebleu on the lower-cased, tokenised test set, beam 5, checkpoint with the best validation loss.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 PAPER=multi30k TABLE=compare SPLIT=test_2016_flickr CORPUS=multi30k

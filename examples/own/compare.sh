@@ -11,7 +11,7 @@
 #   EXTRA="…"          other sizes: the defaults are 3+3 layers of width 256, for a corpus of 10,000 to 100,000 pairs, and
 #                      4 layers for a language model
 #
-# Lines go to $LOWRANK_WORK/own/NAME.jsonl. Settings from outside: see ../common.sh.
+# Lines go to $LOWRANK_WORK/own/NAME.jsonl. Environment variables: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 if [ -z "${CORPUS:-}" ]; then
     echo "CORPUS is not set: expected a name that scripts/prepare.sh own --name gave, or a folder of binarised data" >&2

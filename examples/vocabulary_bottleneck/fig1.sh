@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Vocabulary bottleneck paper, figure 1 (§5.2.1): depth 24 against 48, 5M to 110M parameters, with vocabularies of 257
-# (bytes), 500 and 2,000 pieces. The smaller the vocabulary, the earlier the deeper model wins. Losses compare within a
-# vocabulary only. The control, of GPT-2's vocabulary in the paper (its appendix, not at hand), is one of as many pieces, 50,257,
+# (bytes), 500 and 2,000 subwords. The smaller the vocabulary, the earlier the deeper model wins. Losses compare within a
+# vocabulary only. The control, of GPT-2's vocabulary in the paper (its appendix, not available to us), is one of as many subwords, 50,257,
 # learned on the corpus as the others are: where it is no bottleneck, the deeper model wins no earlier than with 2,000.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Vocabulary bottleneck paper, figure 3 (§5.2.2): as figure 1 with 2,000 pieces, but the input embedding has rank 500.
+# Vocabulary bottleneck paper, figure 3 (§5.2.2): as figure 1 with 2,000 subwords, but the input embedding has rank 500.
 # Models no wider than that are figure 1's own.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

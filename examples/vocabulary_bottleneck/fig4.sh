@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Vocabulary bottleneck paper, figure 4 (§5.3): an inner attention width of 1, 2, 4, 8 and 16 times the model's, with more
-# heads of the same size, 16 here, of 2,000 sub-words (the text at hand names neither); 30M to 70M parameters at depths 12, 18 and 24, of
+# heads of the same size, 16 here, of 2,000 subwords (our text names neither); 30M to 70M parameters at depths 12, 18 and 24, of
 # which the best counts.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import platform
 
-from fairseq_lowrank import versions
 from fairseq_lowrank.cli import _output
 
 NAME = "env"
@@ -24,6 +23,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     import fairseq_lowrank
+    from fairseq_lowrank import versions
 
     rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("python", platform.python_version())]
     rows += [(package, installed_version(package)) for package in PACKAGES]
@@ -53,6 +53,8 @@ def patch_rows() -> list[dict]:
 
 def installed_version(package: str) -> str:
     """Return the version of an importable package, with its distribution if that has another name, or "not installed"."""
+    from fairseq_lowrank import versions
+
     distribution = importlib.metadata.packages_distributions().get(package, [package])[0]
     version = versions.installed_version(package, distribution) or "not installed"
     return version if distribution.lower() == package else f"{version} ({distribution})"
