@@ -15,10 +15,13 @@ pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils, options
 from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from tiny_transformer import first_of_all, preset_flags
 
 import fairseq_lowrank.plugin
 from fairseq_lowrank.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
+from fairseq_lowrank.tools.measuring import fairseq_subject
+from fairseq_lowrank.tools.measuring.measurement import measure
 
 
 @pytest.fixture(scope="module")
@@ -208,3 +211,19 @@ def test_text_without_documents_is_refused(brown, tmp_path, refusal):
 
 def test_the_dictionary_ends_with_the_mask(task):
     assert task.dictionary[len(task.dictionary) - 1] == "<mask>" and isinstance(task.dictionary, Dictionary)
+
+
+def test_measurement_reads_the_loss_of_masked_words(task):
+    words = [str(word) for word in ["data", *TINY, "--attention", "mixhead-b"]]
+    args = options.parse_args_and_arch(options.get_training_parser("bert_pretraining"), words)
+    model = task.build_model(convert_namespace_to_omegaconf(args).model).eval()
+    dataset = task.dataset("train")
+    samples = [dataset.collater([dataset[index]]) for index in range(8)]
+    subject = fairseq_subject.subject_of(model, samples, task)
+    masked = samples[0]["target"].ne(task.dictionary.pad())
+    with torch.no_grad():
+        logits = model(**samples[0]["net_input"], masked_tokens=masked)[0]
+    nats = torch.nn.functional.cross_entropy(logits, samples[0]["target"][masked], reduction="sum").item()
+    assert subject.evaluate(0) == (pytest.approx(nats / math.log(2), rel=1e-5), masked.sum())
+    result = measure(subject, "bert")
+    assert result["metric"] == "bits per token" and set(result["cuts"]["scores"]["sites"]) == {"encoder"}

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.options import get_training_parser, parse_args_and_arch
 from families import FAMILIES
 from tiny_transformer import SIZES, build, make_task, shake
 
@@ -171,6 +173,26 @@ def test_synthesizers_are_refused_by_name():
     model = build("lowrank_transformer", *SIZES, *flags, "--attention-sites", "encoder")
     with pytest.raises(UserError, match=r"encoder attention 0 .* has synthesizer-dense scores"):
         fairseq_subject.subject_of(model, [sample_of()], task_of())
+
+
+def test_classifier_is_measured_by_its_accuracy():
+    words = ["data", "--task", "sentence_prediction", "--arch", "lowrank_bert_base", *SIZES[:6], *SIZES[12:14]]
+    args = parse_args_and_arch(get_training_parser("sentence_prediction"), [*words, "--max-positions", "48"])
+    task = make_task()
+    model = ARCH_MODEL_REGISTRY["lowrank_bert_base"].build_model(args, task).eval()
+    model.register_classification_head("sentences", num_classes=3)
+    of_classes = task_of()
+    of_classes.cfg.classification_head_name = "sentences"
+    samples = []
+    for label in range(6):
+        tokens = SENTENCES.roll(label, dims=1)
+        samples.append({"net_input": {"src_tokens": tokens}, "target": torch.tensor([[label % 3]]), "ntokens": 9})
+    subject = fairseq_subject.subject_of(model, samples, of_classes)
+    result = measure(subject, "classifier")
+    assert result["metric"] == "accuracy" and 0 <= result["value"] <= 1
+    of_classes.cfg.regression_target = True
+    with pytest.raises(UserError, match="predicts numbers"):
+        fairseq_subject.subject_of(model, samples, of_classes)
 
 
 def test_data_without_targets_is_refused():
