@@ -104,6 +104,27 @@ def validate_every_sentence(get_valid_iterator: Callable) -> Callable:
     return get_whole_valid_iterator
 
 
+def announce_validation(get_valid_iterator: Callable) -> Callable:
+    """Wrap ``Trainer.get_valid_iterator``: log, once for each set of a training, how many samples validation leaves out."""
+
+    @functools.wraps(get_valid_iterator)
+    def get_announced_iterator(self, subset, *args, **kwargs):
+        iterator = get_valid_iterator(self, subset, *args, **kwargs)
+        announced = vars(self).setdefault("announced_subsets", set())
+        multiple = self.cfg.dataset.required_batch_size_multiple
+        if subset not in announced and multiple > 1 and hasattr(iterator, "frozen_batches"):
+            announced.add(subset)
+            used, every = sum(map(len, iterator.frozen_batches)), len(self.task.dataset(subset))
+            if used < every:
+                logger.info(
+                    f"Validation uses {used} of the {every} samples of '{subset}' (--required-batch-size-multiple {multiple}); "
+                    "its loss, and BLEU of --eval-bleu, are of these alone. LOWRANK_ENABLE=whole-validation uses all."
+                )
+        return iterator
+
+    return get_announced_iterator
+
+
 # --- every block
 
 # fairseq-eval-lm makes blocks of 1,024 tokens if no length is given. It leaves out the blocks that are too long for the

@@ -415,6 +415,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *_group(
         "fix",
+        "announced-validation",
+        {"fairseq.trainer.Trainer.get_valid_iterator": evaluation.announce_validation},
+        "Validation during training leaves out the last sentences, also for --eval-bleu, and no line says so.",
+        "--required-batch-size-multiple keeps the last batch",
+    ),
+    *_group(
+        "fix",
         "whole-blocks",
         {
             PARSER: arguments.with_fixup(evaluation.blocks_of_model),

@@ -45,6 +45,18 @@ def test_whole_validation_uses_and_counts_every_sentence(translation_data, fairs
     enable("whole-validation")
     said = fairseq_command("train", translation_data, *MODEL, *QUICKLY, "--save-dir", tmp_path)
     assert f"All 20 sentences are evaluated; {LEFT_OUT.format(4)}" in said
+    assert "Validation uses" not in said
+
+
+def test_training_says_once_how_many_sentences_validation_leaves_out(translation_data, fairseq_command, tmp_path):
+    flags = ["--save-dir", tmp_path, "--eval-bleu", "--eval-bleu-args", '{"beam": 1}', "--valid-subset", "valid,test"]
+    said = fairseq_command("train", translation_data, *MODEL, *QUICKLY, *flags, "--max-update", 4)
+    lines = [line for line in said.splitlines() if line.startswith("Validation uses")]
+    assert [line.partition("(")[0] for line in lines] == [
+        "Validation uses 16 of the 20 samples of 'valid' ",
+        "Validation uses 8 of the 12 samples of 'test' ",
+    ]
+    assert all("--eval-bleu" in line and "LOWRANK_ENABLE=whole-validation" in line for line in lines)
 
 
 def test_generate_translates_and_counts_every_sentence(generate):
