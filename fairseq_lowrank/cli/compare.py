@@ -25,9 +25,11 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting import formats
 
 NAME = "compare"
 HELP = "compare rows of results, paired by seed and sentence, with p-values"
+ENDINGS = {"markdown": "md", "latex": "tex"}
 # Smaller p-values are not exact.
 LEAST_P = 1e-12
 
@@ -56,6 +58,12 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--logarithm", action="store_true", help="compare natural logarithms, so a difference shows a ratio"
     )
+    parser.add_argument(
+        "--format",
+        choices=("text", *formats.FORMATS),
+        default="text",
+        help="format of the table (default: %(default)s)",
+    )
     _output.add_output_arguments(parser, "compare.csv and .json, the contrasts as .png and .pdf")
 
 
@@ -83,8 +91,10 @@ def run(args) -> None:
         lines = contrasts.select(lines, wanted, rows)
         found = contrasts.compare_rows(lines, args.pair, args.interaction, logarithm=args.logarithm)
     data = contrasts.as_rows(found)
-    _output.show(args, data, as_text(data))
-    _output.write(args, NAME, data, data, plot_figures(data) if args.output else {})
+    text = as_text(data, args.format)
+    pages = {f"{NAME}.{ENDINGS[args.format]}": text + "\n"} if args.format in ENDINGS else {}
+    _output.show(args, data, text)
+    _output.write(args, NAME, data, data, plot_figures(data) if args.output else {}, pages)
 
 
 def plot_figures(data: list[dict]) -> dict:
@@ -99,7 +109,24 @@ def plot_figures(data: list[dict]) -> dict:
     }
 
 
-def as_text(data: list[dict]) -> str:
+def heading(data: list[dict]) -> str:
+    """Return a sentence for each metric: its direction, its data and its seeds."""
+    found: dict[str, tuple[dict, dict]] = {}
+    for row in data:
+        if row["mean"] is not None:
+            splits, seeds = found.setdefault(row["unit"], ({}, {}))
+            splits |= dict.fromkeys(row["splits"])
+            seeds |= dict.fromkeys(row["seed_numbers"])
+    lower = {row["unit"]: row["lower_is_better"] for row in data}
+    return " ".join(
+        f"Differences of {unit} ({'less' if lower[unit] else 'more'} is better)"
+        + (f" on {', '.join(filter(None, splits))}" if any(splits) else "")
+        + f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}."
+        for unit, (splits, seeds) in found.items()
+    )
+
+
+def as_text(data: list[dict], form: str = "text") -> str:
     planned = any(row["prediction"] for row in data)
     by_sentence = any(row["sentences_low"] is not None for row in data)
     columns = {
@@ -120,9 +147,15 @@ def as_text(data: list[dict]) -> str:
         columns["p (sentences)"] = lambda row: _p(row["sentences_p"])
     columns["above 0"] = lambda row: "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}"
     columns["p (signs)"] = lambda row: _p(row["signs_p"])
-    rows = [[cell(row) for cell in columns.values()] for row in data]
+    header, rows = list(columns), [[str(cell(row)) for cell in columns.values()] for row in data]
     notes = [f"{row['contrast']}: {note}" for row in data for note in row["notes"]]
-    return "\n".join([_output.table(list(columns), rows), *notes])
+    about = heading(data)
+    if form == "latex":
+        comments = [f"% {formats.escape_latex(note)}" for note in notes]
+        return "\n".join([r"% needs \usepackage{booktabs}", *comments, formats.latex(header, rows, about)])
+    if form == "markdown":
+        return "\n\n".join([formats.escape(about), formats.markdown(header, rows), *map(formats.escape, notes)])
+    return "\n".join([*([about, ""] if about else []), _output.table(header, rows), *notes])
 
 
 def predicted(row: dict) -> str:

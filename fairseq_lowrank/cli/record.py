@@ -34,6 +34,7 @@ def add_arguments(parser) -> None:
     score.add_argument("--eval-log", type=Path, metavar="LOG", help="output of fairseq-eval-lm")
     score.add_argument("--score", type=Path, metavar="FILE", help="a JSON file with metric and value")
     parser.add_argument("--split", help="data that was scored (default: test, or valid without a score)")
+    parser.add_argument("--corpus", metavar="NAME", help="name of the data that was scored, for headings")
     parser.add_argument("--table", help="name of a group of rows, for compare --table")
 
 
@@ -42,7 +43,8 @@ def run(args) -> None:
 
     if not (args.train_log or args.generate_log or args.eval_log or args.score):
         raise UserError("nothing to record. Give --train-log, --generate-log, --eval-log or --score.")
-    line = {"row": args.row, "seed": args.seed} | ({"table": args.table} if args.table else {})
+    line = {"row": args.row, "seed": args.seed}
+    line |= {name: value for name in ("table", "corpus") if (value := getattr(args, name))}
     training = _read("--train-log", args.train_log, _training) if args.train_log else {}
     perplexity = training.get("valid_perplexity")
     if args.generate_log:

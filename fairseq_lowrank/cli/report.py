@@ -9,6 +9,7 @@ themselves.
   fairseq-lowrank report results/
   fairseq-lowrank report results/ --paper mixhead --table table4
   fairseq-lowrank report results/ --output report/           report.md and the learning curves
+  fairseq-lowrank report mine.jsonl --format latex                 lines that `record` wrote: means ± deviations by row
   fairseq-lowrank report --logs mha.log mixhead-a.log --output report/     only the curves of logs
 
 PRR (performance retention ratio) is 100 · score / score of the mha row. PEoP (performance elasticity of parameters) is
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.reporting.formats import FORMATS
 
 NAME = "report"
 HELP = "print results next to the papers' values, with learning curves"
@@ -32,7 +34,12 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--logs", type=Path, nargs="+", default=[], metavar="PATH", help="logs of fairseq-train whose curves are drawn"
     )
-    _output.add_output_arguments(parser, "report.md, the curves as .png and .pdf, report.json and .csv")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="markdown", help="format of the tables (default: %(default)s)"
+    )
+    _output.add_output_arguments(
+        parser, "report.md, with --format latex report.tex, the curves as .png and .pdf, report.json and .csv"
+    )
 
 
 def run(args) -> None:
@@ -52,9 +59,12 @@ def run(args) -> None:
         raise UserError(f"no results{asked} in {where}{hint}")
     drawn = plot_figures(plots) if args.output else {}
     text = tables.as_markdown(found, {name: f"{file}.png" for name, (file, _) in drawn.items()})
+    pages = {"report.md": text}
+    if args.format == "latex":
+        text = tables.as_latex(found)
+        pages["report.tex"] = text + "\n"
     _output.show(args, found, text)
     rows = [{"paper": table["paper"], "table": table["table"], **score} for table in found for score in flat(table)]
-    pages = {"report.md": text}
     _output.write(args, NAME, found, rows, dict(drawn.values()), pages)
 
 

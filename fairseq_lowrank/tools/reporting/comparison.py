@@ -16,7 +16,7 @@ from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.reporting.papers import canonical_paper, canonical_row, canonical_table, split_row
-from fairseq_lowrank.tools.reporting.results import read_results, results_files
+from fairseq_lowrank.tools.reporting.results import RECORDED, read_results, results_files
 
 # Metrics that are compared with one value of a paper: the papers do not name their BLEU scorer.
 FAMILIES = {"sacrebleu": "bleu", "tokenised_bleu": "bleu"}
@@ -67,7 +67,7 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
     lines: list[dict] = []
     broken: list[str] = []
     for file in results_files(paths):
-        lines += read_results(file, broken.append)
+        lines += read_results(file, broken.append, recorded=True)
     if broken and not lines:
         raise UserError(broken[0])
     for complaint in broken:
@@ -99,6 +99,8 @@ def attention_flags(line: dict) -> dict[str, str] | None:
     """
     flags = dict(flags_of(line))
     axes = {name: flags[flag] for name in AXES for flag in _flags_of_axis(name) if flag in flags}
+    if not flags and not line.get("architecture"):  # the name of a recorded row is all that is known
+        return {"preset": preset} if (preset := split_row(line["row"])[1]) else None
     if "attention" not in flags and not axes and not line.get("architecture", "").startswith("lowrank_"):
         return None
     return {"preset": flags.get("attention", "mha"), **axes}
@@ -214,6 +216,9 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     for line in latest.values():
         for where, value in scores_of(line, published).items():
             by_seed.setdefault(where, {})[line["seed"]] = value
+    # both are of the best validation; only the one of the kind of the line's own score is shown
+    if {("perplexity", "valid"), ("bits", "valid")} <= by_seed.keys() and "losses" not in lines[-1]:
+        del by_seed["bits" if lines[-1]["metric"] in ("perplexity", "loss") else "perplexity", "valid"]
     add_averages(by_seed)
     # Speeds are comparable only if no other program used the machine.
     speeds = [line["tokens_per_second"] for line in latest.values() if line.get("alone") and line["tokens_per_second"]]
@@ -226,7 +231,8 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "seeds": sorted({line["seed"] for line in latest.values()}),
         "parameters": last["parameters"],
         "attention_parameters": last.get("attention_parameters"),
-        "updates": sorted({line["updates"] for line in latest.values()}),
+        "corpora": sorted({line["corpus"] for line in latest.values() if line.get("corpus")}),
+        "updates": sorted({line["updates"] for line in latest.values() if line["updates"]}),
         "scoring": scoring,
         "left_out": [f"scored with {line['scoring'] or 'no flags'}: seed {line['seed']}" for line in others],
         "tokens_per_second": round(statistics.fmean(speeds)) if speeds else None,
@@ -323,7 +329,8 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
     for found in in_order(by_row):
         name = found[-1]["row"]
         rows.append({"row": name, "label": name, "published": None, "ours": collect(found, None)})
-    add_ratios(rows)
+    if published:
+        add_ratios(rows)
     scored = {row["row"]: row["ours"]["scoring"] for row in rows if row["ours"] and row["ours"]["scoring"] is not None}
     notes = [published["note"]] if "note" in published else []
     if len(set(scored.values())) > 1:
@@ -342,7 +349,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         "paper_title": about.get("title"),
         "source": f"{about['authors']}, {about['published']}, {about['url']}" if about else None,
         "table": table,
-        "title": published.get("title", f"{paper}: {table}"),
+        "title": published.get("title", table if paper == RECORDED else f"{paper}: {table}"),
         "notes": notes,
         "rows": rows,
     }

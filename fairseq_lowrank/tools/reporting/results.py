@@ -32,6 +32,17 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
 # A measurement without a training has these fields, and no architecture.
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
 MEASURED["commit"] = OPTIONAL["commit"]
+# A line of `record` has no paper. Reports read it as a row of a table with the name of its file.
+RECORDED = "recorded"
+UNKNOWN = {
+    "architecture": "",
+    "flags": [],
+    "updates": 0,
+    "parameters": None,
+    "split": "test",
+    "tokens_per_second": None,
+}
+UNKNOWN |= {"versions": {}, "smoke": False, "date": ""}
 # A score to compare has at least these fields.
 SCORED = {field: FIELDS[field] for field in ("row", "seed", "metric", "value")}
 # A sentence's counts for BLEU: lengths of hypothesis and reference, matching and all n-grams of orders 1 to 4.
@@ -69,13 +80,18 @@ def origins(line: dict) -> list[dict]:
 
 
 def read_results(
-    path: Path, complain: Callable[[str], None] = say, *, measurements: bool = False, scores: bool = False
+    path: Path,
+    complain: Callable[[str], None] = say,
+    *,
+    measurements: bool = False,
+    scores: bool = False,
+    recorded: bool = False,
 ) -> list[dict]:
     """Return the trainings in a results file; empty if the file does not exist.
 
     A broken line is left out, after a call of `complain` with its number and fault. A measurement without a training (it has no
     architecture) is left out unless `measurements` is true. With `scores`, every line with a row, a seed, a metric and a value is
-    used.
+    used. With `recorded`, the lines of `record` are completed as lines of a paper called "recorded".
     """
     lines = []
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
@@ -84,6 +100,10 @@ def read_results(
             if scores:
                 check(line, text, SCORED)
                 lines.append(line)
+                continue
+            if recorded and isinstance(line, dict) and "paper" not in line:
+                check(line, text, SCORED)
+                lines.append(UNKNOWN | {"paper": RECORDED, "table": path.stem} | line)
                 continue
             measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
             if measured and not measurements:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Callable
 
-from fairseq_lowrank.tools.reporting.comparison import family, plot_name, short_count
+from fairseq_lowrank.tools.reporting import formats
+from fairseq_lowrank.tools.reporting.comparison import family, lower_is_better, plot_name, short_count
 
 NAMES = {
     "loss": "loss (nats per token)",
@@ -14,6 +15,7 @@ NAMES = {
     "sacrebleu": "BLEU (sacrebleu)",
     "tokenised_bleu": "BLEU (tokenised)",
 }
+UNITS = {"sacrebleu": "points of 100", "tokenised_bleu": "points of 100"}
 RATIOS = {"prr": "PRR", "peop": "PEoP"}
 DECIMALS = {"bits": 3}
 
@@ -34,8 +36,8 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     order = list(dict.fromkeys([*((split, family(metric)) for split, metric in measured), *printed]))
     metrics = list(dict.fromkeys(metric for _, metric in order))
     order.sort(key=lambda where: metrics.index(where[1]))  # values on the paper's splits come first
-    made = [("", lambda row: row["label"])]
-    made.append(("parameters", lambda row: short_count(row["ours"]["parameters"]) if row["ours"] else ""))
+    made: list[tuple[str, Callable[[dict], str]]] = [("", lambda row: row["label"])]
+    made.append(("parameters", parameters_cell))
     if any("attention_parameters" in (row["published"] or {}) for row in rows):
         made.append(("attention parameters", attention_cell))
         made.append(
@@ -65,6 +67,11 @@ def columns(table: dict) -> tuple[list[str], list[list[str]]]:
     cells = [[text(row) for _, text in made] for row in rows]
     filled = [index for index in range(len(header)) if index == 0 or any(row[index] for row in cells)]
     return [header[index] for index in filled], [[row[index] for index in filled] for row in cells]
+
+
+def parameters_cell(row: dict) -> str:
+    count = (row["ours"] or {}).get("parameters")
+    return "" if count is None else short_count(count)
 
 
 def attention_cell(row: dict) -> str:
@@ -123,18 +130,38 @@ def published_ratio(ratio: str, metric: str):
     return text
 
 
+def caption(table: dict) -> str:
+    """Return sentences that name the seeds, the corpus, and for each score its unit and its better direction."""
+    ours = [row["ours"] for row in table["rows"] if row["ours"] and row["ours"]["scores"]]
+    if not ours:
+        return ""
+    by_row = [tuple(one["seeds"]) for one in ours]
+    most = max(by_row, key=len)
+    seeds = f"seed{'s' * (len(most) > 1)} {', '.join(map(str, most))}"
+    if any(set(found) != set(most) for found in by_row):
+        seeds = f"at most {len(most)} seeds"
+    sentences = [f"Mean ± standard deviation over {seeds}" if len(most) > 1 else f"One run ({seeds})"]
+    if corpora := sorted({name for one in ours for name in one["corpora"]}):
+        sentences.append(f"Corpus: {', '.join(corpora)}")
+    measured = dict.fromkeys((score["split"], score["metric"]) for one in ours for score in one["scores"])
+    for split, metric in measured:
+        unit = f", {UNITS[metric]}" if metric in UNITS else ""
+        better = "less" if lower_is_better(metric) else "more"
+        sentences.append(f"{split.capitalize()} {NAMES.get(metric, metric)}{unit}: {better} is better")
+    return ". ".join(sentences) + "."
+
+
 def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
     """Return the report as Markdown; `pictures` has the picture file of each plot."""
     parts = []
     for table in tables:
-        header, rows = columns(table)
-        parts += [f"## {escape(table['title'])}", ""]
+        parts += [f"## {formats.escape(table['title'])}", ""]
         if table["paper_title"]:
             parts += [f"{table['paper']} {table['table']}: *{table['paper_title']}*. {table['source']}", ""]
-        parts += [f"> {escape(note)}\n" for note in table["notes"]]
-        parts += ["| " + " | ".join(map(escape, header)) + " |", "|" + " --- |" * len(header)]
-        parts += ["| " + " | ".join(map(escape, row)) + " |" for row in rows]
-        parts.append("")
+        if about := caption(table):
+            parts += [formats.escape(about), ""]
+        parts += [f"> {formats.escape(note)}\n" for note in table["notes"]]
+        parts += [formats.markdown(*columns(table)), ""]
         for name in filter(pictures.get, plots(table)):
             parts += [f"![Learning curves]({pictures[name]})", ""]
     if "logs" in pictures:
@@ -142,9 +169,16 @@ def as_markdown(tables: list[dict], pictures: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
-def escape(text: str) -> str:
-    """Return text that stays text in a Markdown table: no HTML, link, image, formatting or control character."""
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", text)
-    text = re.sub(r"[\\`*\[\]|~$]", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
-    # Markdown turns addresses into links
-    return re.sub(r"(?i)\bwww\.", "www&#46;", text.replace("://", "&#58;//"))
+def as_latex(tables: list[dict]) -> str:
+    """Return the tables of a report in LaTeX. A count that is the same in all rows is in the caption."""
+    parts = [r"% needs \usepackage{booktabs}"]
+    for table in tables:
+        header, rows = columns(table)
+        about = [f"{table['title']}.", caption(table)]
+        for name in ("updates", "seeds"):
+            if name in header and len(values := {row[header.index(name)] for row in rows}) == 1:
+                place = header.index(name)
+                header, *rows = ([*line[:place], *line[place + 1 :]] for line in (header, *rows))
+                about += [f"Updates: {values.pop()}."] if name == "updates" else []
+        parts.append(formats.latex(header, rows, " ".join(filter(None, (*about, *table["notes"])))))
+    return "\n\n".join(parts)

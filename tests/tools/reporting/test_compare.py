@@ -268,6 +268,21 @@ def test_lines_without_a_corpus_are_not_said_to_differ_in_it(tmp_path, capsys):
     assert row["notes"] == []
 
 
+def test_the_heading_names_metric_data_and_seeds_in_every_format(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", {"a_1": {1: 5.0, 2: 6.5}, "b": {1: 3.0, 2: 3.5}}, corpus="mine")
+    about = "Differences of loss (less is better) on mine test, seeds 1, 2."
+    for form in ("text", "markdown", "latex"):
+        output = tmp_path / form
+        arguments = ["compare", path, "--pair", "a_1", "b", "--format", form, "--output", str(output)]
+        assert cli.main(arguments) == 0
+        found = capsys.readouterr().out
+        assert about in found
+        written = {"text": set(), "markdown": {"compare.md"}, "latex": {"compare.tex"}}[form]
+        assert {file.name for file in output.iterdir() if file.suffix in (".md", ".tex")} == written
+    assert r"a\_1 $-$ b & 2 & 2.5 & $-$3.853 \ldots{} 8.853 &" in found and found.count(r"\\") == 2
+    assert (output / "compare.tex").read_text() == found
+
+
 def test_a_broken_line_is_named_and_left_out(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     write(path, {"a": {1: "high"}})
@@ -392,7 +407,7 @@ def test_compare_needs_neither_scipy_nor_matplotlib_for_text(tmp_path, capsys, m
         monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
     path = write(tmp_path / "a.jsonl", {"a": {1: 5.0, 2: 6.0}, "b": {1: 3.0, 2: 3.5}})
     assert cli.main(["compare", path, "--pair", "a", "b"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:5] == ["a", "−", "b", "2", "2.25"]
+    assert capsys.readouterr().out.splitlines()[3].split()[:5] == ["a", "−", "b", "2", "2.25"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 import json
+import re
 import sys
 
 import pytest
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.tools.reporting import comparison, papers
+from fairseq_lowrank.tools.reporting import comparison, formats, papers
 from fairseq_lowrank.tools.reporting.curves import with_logs
-from fairseq_lowrank.tools.reporting.tables import as_markdown, columns, escape
+from fairseq_lowrank.tools.reporting.tables import as_markdown, columns
 
 PAPERS = papers.load_papers()
 ARCHITECTURE = "lowrank_transformer_iwslt_de_en"
@@ -441,7 +442,7 @@ def test_markdown_shows_hostile_names_as_text():
     ],
 )
 def test_markdown_keeps_names_as_text(name, kept):
-    assert escape(name) == kept
+    assert formats.escape(name) == kept
 
 
 def test_rows_without_positions_stand_in_the_order_of_the_file():
@@ -483,6 +484,60 @@ def test_the_command_writes_markdown_and_curves(tmp_path, capsys):
     assert not list(output.glob("*.html"))
     assert (output / "curves-mixhead-table4.pdf").read_bytes().startswith(b"%PDF")
     assert len(json.loads((output / "report.json").read_text())) == 1
+
+
+def recorded(tmp_path, **fields):
+    """Lines as `record` writes them, of two rows and two seeds."""
+    path = tmp_path / "mine.jsonl"
+    with path.open("w") as file:
+        for row, values in {"mha": (20.0, 22.0), "mixhead_a-1": (21.0, 21.5)}.items():
+            for seed, value in enumerate(values, 1):
+                one = {"row": row, "seed": seed, "metric": "sacrebleu", "value": value, "split": "test"}
+                one |= {"valid_loss": 3.2, "valid_perplexity": 9.19, "updates": 1500, "corpus": "mine"}
+                file.write(json.dumps(one | fields) + "\n")
+    return path
+
+
+def test_recorded_runs_have_means_and_deviations_by_row(tmp_path, capsys):
+    assert cli.main(["report", str(recorded(tmp_path))]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "## mine"
+    assert "Mean ± standard deviation over seeds 1, 2. Corpus: mine." in lines[2]
+    assert "Test BLEU (sacrebleu), points of 100: more is better." in lines[2]
+    assert "Valid loss (bits per token): less is better." in lines[2]
+    assert [cell.strip() for cell in lines[4].split("|")[1:-1]] == [
+        "",
+        "test BLEU (sacrebleu)",
+        "valid loss (bits per token)",
+        "updates",
+        "seeds",
+    ]
+    assert lines[6].startswith("| mha | 21.00 ± 1.41 | 3.200 ± 0.000 | 1,500 | 2 |")
+
+
+def test_recorded_perplexities_need_no_further_loss(tmp_path, capsys):
+    assert cli.main(["report", str(recorded(tmp_path, metric="perplexity"))]) == 0
+    header = capsys.readouterr().out.splitlines()[4]
+    assert "valid perplexity" in header and "bits" not in header
+
+
+def test_a_report_in_latex_can_be_printed(tmp_path, capsys):
+    output = tmp_path / "out"
+    arguments = ["report", str(recorded(tmp_path)), "--format", "latex", "--output", str(output)]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert (output / "report.tex").read_text() == text and (output / "report.md").exists()
+    assert text.startswith("% needs \\usepackage{booktabs}") and "\\toprule" in text
+    assert r"mixhead\_a-1 & 21.25 $\pm$ 0.35 & 3.200 $\pm$ 0.000 \\" in text
+    assert "Updates: 1,500." in text and "seeds 1, 2" in text
+
+
+@pytest.mark.parametrize("text", ["a_b & 50 % of $x$ {#} ~^\\", "\\input{/etc/passwd}", "x\ny % z"])
+def test_latex_shows_hostile_names_as_text(text):
+    found = formats.escape_latex(text)
+    for command in (r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}"):
+        found = found.replace(command, "")
+    assert not re.search(r"(?<!\\)[&%$#_{}~^]|\\[a-z]|\n", found)
 
 
 def test_a_report_of_text_needs_neither_matplotlib_nor_scipy(tmp_path, capsys, monkeypatch):
