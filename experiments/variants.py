@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ class ResultQuery:
     """A query for the results of a variant in one table of this repository.
 
     Args:
-        title: the setting and the measure.
+        title: the setting and the measure, with an arrow to the better side.
         file: the file of results.
         table: the table in the file.
         row: the name of the row, with ``{name}`` for the variant.
@@ -86,9 +87,13 @@ class ResultQuery:
         """Return the value of a line of results, if it has one."""
         return line["value"] if self.split is None else line.get("losses", {}).get(self.split, {}).get("bits")
 
+    def mean(self, values: Sequence[float]) -> float:
+        """Return the mean of values over seeds."""
+        return (geometric_mean if self.geometric else fmean)(values)
+
     def format_values(self, values: Sequence[float]) -> str:
         """Return mean and standard deviation; for a geometric mean, the least and the greatest value."""
-        mean = format((geometric_mean if self.geometric else fmean)(values), self.style)
+        mean = format(self.mean(values), self.style)
         if len(values) == 1:
             return mean
         if self.geometric:
@@ -101,6 +106,7 @@ _TRANSLATION = (
     ("Multi30k de-en, 32 heads of 4", "fast-start", "h32-{name}-2e-3"),
     ("Multi30k, four sentences concatenated, 4 heads of 32", "above-head-size", "h4-{name}"),
     ("Multi30k, four sentences concatenated, 32 heads of 4", "above-head-size", "h32-{name}"),
+    ("Multi30k, ten sentences concatenated, 4 heads of 32", "joined-by-ten", "{name}-paper"),
 )
 RESULT_QUERIES = (
     *(ResultQuery(f"{title}: BLEU ↑", "evidence.jsonl", table, row) for title, table, row in _TRANSLATION),
@@ -127,14 +133,52 @@ RESULT_QUERIES = (
     ResultQuery(
         "nearest point, 8 heads: squared error ↓", "evidence-nearest-point.jsonl", "nearest-point", "h8-{name}", ".3f"
     ),
+    ResultQuery("recall, 8 heads of 8: error rate ↓", "evidence-recall.jsonl", "recall", "h8-{name}", ".3f"),
+    *(
+        ResultQuery(
+            f"Brown by bytes, {heads}: test loss, bits ↓", "evidence.jsonl", "language-model", row, ".3f", split="test"
+        )
+        for heads, row in (("4 heads of 32", "h4-{name}"), ("32 heads of 4", "h32-{name}"))
+    ),
     ResultQuery(
         "small BERT, sentence polarity: accuracy ↑", "brown.jsonl", "fine-tuning", "{name}", task="sentence-polarity"
+    ),
+    ResultQuery(
+        "published BERT, sentence polarity: accuracy ↑",
+        "evidence.jsonl",
+        "published-bert-all-MiniLM-L6-v2",
+        "{name}",
+        task="sentence-polarity",
     ),
     ResultQuery("Multi30k de-en, 4 heads of 64: BLEU ↑", "multi30k.jsonl", "compare", "{name}"),
     ResultQuery("Multi30k de-en, 32 heads of 8: BLEU ↑", "multi30k.jsonl", "compare", "{name}-h32"),
     ResultQuery("Brown, 4 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}"),
     ResultQuery("Brown, 32 heads: test perplexity ↓", "brown.jsonl", "compare", "{name}-h32"),
 )
+LEFT_OUT = {
+    ("brown.jsonl", "fine-tuning", "rte"): "no row learns the task",
+    ("evidence.jsonl", "published-bert-all-MiniLM-L6-v2", "rte"): "no row learns the task",
+    ("evidence-decoding.jsonl", "fast-start-decoding", None): "searches without mixing, no row of `mha`",
+    **{
+        ("evidence-source-use.jsonl", f"{table}-source-use", None): "a measurement of trainings that are queried"
+        for table in ("fast-start", "above-head-size", "joined-by-ten")
+    },
+}
+"""The tables of results (file, table, task) that no query reads, with the reason."""
+
+CONTROLS = {
+    "gain": "`gain`",
+    **{f"gain-x{times}": f"`gain`, {times} times the rate" for times in (4, 8, 32)},
+    "common-mode": "common mode",
+    "column-sums": "column sums",
+    "small-start": "half-scale start",
+}
+"""The rows that are controls of every method, with their labels."""
+EQUAL_PARAMETERS = {
+    "fixedhead": {"mha-wide": "`mha`, wider feed-forward layer", "mha-more-heads": "`mha`, more small heads"},
+    "mhe-mul": {"mha-narrow": "`mha`, narrower feed-forward layer"},
+}
+"""By method, the rows of `mha` that have as many parameters as it has."""
 
 
 def build_layer(variant: Method, embed_dim: int = EMBED_DIM, heads: int = HEADS, **sizes: int) -> MultiheadAttention:
@@ -217,41 +261,50 @@ def read_lines(file: Path) -> list[dict]:
 def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> list[dict]:
     """Return a variant's rows in our results, with those of ``mha`` for the same seeds.
 
-    ``read`` reads a file. Each row has ``setting``, ``value``, ``mha`` (empty for `mha`, or without a common seed) and ``seeds``.
+    ``read`` reads a file. Each row has ``setting``, ``value``, ``mha`` (empty for `mha`, or without a common seed),
+    ``control`` (the best control that has these seeds) and ``seeds``.
     """
     rows = []
     for query in RESULT_QUERIES:
-        lines = [
-            line
-            for line in read(results / query.file)
-            if line["table"] == query.table and line.get("task") == query.task
-        ]
-
-        def by_seed(preset: str, query: ResultQuery = query, lines: list[dict] = lines) -> dict[int, float]:
-            row = query.row.format(name=preset)
-            found = {line["seed"]: query.value(line) for line in lines if line["row"] == row and not line["smoke"]}
-            return {seed: value for seed, value in sorted(found.items()) if value is not None}
-
-        own, plain = by_seed(name), by_seed("mha") if name != "mha" else {}
+        found: dict[str, dict[int, float]] = defaultdict(dict)
+        for line in sorted(read(results / query.file), key=lambda line: line["seed"]):
+            if (line["table"], line.get("task"), line["smoke"]) == (query.table, query.task, False):
+                value = query.value(line)
+                if value is not None:
+                    found[line["row"]][line["seed"]] = value
+        own, plain = (found.get(query.row.format(name=preset), {}) for preset in (name, "mha"))
         seeds = [seed for seed in own if seed in plain] or list(own)
-        if seeds:
-            texts = (
-                query.format_values([of[seed] for seed in seeds]) if set(seeds) <= of.keys() else ""
-                for of in (own, plain)
-            )
-            rows.append(dict(zip(("setting", "value", "mha"), (query.title, *texts), strict=True), seeds=len(seeds)))
+        if not seeds:
+            continue
+        others = {
+            label: [of[seed] for seed in seeds]
+            for row, label in {"mha": "mha", **CONTROLS, **EQUAL_PARAMETERS.get(name, {})}.items()
+            if row != name and set(seeds) <= (of := found.get(query.row.format(name=row), {})).keys()
+        }
+        mha = others.pop("mha", None)
+        best = (max if "↑" in query.title else min)(others, key=lambda label: query.mean(others[label]), default=None)
+        rows.append(
+            {
+                "setting": query.title,
+                "value": query.format_values([own[seed] for seed in seeds]),
+                "mha": query.format_values(mha) if mha else "",
+                "control": f"{query.format_values(others[best])}: {best}" if best else "",
+                "seeds": len(seeds),
+            }
+        )
     return sorted(rows, key=lambda row: row["seeds"] == 1)
 
 
 def results_table(name: str, rows: list[dict]) -> str:
     """Return the Markdown table of :func:`measured`."""
-    columns = ["", f"`{name}`", *(["`mha`"] if name != "mha" else []), "seeds"]
+    columns = ["", f"`{name}`", *(["`mha`"] if name != "mha" else []), "best control", "seeds"]
     lines = [columns, ["---"] * len(columns)]
     for row in rows:
         seeds = "one" if row["seeds"] == 1 else str(row["seeds"])
-        lines.append([row["setting"], row["value"], *([row["mha"]] if name != "mha" else []), seeds])
+        lines.append([row["setting"], row["value"], *([row["mha"]] if name != "mha" else []), row["control"], seeds])
     table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
     notes = "Mean ± standard deviation over seeds; errors of known matrices: geometric mean (least to greatest).\n"
+    notes += "The best control has the best mean of all [controls](../evidence/method.md#terms) that were run with these seeds.\n"
     if any(row["seeds"] == 1 for row in rows):
         notes += (
             "A row with one seed says little: two runs of one function differ by 0.99 BLEU "

@@ -87,7 +87,7 @@ def test_rows_are_means_with_their_spread_over_common_seeds(tmp_path):
     assert (error["value"], error["mha"], error["seeds"]) == ("0.01 (0.001 to 0.1)", "0.5 (0.5 to 0.5)", 2)
     assert (bleu["value"], bleu["mha"], bleu["seeds"]) == ("31.00 ± 1.00", "", 3)
     assert (loss["value"], "bits ↓" in loss["setting"]) == ("3.500 ± 0.000", True)
-    assert "| 31.00 ± 1.00 |  | 3 |" in variants.page("gain", tmp_path)
+    assert "| 31.00 ± 1.00 |  |  | 3 |" in variants.page("gain", tmp_path)
     assert "None yet." in variants.page("mqa", tmp_path)
 
 
@@ -96,13 +96,41 @@ def test_a_row_of_one_seed_says_so_and_stands_last(tmp_path):
     results_of(tmp_path, "brown.jsonl", "compare", {"sha-h32": [400.0, 410.0]})
     assert [row["seeds"] for row in variants.measured("sha", tmp_path)] == [2, 1]
     page = variants.page("sha", tmp_path)
-    assert "| 38.00 | 39.00 | one |" in page and "A row with one seed says little" in page
+    assert "| 38.00 | 39.00 |  | one |" in page and "A row with one seed says little" in page
 
 
 def test_mha_is_not_compared_with_itself(tmp_path):
     results_of(tmp_path, "multi30k.jsonl", "compare", {"mha": [39.0]})
-    assert "| 39.00 | one |" in variants.page("mha", tmp_path)
-    assert "|  | `mha` | seeds |" in variants.page("mha", tmp_path)
+    assert "| 39.00 |  | one |" in variants.page("mha", tmp_path)
+    assert "|  | `mha` | best control | seeds |" in variants.page("mha", tmp_path)
+
+
+def test_the_best_control_has_the_seeds_of_the_row_and_is_not_the_row(tmp_path):
+    values = {
+        "h8-mixhead-a": [0.7, 0.5],
+        "h8-mha": [0.8, 0.8],
+        "h8-gain": [0.6, 0.6],
+        "h8-column-sums": [0.9, 0.9],
+        "h8-small-start": [0.1],
+    }
+    results_of(tmp_path, "evidence-nearest-point.jsonl", "nearest-point", values)
+    controls = {name: variants.measured(name, tmp_path)[0]["control"] for name in ("mixhead-a", "gain", "mha")}
+    assert controls == {
+        "mixhead-a": "0.600 ± 0.000: `gain`",
+        "gain": "0.900 ± 0.000: column sums",
+        "mha": "0.600 ± 0.000: `gain`",
+    }
+
+
+def test_each_table_of_results_is_queried_or_left_out():
+    found = {
+        (file.name, line["table"], line.get("task"))
+        for file in variants.RESULTS.glob("*.jsonl")
+        for line in variants.read_lines(file)
+    }
+    queried = {(query.file, query.table, query.task) for query in variants.RESULT_QUERIES}
+    assert not queried & variants.LEFT_OUT.keys()
+    assert queried | variants.LEFT_OUT.keys() == found
 
 
 @pytest.mark.parametrize(
