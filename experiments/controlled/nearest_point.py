@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.controlled.runs import Log, Method, Run, Table, marked, over_seeds, styles_of
-from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.attention import METHODS, build_attention
 
 TABLE = "nearest-point"
 METRIC = "squared error"
@@ -205,31 +205,63 @@ def _cell(values: list[float], seeds: list[int]) -> str:
     return marked(f"{statistics.fmean(values):.3f}{spread}", values, seeds)
 
 
-def plot(lines: list[dict]):
-    """Return a figure of error against number of heads, by method, with the published curve.
+COLOURS = {"QK": "tab:green", "OV": "tab:orange", "patterns": "tab:purple", None: "tab:gray"}
+CLASSES = {
+    "QK": "QK: scores of higher rank",
+    "OV": "OV: wider from values to outputs",
+    "patterns": "patterns",
+    None: "plain",
+}
+OTHER_KINDS = {"score-mixing": "QK", "queries-32": "QK", "fixedhead-16": "QK", "fixedhead-32": "QK", "values-32": "OV"}
 
-    Bars go from the least to the greatest seed. Methods with the same number of heads are drawn next to each other.
+
+def kind_of(name: str) -> str | None:
+    """Return the class of a method if it adds something to plain attention."""
+    kind = METHODS[name].kind if name in METHODS else OTHER_KINDS.get(name)
+    return kind if kind in COLOURS else None
+
+
+def plot(lines: list[dict]):
+    """Return a figure with two panels: error against number of heads, and all methods with 8 heads, by class.
+
+    Bars go from the least to the greatest seed. The left panel has the methods of three and more numbers of heads, and the
+    published curve.
     """
     from fairseq_lowrank.tools import pictures
 
-    figure, axes = pictures.new_figure(8.5, 4.8)
     values = _by_row(lines)
     counts = Counter(name for name, _ in values)
-    names = sorted(counts, key=lambda name: -counts[name])
-    places = zip(names, styles_of(lines, names), pictures.asides(len(names)), strict=True)
-    for name, style, place in places:
-        aside = 2 ** (0.3 * place)
+    figure, (left, right) = pictures.grid(2, width=5.0, height=5.2)
+    names = sorted((name for name in counts if counts[name] >= 3), key=lambda name: -counts[name])
+    for name, style in zip(names, styles_of(lines, names), strict=True):
         heads = sorted(heads for other, heads in values if other == name)
-        means = [statistics.fmean(values[name, count]) for count in heads]
-        low = [mean - min(values[name, count]) for mean, count in zip(means, heads, strict=True)]
-        high = [max(values[name, count]) - mean for mean, count in zip(means, heads, strict=True)]
-        # a method with one number of heads has no line, so it needs a marker
-        points = {"marker": pictures.marker(style), "ms": 5, "capsize": 2}
-        axes.errorbar([count * aside for count in heads], means, (low, high), label=name, **points, **style)
+        means, spread = _spread([values[name, count] for count in heads])
+        left.errorbar(heads, means, spread, label=name, marker=pictures.marker(style), ms=5, capsize=2, **style)
     heads = [64 // rank for rank in PUBLISHED]
-    axes.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(heads, map(str, heads))
-    axes.set(xlabel="heads; those of mha have rank d / heads", ylabel=METRIC, ylim=(0, 1))
-    figure.legend(loc=pictures.OUTSIDE, fontsize=8, handlelength=3.5)
+    left.plot(heads, PUBLISHED.values(), "k--", lw=1, label="published, d 64")
+    left.set_xscale("log", base=2)
+    left.set_xticks(heads, map(str, heads))
+    left.set(xlabel="heads of size d / heads", ylabel=METRIC, ylim=(0, 1), title="More heads, smaller heads")
+    left.legend(loc="lower right", fontsize=8)
+    compared = sorted(
+        (name for name, count in values if count == 8), key=lambda name: -statistics.fmean(values[name, 8])
+    )
+    for place, name in enumerate(compared):
+        (mean,), spread = _spread([values[name, 8]])
+        right.errorbar(mean, place, xerr=spread, fmt="o", ms=5, capsize=2, color=COLOURS[kind_of(name)])
+        right.annotate(f"  {mean:.3f}", (max(values[name, 8]), place), va="center", fontsize=8)
+    right.set_yticks(range(len(compared)), compared, fontsize=8)
+    right.invert_yaxis()
+    right.set(xlabel=METRIC, xlim=(0, 1.08), title="8 heads, all methods")
+    for kind in dict.fromkeys(map(kind_of, compared)):
+        right.plot([], [], "o", color=COLOURS[kind], label=CLASSES[kind])
+    if compared:
+        right.legend(loc="upper left", fontsize=8)
     return figure
+
+
+def _spread(rows: list[list[float]]) -> tuple[list[float], tuple[list[float], list[float]]]:
+    """Return the means of rows, and their distances to the least and the greatest value."""
+    means = [statistics.fmean(row) for row in rows]
+    low = [mean - min(row) for mean, row in zip(means, rows, strict=True)]
+    return means, (low, [max(row) - mean for mean, row in zip(means, rows, strict=True)])

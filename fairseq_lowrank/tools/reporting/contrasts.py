@@ -476,6 +476,13 @@ def _values(comparison: statistics.Comparison | None) -> dict:
 OUTCOME_COLOURS = {HELD: "#00796b", CONTRADICTED: "#c62828", UNCLEAR: "#757575", None: "#1f4e79"}
 
 
+def letters(row: dict) -> list[str]:
+    """Return a line that says which rows A, B and so on are, if the contrast's name does not contain them."""
+    if all(name in row["contrast"] for name in row["rows"]):
+        return []
+    return [", ".join(f"{letter}={name}" for letter, name in zip("ABCD", row["rows"], strict=False))]
+
+
 def verdict(row: dict) -> str:
     """Return the outcome, the better side and the number of seeds of a row of :func:`as_rows`, in words."""
     if row["mean"] is None:
@@ -493,7 +500,9 @@ def plot_contrasts(rows: Sequence[dict]):
     """
     from fairseq_lowrank.tools import pictures
 
-    names = [f"{textwrap.fill(row['contrast'], 70)}\n{textwrap.fill(verdict(row), 70)}" for row in rows]
+    names = [
+        "\n".join(textwrap.fill(text, 70) for text in (row["contrast"], *letters(row), verdict(row))) for row in rows
+    ]
     names = [pictures.plain(name) for name in names]
     lines = sum(1 + name.count("\n") for name in names)
     figure, axes = pictures.new_figure(8.5, 1.1 + 0.12 * len(rows) + 0.17 * lines)

@@ -92,10 +92,14 @@ def test_a_table_says_how_far_seeds_are_apart_and_which_cells_have_fewer():
     assert "over seeds 1, 2;" in table.title
 
 
-def test_points_stand_near_their_number_of_heads():
-    names = ["mha", *(f"method-{number}" for number in range(10))]
-    lines = [{"method": name, "heads": 8, "seed": 1, "value": 0.5, "flags": "--attention mha"} for name in names]
-    [axes] = nearest_point.plot(lines).axes
-    places = {bar.get_label(): bar.lines[0].get_xdata()[0] for bar in axes.containers}
-    assert places.keys() == set(names) and places["mha"] == 8
-    assert all(7 < place < 9.2 for place in places.values())
+def test_every_method_has_its_own_line_in_the_picture():
+    def line(name, heads):
+        return {"method": name, "heads": heads, "seed": 1, "value": heads / 20, "flags": "--attention mha"}
+
+    names = ["mha", "mixhead-a", "score-mixing", *(f"method-{number}" for number in range(10))]
+    lines = [*(line(name, 8) for name in names), line("mha", 1), line("mha", 2)]
+    left, right = nearest_point.plot(lines).axes
+    assert [bars.get_label() for bars in left.containers] == ["mha"]
+    assert {label.get_text() for label in right.get_yticklabels()} == set(names)
+    assert len({bars.lines[0].get_ydata()[0] for bars in right.containers}) == len(names)
+    assert nearest_point.kind_of("mixhead-a") == "OV" and nearest_point.kind_of("score-mixing") == "QK"

@@ -8,6 +8,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
+from fairseq_lowrank.tools.reporting.contrasts import letters
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -181,7 +182,7 @@ def test_the_picture_has_a_line_a_contrast_and_one_picture_a_unit(tmp_path, caps
 def test_a_contrast_that_was_not_run_keeps_its_place_in_the_picture(tmp_path, capsys):
     asked = named(tmp_path / "named.json", {"name": "not run", "rows": ["mha", "mhe-mul"]})
     [axes] = compare.plot_figures(compared(capsys, write(tmp_path / "a.jsonl"), *asked))["compare"].axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test\nno result yet"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["not run, test\nA=mha, B=mhe-mul\nno result yet"]
 
 
 @pytest.mark.parametrize(
@@ -453,3 +454,8 @@ def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys
     assert (row["mean"], row["sentences"]) == (1, 3)
     (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "sacrebleu")
     assert (row["mean"], row["sentences"]) == (0, 1)
+
+
+def test_a_picture_says_which_rows_a_and_b_are():
+    assert letters({"contrast": "F1 mixing leads", "rows": ("mha", "mixhead-a")}) == ["A=mha, B=mixhead-a"]
+    assert letters({"contrast": "mha − mixhead-a", "rows": ("mha", "mixhead-a")}) == []
