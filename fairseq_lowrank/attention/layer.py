@@ -149,7 +149,8 @@ class MultiheadAttention(TorchMHACompat):
         for axis in _MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
         self._built = (*projections, *extra, *further, *_MODULE_AXES, "dropout_module", "out_proj")
-        self._reads_inputs = any(getattr(getattr(self, axis), "reads_inputs", False) for axis in _MIXING_AXES)
+        mixings = (getattr(self, axis) for axis in _MIXING_AXES)
+        self._reads_inputs = any(mixing is not None and mixing.reads_inputs for mixing in mixings)
         self.state_config = self._state_config()
         for name in self.state_config.markers:
             self.register_buffer(name, torch.zeros(1))

@@ -216,7 +216,9 @@ def test_a_model_of_transformers_takes_it_or_names_those_that_it_takes(name):
         return
     after = model(tokens).logits
     assert after.isfinite().all()
-    if all(part.learns for axis, part in METHODS[name].parts.items() if axis in ("mixing", "score_mixing")):
+    fixed = any(not part.learns for axis, part in METHODS[name].parts.items() if axis in ("mixing", "score_mixing"))
+    output = build(name).head_output
+    if not fixed and (output is None or output.keeps_stock):
         torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-4)
 
 

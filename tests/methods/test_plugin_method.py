@@ -21,8 +21,8 @@ from fairseq_lowrank.attention import Method, register
 from fairseq_lowrank.parts import HeadOutput, Option, no_weight_decay
 
 
-class HeadNorm(HeadOutput):
-    name = "head-norm"
+class MyNorm(HeadOutput):
+    name = "my-norm"
     options = (Option("norm_power", "power of the rms (default: 1)", default=1),)
 
     def __init__(self, dims, norm_power=1):
@@ -37,10 +37,10 @@ class HeadNorm(HeadOutput):
 
 register(
     Method(
-        "head-norm",
+        "my-norm",
         "Normed heads",
         "O_i / rms(O_i) w_i",
-        {"head_output": HeadNorm},
+        {"head_output": MyNorm},
         parameters="4·d·h·d_k + h",
         cached="2·h·d_k",
         kind="OV",
@@ -64,17 +64,17 @@ def run(capsys, *words):
 
 def test_commands_take_the_method_of_a_plugin(plugin, capsys):
     shape = ("--arch", "transformer", "--vocab-size", 20, *SIZES)
-    told = run(capsys, "--user-dir", plugin, "params", "--json", *shape, "--attention", "head-norm", "--norm-power", 2)
+    told = run(capsys, "--user-dir", plugin, "params", "--json", *shape, "--attention", "my-norm", "--norm-power", 2)
     described = json.loads(told)
-    assert described["attention_kind"] == "head-norm" and described["extra"] == 6 * 4
+    assert described["attention_kind"] == "my-norm" and described["extra"] == 6 * 4
     assert described["axes"]["encoder"]["class"] == "OV" and described["axes"]["cross"]["norm_power"] == 2
-    advice = run(capsys, "advise", *shape, "--attention", "head-norm", "--length", 9)
+    advice = run(capsys, "advise", *shape, "--attention", "my-norm", "--length", 9)
     assert "head size" in advice
 
 
 def test_a_model_is_built_saved_and_refused_by_another_choice(plugin):
     utils.import_user_module(Namespace(user_dir=str(plugin)))
-    args = arguments("transformer", *SIZES, "--attention", "head-norm", "--norm-power", 2)
+    args = arguments("transformer", *SIZES, "--attention", "my-norm", "--norm-power", 2)
     model = make_task().build_model(args)
     layer = model.decoder.layers[0].encoder_attn
     assert layer.head_output.norm_power == 2 and "norm_power=2" in repr(layer)
@@ -90,5 +90,5 @@ def test_transformers_takes_the_method_of_a_plugin(plugin):
     from fairseq_lowrank.huggingface import apply_attention
 
     utils.import_user_module(Namespace(user_dir=str(plugin)))
-    model = apply_attention(build("gpt2"), "head-norm")
+    model = apply_attention(build("gpt2"), "my-norm")
     assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
