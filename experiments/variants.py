@@ -174,11 +174,6 @@ CONTROLS = {
     "small-start": "half-scale start",
 }
 """The rows that are controls of every method, with their labels."""
-EQUAL_PARAMETERS = {
-    "fixedhead": {"mha-wide": "`mha`, wider feed-forward layer", "mha-more-heads": "`mha`, more small heads"},
-    "mhe-mul": {"mha-narrow": "`mha`, narrower feed-forward layer"},
-}
-"""By method, the rows of `mha` that have as many parameters as it has."""
 
 
 def build_layer(variant: Method, embed_dim: int = EMBED_DIM, heads: int = HEADS, **sizes: int) -> MultiheadAttention:
@@ -278,7 +273,7 @@ def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dic
             continue
         others = {
             label: [of[seed] for seed in seeds]
-            for row, label in {"mha": "mha", **CONTROLS, **EQUAL_PARAMETERS.get(name, {})}.items()
+            for row, label in {"mha": "mha", **CONTROLS, **variants()[name].controls}.items()
             if row != name and set(seeds) <= (of := found.get(query.row.format(name=row), {})).keys()
         }
         mha = others.pop("mha", None)

@@ -189,6 +189,7 @@ register(
             "output."
         ),
         use_if="parameters of attention are too many, and a few percent of quality may go",
+        controls={"mha-narrow": "`mha`, narrower feed-forward layer"},
         colour="#2ca02c",
         poster=("O(n)", "3·d²·n + 3·d·n"),
     )

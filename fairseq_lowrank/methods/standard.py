@@ -97,6 +97,7 @@ register(
         needs=Need("head_dim", "a head size", "the paper sets it to the sequence length"),
         page_sizes={"head_dim": 128},
         examples=({"head_dim": 6},),
+        controls={"mha-wide": "`mha`, wider feed-forward layer", "mha-more-heads": "`mha`, more small heads"},
         colour="#8c564b",
     )
 )

@@ -152,6 +152,7 @@ class Method:
         needs: the axis that the user has to set, if there is one.
         page_sizes: sizes with which the page counts a layer of d 512 and 8 heads.
         examples: sizes and options with which tests build a layer of d 8 and 2 heads.
+        controls: the rows of ``mha`` in our results that have as many parameters, with their labels.
         colour: its colour in figures; ``None`` if it takes a free one.
         preset: False if the method is a part that goes with any preset: then it is no value of ``--attention``.
         poster: growth with the number of heads n, and parameters of its projections in n and the head size d, in the complexity table
@@ -173,6 +174,7 @@ class Method:
     needs: Need | None = None
     page_sizes: Mapping[str, int | str] = field(default_factory=dict)
     examples: tuple[Mapping[str, int | str], ...] = ({},)
+    controls: Mapping[str, str] = field(default_factory=dict)
     colour: str | None = None
     preset: bool = True
     poster: tuple[str, str] | None = None
