@@ -8,9 +8,11 @@ from collections.abc import Callable
 from fairseq import criterions
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import checks
+from fairseq_lowrank.plugin import checks, user_dir
 from fairseq_lowrank.plugin.literals import literal
 
 ArgumentFixup = Callable[[argparse.Namespace, Callable[[str], bool]], None]
@@ -109,6 +111,48 @@ def check_command_line(parse: Callable) -> Callable:
         return parsed
 
     return parse_args_and_arch
+
+
+SECTIONS = ("common", "distributed_training", "dataset", "optimization", "checkpoint", "task", "model", "criterion")
+"""The parts of a configuration that a training reads."""
+
+
+def arguments_of(cfg: DictConfig) -> argparse.Namespace:
+    """Return the settings of a training as arguments, with the names of its task, model and criterion.
+
+    Raises:
+        UserError: the configuration has no task or no model, or one that is not registered.
+    """
+    parts = {name: cfg.get(name) for name in SECTIONS}
+    values: dict[str, object] = {}
+    for part in parts.values():
+        values |= vars(part) if isinstance(part, argparse.Namespace) else part or {}
+    for section, flag in {"task": "task", "model": "arch", "criterion": "criterion"}.items():
+        name = getattr(parts[section], "_name", None) or getattr(parts[section], "arch", None)
+        if name is None:
+            raise UserError(f"{section}: missing. Add {section}=NAME, or +{section}._name=NAME.")
+        if section == "model" and checks.model_class(name) is None:
+            raise UserError(f"model._name={name}: no such model. `fairseq-lowrank architectures` lists the names.")
+        values[flag] = name
+    return argparse.Namespace(**values)
+
+
+def check_configuration(add_defaults: Callable) -> Callable:
+    """Wrap ``add_defaults``: check the configuration of fairseq-hydra-train like a command line."""
+
+    @functools.wraps(add_defaults)
+    def add_and_check(cfg):
+        add_defaults(cfg)
+        if HydraConfig.initialized() and user_dir.is_imported(cfg.common.user_dir):
+            arguments = arguments_of(cfg)
+            for check in checks.CHECKS:
+                check(arguments)
+
+    # If --user-dir imports this package, the command has imported the function by its name.
+    for name in ("fairseq_cli.train", "fairseq_cli.hydra_train"):
+        if name in sys.modules:
+            vars(sys.modules[name])["add_defaults"] = add_and_check
+    return add_and_check
 
 
 # fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too.

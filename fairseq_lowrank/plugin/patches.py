@@ -367,7 +367,11 @@ PATCHES: tuple[Patch, ...] = (
     *_group(
         "fix",
         "everyday-mistakes",
-        {PARSER: arguments.check_command_line, f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model},
+        {
+            PARSER: arguments.check_command_line,
+            "fairseq.dataclass.initialize.add_defaults": arguments.check_configuration,
+            f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model,
+        },
         "Missing data, dictionaries or checkpoints, and models that do not fit their task, end in a traceback.",
         ONE_LINE,
     ),

@@ -2,14 +2,23 @@
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from fairseq import utils
 
 from fairseq_lowrank.messages import FlagError
 
 FOLDER = Path(__file__).resolve().parent.parent
 """The folder of this package."""
+
+
+def is_imported(folder: str | None) -> bool:
+    """Return True if the plugin in a folder is imported, or if there is none."""
+    memo: set[str] = getattr(utils.import_user_module, "memo", set())
+    return folder is None or Path(folder).resolve() == FOLDER or os.path.abspath(folder) in memo
 
 
 def import_user_module_once(load: Callable) -> Callable:
