@@ -200,6 +200,36 @@ def test_a_search_of_your_own_reaches_every_translation(recipe, name):
     assert searches and all(search.count("--beam") == 1 and "7" in search for search in searches)
 
 
+def test_rows_of_an_own_comparison_are_any_methods_with_their_options(recipe):
+    rows = "mha gain gqa --key-value-heads 2 mixhead-b --mixing-lr-scale 4 --head-mixing-normalization columns"
+    trained = commands(recipe("own/compare.sh", ROWS=rows, HEADS=4).stdout, "fairseq-train")
+    chosen = [" ".join(words[words.index("--attention") : words.index("--arch")]) for words in trained]
+    assert chosen == [
+        "--attention mha",
+        "--attention gain --mixing-lr-scale 4",
+        "--attention gqa --key-value-heads 2",
+        "--attention mixhead-b --mixing-lr-scale 4 --head-mixing-normalization columns",
+    ]
+    folders = [words[words.index("--save-dir") + 1] for words in trained]
+    assert "/gqa-key-value-heads-2-seed1-" in folders[2]
+    refused = recipe("own/compare.sh", ROWS="mha 2 --key-value-heads", fails=True).stdout
+    assert "ROWS: '2' is no method. Choose from mha " in refused
+
+
+def test_an_own_comparison_prints_its_tables_in_a_format(recipe):
+    said = recipe("own/compare.sh", FORMAT="latex", ROWS="mha mixhead-a", SEEDS="1 2").stdout
+    assert len(commands(said, "fairseq-train")) == 4
+    tables = commands(said, "fairseq-lowrank")
+    assert [words[0] for words in tables] == ["report", "compare"]
+    assert all(words[-2:] == ["--format", "latex"] for words in tables)
+    assert "FORMAT=pdf: expected latex or markdown" in recipe("own/compare.sh", FORMAT="pdf", fails=True).stdout
+
+
+def test_a_trial_of_an_own_comparison_trains_one_seed(recipe):
+    trained = commands(recipe("own/compare.sh", SMOKE=1, SEEDS="").stdout, "fairseq-train")
+    assert [words[words.index("--seed") + 1] for words in trained] == ["1", "1"]
+
+
 def test_a_figure_of_two_tables_takes_all_of_its_rows(recipe):
     assert "ROWS=mha: figure 3 has rows of two tables" in recipe("mixhead/fig3.sh", ROWS="mha", fails=True).stdout
 

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Your own corpus: does head mixing help on it? Plain attention (mha), its control gain, whose factors learn as fast as mixing
-# does, and Mixhead A and B, all with the same settings, under three seeds; then a report, and each row against mha.
+# Your own corpus: which attention helps on it? By default: plain attention (mha), its control gain, whose factors learn as fast
+# as mixing does, and Mixhead A and B, all with the same settings, under three seeds; then a report, and each row against mha.
 #
 #   scripts/prepare.sh own --name mine --source-lang de --target-lang en --train PREFIX --valid PREFIX --test PREFIX --bpe 10000
 #   CORPUS=mine examples/own/compare.sh
 #
 #   CORPUS=NAME        what prepare.sh own --name called it, or /path/to/data-bin, a folder that fairseq-preprocess made. Its
 #                      dictionary shows if words were cut by sentencepiece or subword-nmt: then they are joined for BLEU
-#   SEEDS="1 2 3"      HEADS=8      EPOCHS=12
+#   ROWS="mha gqa --key-value-heads 2 mixhead-b --mixing-lr-scale 4"
+#                      methods (values of --attention), each with its own options after it
+#   SEEDS="1 2 3"      HEADS=8      EPOCHS=12      SMOKE=1 trains one seed
+#   FORMAT=latex       format of the tables: latex or markdown
 #   EXTRA="…"          other sizes: the defaults are 3+3 layers of width 256, for a corpus of 10,000 to 100,000 pairs, and
 #                      4 layers for a language model
 #
@@ -17,7 +20,7 @@ if [ -z "${CORPUS:-}" ]; then
     echo "CORPUS is not set: expected a name that scripts/prepare.sh own --name gave, or a folder of binarised data" >&2
     exit 2
 fi
-HEADS="${HEADS:-8}" EPOCHS="${EPOCHS:-12}"
+HEADS="${HEADS:-8}" EPOCHS="${EPOCHS:-12}" SEEDS="${SEEDS:-${SMOKE:-1 2 3}}"
 for setting in HEADS EPOCHS; do
     if [[ ! "${!setting}" =~ ^[1-9][0-9]{0,3}$ ]]; then
         echo "$setting=${!setting}: expected a whole number from 1" >&2
@@ -30,6 +33,11 @@ if [[ "$CORPUS" = */* ]]; then
 else
     bin="$LOWRANK_WORK/data/$CORPUS/bin" TABLE="$CORPUS"
 fi
+if [[ ! "${FORMAT:-}" =~ ^(latex|markdown)?$ ]]; then
+    echo "FORMAT=$FORMAT: expected latex or markdown" >&2
+    exit 2
+fi
+FORMAT=(${FORMAT:+--format "$FORMAT"})
 PAPER=own
 RESULTS="${RESULTS:-$LOWRANK_WORK${SMOKE:+/smoke}/own/$TABLE.jsonl}"
 OPTIMIZER=(--optimizer adam --adam-betas 0.9,0.98 --lr-scheduler inverse_sqrt --warmup-updates 400 --max-epoch "$EPOCHS" --no-epoch-checkpoints)
@@ -48,16 +56,37 @@ else
     )
     score=translation_rows
 fi
-row mha --attention mha
-# A column of M has as many weights as there are heads, so under Adam its sum moves that much faster than one factor.
-row gain --attention gain --mixing-lr-scale "$HEADS"
-row mixhead-a --attention mixhead-a
-row mixhead-b --attention mixhead-b
-for SEED in ${SEEDS:-1 2 3}; do $score; done
-report --table "$TABLE"
+# method NAME OPTIONS…: declare a row of a method. The options are part of its name.
+NAMES=()
+method() {
+    local name="$*" options=("${@:2}")
+    name="$(sed -E 's/[^A-Za-z0-9.]+/-/g; s/-$//' <<<"$name")"
+    # A column of M has as many weights as there are heads, so under Adam its sum moves that much faster than one factor.
+    if [ "$*" = gain ]; then options=(--mixing-lr-scale "$HEADS"); fi
+    NAMES+=("$name")
+    row "$name" --attention "$1" "${options[@]}"
+}
+read -ra words <<<"${ROWS:-mha gain mixhead-a mixhead-b}"
+methods="$(command python -c 'from fairseq_lowrank.attention import PRESETS; print(*PRESETS)')"
+found=()
+for word in "${words[@]}"; do
+    if [[ " $methods " = *" $word "* ]]; then
+        if ((${#found[@]})); then method "${found[@]}"; fi
+        found=("$word")
+    elif ((${#found[@]})) && [[ "$word" = --* || "${found[-1]}" = --* ]]; then
+        found+=("$word")
+    else
+        echo "ROWS: '$word' is no method. Choose from $methods" >&2
+        exit 2
+    fi
+done
+method "${found[@]}"
+ROWS=""
+for SEED in $SEEDS; do $score; done
+report --table "$TABLE" "${FORMAT[@]}"
 pairs=()
-for name in gain mixhead-a mixhead-b; do
-    if [ -z "${ROWS:-}" ] || [[ " $ROWS " = *" mha "* && " $ROWS " = *" $name "* ]]; then pairs+=(--pair "$name" mha); fi
+for name in "${NAMES[@]}"; do
+    if [[ "$name" != mha && " ${NAMES[*]} " = *" mha "* ]]; then pairs+=(--pair "$name" mha); fi
 done
 # trials are not compared
-if [ -z "$SMOKE" ] && ((${#pairs[@]})); then compare "${pairs[@]}"; fi
+if [ -z "$SMOKE" ] && ((${#pairs[@]})); then compare "${pairs[@]}" "${FORMAT[@]}"; fi
