@@ -157,7 +157,7 @@ def apply_attention(
             hook.remove()
     for module in model.modules():
         if calls_the_interface(type(module)):
-            module.attention_activation = "softmax"
+            vars(module)["attention_activation"] = "softmax"
     for module in chosen:
         _add_modules(module, spec)
     _freeze(model, train)
@@ -253,7 +253,7 @@ def _freeze(model: PreTrainedModel, train: str) -> None:
     frozen = [name for name, parameter in names.items() if parameter.requires_grad and id(parameter) not in kept]
     for name in frozen:
         names[name].requires_grad_(False)
-    model.lowrank_frozen = tuple(frozen)
+    vars(model)["lowrank_frozen"] = tuple(frozen)
 
 
 def _task_head(model: PreTrainedModel) -> list[nn.Parameter]:
@@ -310,7 +310,7 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def _add_modules(module: nn.Module, spec: AttentionSpec) -> None:
+def _add_modules(module: Any, spec: AttentionSpec) -> None:
     """Add mixing, output and activation of ``spec`` to one attention module."""
     dims = query_sizes(module)
     assert dims is not None
@@ -342,9 +342,11 @@ def _placed(added: NoDecayModule | None, module: nn.Module) -> NoDecayModule | N
     return added
 
 
-def _remember_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
-    inputs = args[0] if args else kwargs[_first_argument(type(module))]
-    if (width := query_sizes(module).embed_dim) != inputs.size(-1):
+def _remember_inputs(module: Any, args: tuple, kwargs: dict) -> None:
+    # mypy does not see that a class of modules is hashable
+    inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
+    dims = query_sizes(module)
+    if dims is not None and (width := dims.embed_dim) != inputs.size(-1):
         raise UserError(
             f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for {width}. "
             "Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
@@ -364,7 +366,7 @@ def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
 
 def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return the tensors of the mixing, by their names in the model's state dict."""
-    state = {}
+    state: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if "attention_activation" in vars(module):
             state |= {f"{name}.{key}": tensor for key, tensor in mixing_tensors(module).items()}
@@ -485,7 +487,7 @@ def attention_weights(model: PreTrainedModel, receive: Callable[[nn.Module, str,
 
     The model has its attention from :func:`apply_attention`.
     """
-    found = attention_modules(model)
+    found: list[tuple[Any, str, int]] = attention_modules(model)
     for module, site, layer in found:
         module.attention_weights_receiver = functools.partial(receive, module, site, layer)
     try:
@@ -501,7 +503,7 @@ def attention_calls(model: PreTrainedModel, change: Callable[[int, AttentionCall
 
     The index counts :func:`attention_modules`. The model has its attention from :func:`apply_attention`.
     """
-    found = attention_modules(model)
+    found: list[tuple[Any, str, int]] = attention_modules(model)
     for index, (module, _, _) in enumerate(found):
         module.attention_call_hook = functools.partial(change, index)
     try:
@@ -565,16 +567,17 @@ def attention_forward(
     hidden = attention_mask
     if hidden is not None and hidden.dtype == torch.bool:
         hidden = ~hidden
-    modules = {name: module._modules.get(name) for name in _MODULES}
+    modules: dict[str, Any] = {name: module._modules.get(name) for name in _MODULES}
     inputs = vars(module).get("attention_inputs")
     for added in modules.values():  # a module whose weights were moved by hooks may compute on another device
         if added is not None and any(
             tensor.device != query.device for tensor in (*added.parameters(), *added.buffers())
         ):
             added.to(query.device)
-    if any(modules.values()) and (heads := query_sizes(module).num_heads) != query.size(1):
+    dims = query_sizes(module) if any(modules.values()) else None
+    if dims is not None and (mixed := dims.num_heads) != query.size(1):
         raise UserError(
-            f"{type(module).__name__}: mixing of {heads} heads, and the model passes {query.size(1)}. "
+            f"{type(module).__name__}: mixing of {mixed} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
         )
     call = AttentionCall(
@@ -623,7 +626,7 @@ def _dense_attention(call: AttentionCall, softcap: float | None, sinks: Tensor |
         scores = call.score_mixing.mix_heads(scores)
     for bias in (call.score_bias, call.mask.bias):
         scores = scores if bias is None else scores + bias
-    if (hidden := call.mask.hidden(*scores.shape[2:], scores.device)) is not None:
+    if (hidden := call.mask.hidden(scores.size(2), scores.size(3), scores.device)) is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         sinks = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)

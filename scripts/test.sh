@@ -21,7 +21,7 @@ mypy # the package, with the exceptions that pyproject.toml names
 processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc obeys both
 export OMP_NUM_THREADS=1
 if [ "${1:-}" = --quick ]; then
-    set -- tests/ops tests/attention tests/plugin tests/test_layers.py tests/test_importing.py tests/test_messages.py \
+    set -- tests/ops tests/attention tests/methods tests/plugin tests/test_layers.py tests/test_importing.py tests/test_messages.py \
         -m 'not command and not corpus' "${@:2}"
 fi
 exec pytest -q --numprocesses "$((processes < 8 ? processes : 8))" --dist loadfile "$@"
