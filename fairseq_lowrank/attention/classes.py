@@ -32,7 +32,7 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
         raise UserError("qk_norm or rotary: plain attention has neither. Keep the layer as it is.")
     for axis in ("mixing", "score_mixing", "head_output"):
         part = getattr(layer, axis)
-        if part is not None and not (axis == "mixing" and part.factors() is not None):
+        if part is not None and (axis == "head_output" or part.factors() is None):
             raise NotPlain(axis, getattr(spec, axis))
     queries, keys, values = layer.projection.plain(layer)
     if spec.score != "dot-product" or layer.bias_k is not None or layer.add_zero_attn:
@@ -41,6 +41,9 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
         )
     if layer.head_map is not None:
         queries, keys, values = _mapped(layer, queries, keys, values)
+    if layer.score_mixing is not None and (of_heads := layer.score_mixing.factors()) is not None:
+        factors = of_heads.repeat_interleave(len(queries[0]) // layer.num_heads)
+        queries = (queries[0] * factors[:, None], None if queries[1] is None else queries[1] * factors)
     if layer.mixing is not None and (of_heads := layer.mixing.factors()) is not None:
         factors = of_heads.repeat_interleave(dims.value_dim)
         values = (values[0] * factors[:, None], None if values[1] is None else values[1] * factors)

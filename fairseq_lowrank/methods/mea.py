@@ -1,4 +1,4 @@
-"""Explicit mixing of keys and values over heads."""
+"""Static mixing of heads before attention: of keys and values, and of queries too."""
 
 from __future__ import annotations
 
@@ -40,6 +40,22 @@ class MapOfHeads(HeadMap):
         }
 
 
+class MapOfAllHeads(MapOfHeads):
+    """q_i ← Σ_j A[j, i] q_j, and keys and values likewise, with three h×h matrices, initialised to the identity.
+
+    With grouped keys and values, their matrices act on groups. All three fold into the projections.
+    """
+
+    name = "all-heads"
+
+    def __init__(self, dims: AttentionDims) -> None:
+        super().__init__(dims)
+        self.query = no_weight_decay(torch.eye(dims.num_heads))
+
+    def map_query(self, q: Tensor) -> Tensor:
+        return torch.einsum("ji,bjtd->bitd", self.query.to(q.dtype), q)
+
+
 register(
     Method(
         name="mea",
@@ -62,5 +78,24 @@ register(
         ),
         use_if="you want to test a gain that can come from optimisation alone",
         colour="#aec7e8",
+    )
+)
+
+register(
+    Method(
+        name="headmix",
+        title="Static mixing of queries, keys and values over heads",
+        formula="Q_i ← Σ_j A[j, i] Q_j   K_i ← Σ_j B[j, i] K_j   V_i ← Σ_j C[j, i] V_j,   A, B and C: h × h, from I",
+        parts={"head_map": MapOfAllHeads},
+        parameters=f"{PARAMETERS} + 3·h²",
+        cached=CACHED,
+        kind="equal",
+        notes=(
+            "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A public "
+            "record for training on little data multiplies W_Q, W_K and W_V by such matrices, with a learning rate of their own "
+            "(`--mixing-lr-scale`). A gain can only come from optimisation."
+        ),
+        use_if="you want to test maps of heads in weight space, whose gain can come from optimisation alone",
+        colour="#9ecae1",
     )
 )

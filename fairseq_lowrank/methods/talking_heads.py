@@ -1,4 +1,4 @@
-"""Talking heads: mixing before and after the softmax."""
+"""Talking heads: mixing before and after the softmax, and mixing before it alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class StaticScoreMatrix(Mixing):
     name = "static"
 
 
+TALKING_HEADS = Paper("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436")
+
 register(
     Method(
         name="talking-heads",
@@ -25,7 +27,7 @@ register(
         parameters=f"{PARAMETERS} + 2·h²",
         cached=CACHED,
         kind="QK",
-        papers=(Paper("Talking-heads attention", "Shazeer et al. 2020", "https://arxiv.org/abs/2003.02436"),),
+        papers=(TALKING_HEADS,),
         notes=(
             "Mixing before the softmax raises the rank of the scores, which is the bottleneck: Σ_j L[j, i] Q_j K_jᵀ has rank "
             "min(d, h·d_k). Mixing after the softmax widens the map from values to outputs, as in Mixhead A. Masks and biases are "
@@ -33,5 +35,24 @@ register(
         ),
         use_if="scores need a higher rank with the same heads",
         colour="#e377c2",
+    )
+)
+
+register(
+    Method(
+        name="score-mixing",
+        title="Mixing of scores, before the softmax alone",
+        formula="S_i = Q_i K_iᵀ / √d_k   S'_i = Σ_j L[j, i] S_j   P_i = softmax(S'_i)   O_i = P_i V_i,   L learned, from I",
+        parts={"score_mixing": StaticScoreMatrix},
+        parameters=f"{PARAMETERS} + h²",
+        cached=CACHED,
+        kind="QK",
+        papers=(TALKING_HEADS,),
+        notes=(
+            "The first half of talking heads: Σ_j L[j, i] Q_j K_jᵀ has rank min(d, h·d_k), and values stay each head's own. Masks and "
+            "biases are added to the mixed scores, so a −∞ is never mixed. Its control is `score-gain`."
+        ),
+        use_if="small heads limit the scores, and you want the cheapest repair that was measured",
+        colour="#c51b8a",
     )
 )

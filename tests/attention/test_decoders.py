@@ -11,7 +11,15 @@ from attention_problems import LargestTensor
 from needed_axes import PRESETS as FREE_PRESETS
 from torch import nn
 
-from fairseq_lowrank.attention import CAUSAL, PRESETS, RotaryPositions, SlidingWindow, build_attention, decoding
+from fairseq_lowrank.attention import (
+    CAUSAL,
+    METHODS,
+    PRESETS,
+    RotaryPositions,
+    SlidingWindow,
+    build_attention,
+    decoding,
+)
 from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import StateDictMismatch, UserError
 
@@ -25,7 +33,7 @@ REFUSED = {
     "tpa": "caches factors of keys",
     "collaborative": "keys are no head's own",
 }
-TAKEN = [preset for preset in PRESETS if preset not in REFUSED]
+TAKEN = [preset for preset in PRESETS if getattr(METHODS[preset].parts.get("projection"), "keys_reason", None) is None]
 EXPRESSIBLE = ("mha", "gain", "sha", "mqa", "gqa", "mfa", "knocking-linear", "mea")
 OPTIONS = {"self_attention": True, "rotary": RotaryPositions(100.0), "qk_norm": True}
 

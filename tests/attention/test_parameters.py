@@ -72,7 +72,7 @@ EXPECTED_NAMES = {
 }
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", EXPECTED_NAMES)
 def test_checkpoints_hold_these_names(preset, make):
     layer = make(preset, head_dim=4)
     assert set(layer.state_dict()) == EXPECTED_NAMES[preset]

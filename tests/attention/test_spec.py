@@ -2,26 +2,7 @@
 
 import pytest
 
-from fairseq_lowrank.attention import AXES, AttentionSpec, build_attention
-
-
-def test_the_axes_and_their_values():
-    assert set(AXES["projection"]) == {
-        "independent",
-        "single",
-        "multi-query",
-        "shared-kv",
-        "el",
-        "head-embedding-add",
-        "head-embedding-mul",
-        "latent",
-        "collaborative",
-        "factorized-query",
-        "low-rank-kv",
-        "tensor-product",
-    }
-    assert tuple(AXES["activation"]) == ("softmax", "sigsoftmax")
-    assert tuple(AXES["mixing"]) == ("none", "dynamic", "static", "positionwise", "random", "average", "diagonal")
+from fairseq_lowrank.attention import AttentionSpec, build_attention
 
 
 @pytest.mark.parametrize(

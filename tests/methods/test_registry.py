@@ -9,7 +9,7 @@ import pytest
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import METHODS, PRESETS, Method, Paper, build_attention, register
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import AXES, CLASSES, HeadOutput, Mixing, Option, evaluate
+from fairseq_lowrank.parts import AXES, CLASSES, PARTS, HeadOutput, Mixing, Option, evaluate
 from fairseq_lowrank.tools import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,9 @@ def test_a_declaration_is_complete(name):
     assert method.parameters and method.cached and method.notes and not method.use_if.endswith(".")
     assert all(isinstance(paper, Paper) and paper.url.startswith("https://") for paper in method.papers)
     assert (method.kind in CLASSES and method.colour) or not method.preset
-    assert evaluate(method.parameters, dict.fromkeys(("d", "h", "d_k", "g", "n", "r", "r_q", "D"), 1)) > 0
+    parts = [part for values in PARTS.values() for part in values.values() if isinstance(part, type)]
+    letters = {option.letter for part in parts for option in getattr(part, "options", ())}
+    assert evaluate(method.parameters, dict.fromkeys(("d", "h", "d_k", "g", "n", *letters), 1)) > 0
 
 
 def test_every_method_has_a_colour_of_its_own():

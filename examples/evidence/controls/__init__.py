@@ -4,7 +4,6 @@
   P̄_i = Σ_j M[j, i] P_j with Σ_j M[j, i] = 1, so that its rows sum to 1 as they do before mixing.
 - `--head-mixing common-mode`: M = diag(a) + 1cᵀ, P̄_i = a_i P_i + c_i Σ_j P_j. A head gets a factor, and more or less of
   the sum of all heads; it takes no other head in particular. 2h numbers a layer.
-- `--score-mixing diagonal`: one factor per head on the logits, before the mask and the softmax: S'_i = a_i S_i, with a from 1.
 - `--arch transformer_small_start_iwslt_de_en` and `transformer_lm_small_start`: `lowrank_transformer_iwslt_de_en` and
   `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is
   random was drawn before.
@@ -19,7 +18,6 @@ from fairseq.models.transformer import transformer_iwslt_de_en
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.attention import Method, register
-from fairseq_lowrank.methods.mixhead import FactorOfHead
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.models.bert import base as bert_base
 from fairseq_lowrank.models.language_model import LowrankTransformerLanguageModel, LowrankTransformerLanguageModelConfig
@@ -57,7 +55,6 @@ for method in (
         "column-sums", "Mixing that cannot damp", "P̄_i = Σ_j M[j, i] P_j,   Σ_j M[j, i] = 1", {"mixing": ColumnSums}
     ),
     Method("common-mode", "More or less of all heads", "P̄_i = a_i P_i + c_i Σ_j P_j", {"mixing": CommonMode}),
-    Method("score-gain", "A factor of each head's scores", "S'_i = a_i S_i", {"score_mixing": FactorOfHead}),
 ):
     register(replace(method, preset=False))
 

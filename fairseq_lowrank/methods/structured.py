@@ -1,0 +1,107 @@
+"""Structured score matrices: scores of full rank at little cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_lowrank.parts import AttentionDims, Method, Option, Paper, register
+from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
+
+
+class StructuredScores(Projection):
+    """S_i = LayerNorm(x M_i) yᵀ / √d with M_i: d×d a product of two block-diagonal matrices and a fixed permutation.
+
+    Source: structured score matrices (Kuang et al. 2025, arXiv 2509.07963), their bilinear block tensor-train of two cores and rank 1;
+    start, norm and scale from ``YilunKuang/structured-attention``. With c blocks of e = d / c features, the first matrix maps
+    each block to c numbers for each head, and the second maps the c numbers of one place in all blocks to d / c outputs. Both start
+    normal with variance 1 / inputs. Differs from the source: the query is mapped and the input of the keys is the one key of all heads
+    (there the keys are mapped, so every head has keys of size d), and the two matrices are not rescaled when they grow. A token caches
+    d + h·d_v numbers.
+    """
+
+    name = "structured"
+    keys_reason = "its key is the input itself"
+    groups = ()
+    composes = False
+    options = (
+        Option(
+            "blocks", "blocks of each structured matrix, c dividing d (default: the divisor nearest to √d)", letter="c"
+        ),
+    )
+
+    def __init__(self, dims: AttentionDims, blocks: int | None = None) -> None:
+        super().__init__(dims)
+        divisors = [c for c in range(1, dims.embed_dim + 1) if dims.embed_dim % c == 0 and dims.kdim % c == 0]
+        self.blocks = blocks or min(divisors, key=lambda c: abs(math.log(c * c / dims.embed_dim)))
+        if self.blocks not in divisors:
+            raise ValueError(
+                f"blocks={blocks}: expected a divisor of embed_dim={dims.embed_dim} and of kdim={dims.kdim}"
+            )
+        self.query_size = dims.kdim
+        self.state_sizes = {"key": dims.kdim, "value": dims.value_dim}
+        self.state_groups = {"key": 1, "value": dims.num_heads}
+
+    def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
+        dims = self.dims
+        return {"k_proj": None, "v_proj": linear(dims.vdim, dims.num_heads * dims.value_dim), "q_proj": None}
+
+    def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
+        dims, blocks = self.dims, self.blocks
+        inputs, rows = dims.embed_dim // blocks, dims.num_heads * blocks
+        return {
+            "query_first": nn.Parameter(torch.randn(blocks, inputs, rows) / math.sqrt(inputs)),
+            "query_second": nn.Parameter(torch.randn(rows, dims.kdim // blocks, blocks) / math.sqrt(blocks)),
+            "query_norm": nn.LayerNorm(dims.kdim, bias=False),
+        }
+
+    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+        dims, blocks = self.dims, self.blocks
+        first, second = (modules[name].to(query.dtype) for name in ("query_first", "query_second"))
+        inputs = query.unflatten(-1, (blocks, -1)).flatten(0, 1).transpose(0, 1)  # [c, T·B, d/c]
+        inner = torch.bmm(inputs, first).permute(2, 0, 1)  # [h·c, c, T·B]
+        outer = torch.bmm(second, inner).unflatten(0, (dims.num_heads, blocks))  # [h, c, kdim/c, T·B]
+        mapped = outer.permute(3, 0, 2, 1).flatten(2).unflatten(0, query.shape[:2])  # [T, B, h, kdim]
+        scaled = modules["query_norm"](mapped) * math.sqrt(dims.head_dim / dims.kdim)  # scores are divided by √d_k
+        return scaled.permute(1, 2, 0, 3)
+
+    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+        return {
+            "key": split_heads(key, self.dims.kdim),
+            "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
+        }
+
+
+register(
+    Method(
+        name="structured",
+        title="Structured score matrices: block tensor-train",
+        formula=(
+            "S_i = LayerNorm(x M_i) yᵀ / √d   P_i = softmax(S_i)   O_i = P_i y W_V,i\n"
+            "M_i: d × d, two block-diagonal matrices of c blocks with a permutation between them"
+        ),
+        parts={"projection": StructuredScores},
+        parameters="2·c·d·h + d + 2·d·h·d_k",
+        cached="d + h·d_k",
+        kind="QK",
+        papers=(
+            Paper(
+                "Customizing the inductive biases of softmax attention using structured matrices",
+                "Kuang et al. 2025",
+                "https://arxiv.org/abs/2509.07963",
+            ),
+        ),
+        notes=(
+            "Scores have full rank, with O(d^1.5) parameters for each head instead of d². The price is time and cache: products with "
+            "keys grow by d / d_k, and a token caches its input of size d next to its values. The head size sets values alone. The "
+            "paper maps keys instead of queries, so that each head has keys of size d; here all heads share one key. Counted with c "
+            "= √d, the divisor of d nearest to it."
+        ),
+        use_if="scores must have full rank and parameters are scarce",
+        examples=({}, {"blocks": 4}),
+        colour="#3b8ea5",
+    )
+)
