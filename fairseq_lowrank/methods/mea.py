@@ -92,7 +92,7 @@ register(
         kind="equal",
         notes=(
             "The projections absorb the maps, so it can compute the same as `mha`. `fairseq-lowrank convert` folds them. A public "
-            "record for training on little data multiplies W_Q, W_K and W_V by such matrices, with a learning rate of their own "
+            "record for training on little data multiplies W_Q, W_K and W_V by such matrices, at another learning rate "
             "(`--mixing-lr-scale`). A gain can only come from optimisation."
         ),
         use_if="you want to test maps of heads in weight space, whose gain can come from optimisation alone",
