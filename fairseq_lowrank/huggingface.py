@@ -21,7 +21,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.activation import activate
 from fairseq_lowrank.ops.attention.scores import grouped_product
-from fairseq_lowrank.parts import AXES, METHODS, PRESETS
+from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS
 from fairseq_lowrank.parts.parameters import NoDecayModule
 from fairseq_lowrank.tools.transformers_models import (
     SITES,
@@ -64,7 +64,7 @@ __all__ = [
 IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
 TRAIN = ("all", "mixing", "mixing-only")
-CHOSEN = ("score_mixing", "activation", "mixing", "head_output", "gate_start", "factor_rank")
+OPEN = ("score_mixing", "activation", "mixing", "head_output")
 """The axes that a model of transformers leaves open. The others belong to its projections."""
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
 
@@ -82,6 +82,16 @@ _USED_ELSEWHERE = frozenset(
 )
 
 
+def open_axes() -> list[str]:
+    """Return the axes that a model of transformers leaves open, and the options of the parts on them."""
+    return [*OPEN, *(name for name, axis in AXES.items() if any(reader in OPEN for reader, _ in axis.readers))]
+
+
+def chosen_axes(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recorded choice, with defaults for options that are newer than the record."""
+    return {name: record.get(name, AXES[name].default) for name in open_axes()}
+
+
 def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     """Return the choice of a preset, with ``axes`` over it, if a model of transformers can take it.
 
@@ -90,17 +100,16 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     """
     spec = AttentionSpec.from_preset(preset, **axes)
     plain = AttentionSpec()
-    changed = [axis for axis in AXES if axis not in CHOSEN and getattr(spec, axis) != getattr(plain, axis)]
+    changed = [axis for axis in AXES if axis not in open_axes() and getattr(spec, axis) != getattr(plain, axis)]
     reason = f"sets {', '.join(changed)}, which belong to the projections of the model" if changed else ""
-    if spec.head_output == "difference":
+    if spec.queries_per_head > 1:
         reason = "has two heads of queries for each output, which the projections of the model do not have"
     if reason:
-        usable = [
-            name
-            for name, sets in PRESETS.items()
-            if sets.keys() <= set(CHOSEN) and METHODS[name].needs is None and sets.get("head_output") != "difference"
-        ]
-        raise UserError(f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(CHOSEN)}.")
+        possible = (name for name in PRESETS if METHODS[name].needs is None and PRESETS[name].keys() <= set(OPEN))
+        usable = [name for name in possible if AttentionSpec.from_preset(name).queries_per_head == 1]
+        raise UserError(
+            f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(open_axes())}."
+        )
     return spec
 
 
@@ -122,8 +131,8 @@ def apply_attention(
             a classifier; ``mixing-only`` freezes the head of the task too. A later call trains again what an earlier one froze.
         sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``; by default all.
         layers: the indices of the layers that mix, counted within each site; by default all.
-        axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output``, ``gate_start`` or ``factor_rank``; each overrides the
-            preset's.
+        axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output`` or an option of their parts, such as ``gate_start`` or
+            ``factor_rank``; each overrides the preset's.
 
     Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are. What is added is in float32.
     Unless the choice changes nothing, a line on standard error says how many layers are mixed, and what trains.
@@ -145,7 +154,12 @@ def apply_attention(
         )
     found, others = attention_modules(model), other_attention(model)
     chosen = _chosen(model, found, others, sites, layers)
-    if spec.head_output == "exclusive" and any(site == "cross" and module in chosen for module, site, _ in found):
+    output = PARTS["head_output"][spec.head_output]
+    if (
+        output is not None
+        and output.reads_own_value
+        and any(site == "cross" and module in chosen for module, site, _ in found)
+    ):
         raise UserError(
             f"attention {preset!r} reads each position's own value, so it needs sites=['encoder', 'decoder']"
         )
@@ -161,7 +175,7 @@ def apply_attention(
     for module in chosen:
         _add_modules(module, spec)
     _freeze(model, train)
-    record = {axis: getattr(spec, axis) for axis in CHOSEN}
+    record = {axis: getattr(spec, axis) for axis in open_axes()}
     model.config.lowrank_attention = record | {"sites": sites, "layers": layers}
     # from_pretrained reads this name: it builds a model that refuses to run without its mixing
     model.config.attn_implementation = IMPLEMENTATION
@@ -317,7 +331,8 @@ def _add_modules(module: Any, spec: AttentionSpec) -> None:
     for name in _MODULES:
         setattr(module, name, _placed(spec.build(name, dims), module))
     module.attention_activation = spec.activation
-    if spec.head_output != "none" or "dynamic" in (spec.mixing, spec.score_mixing):
+    mixings = (module.mixing, module.score_mixing)
+    if module.head_output is not None or any(mixing is not None and mixing.reads_inputs for mixing in mixings):
         # the attention function gets projected tensors only, and these modules read the input of the layer
         module.attention_inputs_hooks = (
             module.register_forward_pre_hook(_remember_inputs, with_kwargs=True),
@@ -410,9 +425,9 @@ def recorded_attention(folder: Path) -> dict | None:
     """
     records = {path.name: record for path in (folder / CONFIG, folder / "config.json") if (record := _record(path))}
     if len(records) == 2:
-        own, whole = ({name: record[name] for name in CHOSEN} for record in records.values())
+        own, whole = (chosen_axes(record) for record in records.values())
         if own != whole:
-            differing = next(name for name in CHOSEN if own[name] != whole[name])
+            differing = next(name for name in own if own[name] != whole[name])
             raise UserError(
                 f"{folder} holds two choices of attention: {differing} is {own[differing]!r} in {CONFIG}, and "
                 f"{whole[differing]!r} in config.json. Delete {CONFIG} and {WEIGHTS}, or give a folder with one of them."

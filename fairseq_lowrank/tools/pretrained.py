@@ -21,14 +21,15 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
 from fairseq_lowrank.huggingface import (
-    CHOSEN,
     CONFIG,
     WEIGHTS,
     apply_attention,
     attention_modules,
     attention_weights,
+    chosen_axes,
     load_attention,
     mixing_tensors,
+    open_axes,
     recorded_attention,
 )
 from fairseq_lowrank.messages import FlagError
@@ -171,7 +172,7 @@ def inspect_saved(folder: Path) -> list[dict] | None:
 
 
 def _described(place: dict, tensors: dict[str, torch.Tensor], num_heads: int, head_dim: int, record: dict) -> dict:
-    axes = {"num_heads": num_heads, "head_dim": head_dim} | {axis: record[axis] for axis in CHOSEN}
+    axes = {"num_heads": num_heads, "head_dim": head_dim} | chosen_axes(record)
     tensors = {name: tensor.detach().double() for name, tensor in tensors.items()}
     return place | {"axes": axes} | describe(tensors, axes, None, num_heads * head_dim)
 
@@ -179,7 +180,7 @@ def _described(place: dict, tensors: dict[str, torch.Tensor], num_heads: int, he
 def attention_flags(model: PreTrainedModel) -> dict[str, object]:
     """Return the preset and the axes of a model's attention, which give its colour in pictures."""
     record = getattr(model.config, "lowrank_attention", None) or {}
-    return {"preset": "mha"} | {axis: record[axis] for axis in CHOSEN if record.get(axis) is not None}
+    return {"preset": "mha"} | {axis: record[axis] for axis in open_axes() if record.get(axis) is not None}
 
 
 def sequences(

@@ -90,5 +90,6 @@ def test_transformers_takes_the_method_of_a_plugin(plugin):
     from fairseq_lowrank.huggingface import apply_attention
 
     utils.import_user_module(Namespace(user_dir=str(plugin)))
-    model = apply_attention(build("gpt2"), "my-norm")
+    model = apply_attention(build("gpt2"), "my-norm", norm_power=2)
+    assert model.config.lowrank_attention["norm_power"] == 2
     assert model(torch.tensor([[5, 6, 7]])).logits.isfinite().all()
