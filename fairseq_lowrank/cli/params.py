@@ -7,7 +7,7 @@ of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
   fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
-  fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --presets mha mixhead-a gated --output pictures/
+  fairseq-lowrank params --arch lowrank_transformer_wmt_en_de --vocab-size 32768 --sweep heads --output pictures/
   fairseq-lowrank params --transformers FOLDER
 
 `total` = attention + feed-forward + embeddings + other. Embeddings are words, positions and the output matrix (or adaptive
@@ -15,9 +15,8 @@ softmax); shared parameters count once. Other parameters are those of layer norm
 the same model with `--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without
 biases` is the number that the MHE poster counts.
 
-`--sweep` counts attention parameters of every preset over a size, and prints the poster's complexity table. The size is heads
-(the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead). The picture shows the
-poster's presets and `--attention`. `--presets` chooses the presets of the table and of the picture.
+`--sweep` draws attention parameters of every preset against a size, and prints the poster's complexity table. The size is heads
+(the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead).
 
 `--transformers` counts a model of transformers: attention with its mixing, embeddings, the rest, and the heads of each site.
 """
@@ -39,8 +38,7 @@ def add_arguments(parser) -> None:
         "--vocab-size", type=int, metavar="V", help="dictionary size, fairseq's special symbols included"
     )
     parser.add_argument("--task", help="fairseq task (default: one that works with the model)")
-    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare presets over a size")
-    parser.add_argument("--presets", nargs="+", metavar="NAME", help="presets of --sweep (default: all)")
+    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all presets over a size")
     _output.add_output_arguments(parser, "params.json, params.csv, and with --sweep the picture as .png and .pdf")
 
 
@@ -51,43 +49,24 @@ def run(args) -> None:
         raise UserError("no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER.")
     if args.vocab_size is None:
         raise FlagError("--arch", args.arch, "its embeddings have no size", "Add --vocab-size N.")
-    if args.presets and not args.sweep:
-        raise FlagError(
-            "--presets", " ".join(args.presets), "works only with --sweep", "Add --sweep heads, or remove it."
-        )
-    from fairseq_lowrank.attention import PRESETS
     from fairseq_lowrank.tools import parameters
-
-    if unknown := [name for name in args.presets or () if name not in PRESETS]:
-        raise FlagError("--presets", unknown[0], "is no preset", f"Choose from {', '.join(PRESETS)}.")
 
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
-        rows = parameters.sweep(
-            args.arch, args.vocab_size, args.sweep, args.flags, task=args.task, presets=args.presets
-        )
+        rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, task=args.task)
         heads, head_dim = parameters.head_sizes(parameters.parse_architecture(args.arch, args.flags, task=args.task))
         data["sweep"] = {"over": args.sweep, "rows": rows}
         data["complexity"] = parameters.complexity(heads, head_dim)
-        text += (
-            "\n\n"
-            + sweep_text(rows, args.sweep, args.presets)
-            + "\n\n"
-            + complexity_text(data["complexity"], heads, head_dim)
-        )
+        text += "\n\n" + sweep_text(rows, args.sweep) + "\n\n" + complexity_text(data["complexity"], heads, head_dim)
         if args.output:
-            drawn = args.presets or parameters.drawn_presets(data["attention_kind"])
-            shown = [row for row in rows if row["attention_kind"] in drawn]
-            figures = {f"params-{args.sweep}": parameters.plot_sweep(shown, args.sweep, args.arch, heads, head_dim)}
+            figures = {f"params-{args.sweep}": parameters.plot_sweep(rows, args.sweep, args.arch, heads, head_dim)}
     _output.write(args, NAME, data, rows, figures)
     _output.show(args, data, text)
 
 
 def run_transformers(args) -> None:
-    _output.refuse_with_transformers(
-        args, dict.fromkeys(("arch", "vocab_size", "task", "sweep", "presets")), args.flags
-    )
+    _output.refuse_with_transformers(args, dict.fromkeys(("arch", "vocab_size", "task", "sweep")), args.flags)
     from fairseq_lowrank.tools import pretrained
 
     data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))
@@ -128,10 +107,10 @@ def as_text(data: dict) -> str:
     return "\n".join([text, "", "attention", _output.axes_table(data["axes"]), *meanings])
 
 
-def sweep_text(rows: list[dict], quantity: str, presets: Sequence[str] | None = None) -> str:
+def sweep_text(rows: list[dict], quantity: str) -> str:
     values = list(dict.fromkeys(row[quantity] for row in rows))
     cells = {(row["attention_kind"], row[quantity]): f"{row['attention'] / 1e6:.2f}M" for row in rows}
-    presets = presets or list(dict.fromkeys(row["attention_kind"] for row in rows))
+    presets = dict.fromkeys(row["attention_kind"] for row in rows)
     body = [[preset, *(cells.get((preset, value), "refused") for value in values)] for preset in presets]
     return f"attention parameters by {quantity}\n" + _output.table(["", *map(str, values)], body)
 

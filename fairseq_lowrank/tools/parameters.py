@@ -197,10 +197,9 @@ def sweep(
     flags: Sequence[str] = (),
     *,
     task: str | None = None,
-    presets: Sequence[str] | None = None,
     progress: bool = True,
 ) -> list[dict]:
-    """Count the parameters of presets (default: all) over a range of sizes; the attention in `flags` is replaced.
+    """Count the parameters of every preset over a range of sizes; the attention in `flags` is replaced.
 
     With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures). With
     `layers` every stack gets this number of layers. With `head-dim` number of heads and width stay (FixedHead).
@@ -220,10 +219,9 @@ def sweep(
         return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
 
     rows = []
-    presets = list(PRESETS) if presets is None else presets
-    with tqdm(total=len(presets) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
+    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
         for value in SWEEPS[quantity]:
-            for preset in presets:
+            for preset in PRESETS:
                 bar.update()
                 try:
                     args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
@@ -242,12 +240,7 @@ def sweep(
     return rows
 
 
-def drawn_presets(preset: str) -> list[str]:
-    """Return the presets of a picture if none were chosen: those of the MHE poster, and the model's preset."""
-    return list(dict.fromkeys([*(name for name, method in METHODS.items() if method.poster), preset]))
-
-
-def plot_sweep(rows: list[dict], quantity: str, architecture: str, heads: int, head_dim: int, width: float = 7.0):
+def plot_sweep(rows: list[dict], quantity: str, architecture: str, heads: int, head_dim: int):
     """Return a figure of attention parameters against a size; presets within 2 % of each other share a line."""
     from fairseq_lowrank.tools import pictures
 
@@ -260,16 +253,15 @@ def plot_sweep(rows: list[dict], quantity: str, architecture: str, heads: int, h
                 break
         else:
             lines.append((points, [preset]))
-    figure, axes = pictures.new_figure(width)
+    figure, axes = pictures.new_figure()
     lines = sorted(lines, key=lambda line: -max(line[0].values()))
     for (points, presets), style in zip(lines, pictures.styles(presets[0] for _, presets in lines), strict=True):
         parameters = [number / 1e6 for number in points.values()]
         axes.plot(list(points), parameters, **style, marker="o", markersize=3.5, label=", ".join(presets))
     fixed = {"heads": f"d_k = {head_dim}", "layers": f"h = {heads}, d_k = {head_dim}", "head-dim": f"h = {heads}"}
     label = {"heads": "heads (head size fixed)", "layers": "layers", "head-dim": "head size (width fixed)"}[quantity]
-    axes.set(xlabel=label, ylabel="attention parameters, millions")
-    figure.suptitle(pictures.plain(f"{architecture}, {fixed[quantity]}"), fontsize=10, wrap=True)
+    axes.set(xlabel=label, ylabel="attention parameters, millions", title=f"{architecture}, {fixed[quantity]}")
     axes.set_xticks([value for value in SWEEPS[quantity] if value >= max(SWEEPS[quantity]) / 16])
     axes.set_ylim(bottom=0)
-    pictures.legend_below(figure, axes)
+    figure.legend(loc="outside lower center", fontsize=8)
     return figure

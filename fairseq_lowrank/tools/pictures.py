@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -162,22 +161,6 @@ def panels(count: int, heights: list[float], *, below: float, width: float = 7.0
 def asides(count: int) -> list[float]:
     """Return `count` positions next to each other within ± 0.5, the first in the middle."""
     return [(-1) ** place * ((place + 1) // 2) / count for place in range(count)]
-
-
-def fit_labels(labels: Sequence[str], width: float, *, most: int = 3, fontsize: float = 8) -> tuple[list[str], int]:
-    """Wrap the labels of a legend that has this width in inches, and return them with its number of columns, up to `most`."""
-    letter = 0.6 * fontsize / 72  # the mean width of a letter, in inches
-    sample = 6 * letter  # the line or marker before a label, and the space between columns
-    labels = [textwrap.fill(label, max(10, int((width - sample) / letter))) for label in labels]
-    longest = max((len(line) for label in labels for line in label.splitlines()), default=1)
-    return labels, max(1, min(most, int(width / (longest * letter + sample))))
-
-
-def legend_below(figure: Figure, axes: Axes, *, most: int = 3, fontsize: float = 8) -> None:
-    """Put the legend of a plot below all plots of the figure, in as many columns as fit."""
-    handles, labels = axes.get_legend_handles_labels()
-    labels, columns = fit_labels(labels, figure.get_figwidth(), most=most, fontsize=fontsize)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=fontsize)
 
 
 def _dress(axes: Axes) -> None:

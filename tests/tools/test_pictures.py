@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-from fairseq_lowrank.attention import METHODS, PRESETS
-from fairseq_lowrank.tools import inspection, parameters, pictures, spectrum
+from fairseq_lowrank.tools import inspection, pictures, spectrum
 from fairseq_lowrank.tools.reporting import curves
-from tests.helpers.figures import assert_readable
 
 
 @pytest.mark.parametrize(
@@ -162,21 +160,3 @@ def test_a_difference_lies_between_the_baselines_points_alone():
 def test_logs_without_a_baseline_have_one_plot():
     log = {"label": "run", "points": curve("x", 2.0, None)["points"]}
     assert len(curves.plot_curves([log], "logs").axes) == 1
-
-
-def sweep_rows(quantity, presets):
-    return [
-        {"attention_kind": preset, quantity: value, "attention": 10**6 * value * (place + 3)}
-        for place, preset in enumerate(presets)
-        for value in parameters.SWEEPS[quantity]
-    ]
-
-
-@pytest.mark.parametrize("width", [3.3, 7.0])
-@pytest.mark.parametrize("quantity", parameters.SWEEPS)
-def test_a_sweep_of_the_drawn_presets_is_readable(quantity, width):
-    drawn = parameters.drawn_presets("mixhead-b")
-    assert "mixhead-b" in drawn and {name for name in METHODS if METHODS[name].poster} < set(drawn)
-    rows = sweep_rows(quantity, drawn)
-    assert_readable(parameters.plot_sweep(rows, quantity, "lowrank_transformer_wmt_en_de_big", 16, 64, width))
-    assert_readable(parameters.plot_sweep(sweep_rows(quantity, PRESETS), quantity, "any", 16, 64))
