@@ -138,7 +138,7 @@ with (RESULTS / "evidence-damping.csv").open(encoding="utf-8", newline="") as fi
 """A line for each layer: the sums of the weights of its mixed heads."""
 
 
-@pytest.mark.parametrize("page", ["fast-start", "above-head-size"])
+@pytest.mark.parametrize("page", ["fast-start", "above-head-size", "controls-at-one-rate"])
 def test_medians_of_damping_are_printed_as_recorded(page):
     for row in table(page, "median by seed"):
         name, _, site = key_of(row).partition("/")
