@@ -250,7 +250,9 @@ def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[T
     joined = " ".join(line.strip() for line in text.read_text(encoding="utf-8").splitlines() if line.strip())
     tokens = tokenizer(joined, add_special_tokens=False, verbose=False)["input_ids"]
     around = tokenizer("", verbose=False)["input_ids"]  # such as [CLS] [SEP]
-    before, after = around[: (len(around) + 1) // 2], around[(len(around) + 1) // 2 :]
+    ends = around[-1:] == [getattr(tokenizer, "eos_token_id", None)] != [getattr(tokenizer, "bos_token_id", None)]
+    middle = len(around) // 2 if ends else (len(around) + 1) // 2
+    before, after = around[:middle], around[middle:]
     inner = length - len(around)
     if inner < 2:
         raise FlagError("--length", length, "too short for a sequence", "Give at least 4 tokens.")

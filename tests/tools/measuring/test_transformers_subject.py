@@ -10,6 +10,7 @@ from transformers_families import build
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import DotProduct
+from fairseq_lowrank.tools.measuring import transformers_subject
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.probe import Probe, factors
 from fairseq_lowrank.tools.measuring.transformers_subject import TransformersSubject
@@ -237,3 +238,23 @@ def test_model_in_half_precision_is_cut_as_in_float32():
         ranks = measure(TransformersSubject(model, texts(4)), "llama")["cuts"]["scores"]["all"]["ranks"]
         costs.append([entry["cost"] for entry in ranks if entry["rank"] == 7])
     assert costs[1] == pytest.approx(costs[0], abs=2e-3)
+
+
+@pytest.mark.parametrize("before, after", [([1], [2]), ([1], []), ([], [2]), ([], [])])
+def test_blocks_of_a_text_have_the_special_tokens_of_the_tokenizer(tmp_path, before, after):
+    class Tokenizer:
+        bos_token_id, eos_token_id = 1, 2
+
+        def __call__(self, text, **_):
+            special = text == ""
+            return {"input_ids": [*before, *after] if special else [int(word) for word in text.split()]}
+
+    (tmp_path / "text").write_text("\n".join(f"{10 + line} {10 + line}" for line in range(30)))
+    blocks = transformers_subject._blocks(Tokenizer(), tmp_path / "text", 3, 1, 8)
+    assert len(blocks) == 3
+    for block in blocks:
+        words = block[0, len(before) : 8 - len(after)].tolist()
+        assert block.shape == (1, 8) and block[0].tolist() == [*before, *words, *after] and min(words) >= 10
+        assert words == sorted(words) and words[-1] - words[0] <= 4
+    with pytest.raises(UserError, match="too few for two blocks of 100"):
+        transformers_subject._blocks(Tokenizer(), tmp_path / "text", 3, 1, 100)
