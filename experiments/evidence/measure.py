@@ -134,13 +134,16 @@ BOUND, FREE = ("point-8x4", "patterns-16x4"), ("patterns-4x16-rank8", "recall-1x
 
 
 def outcome(prediction: Prediction, lines: Iterable[dict]) -> str:
-    """Return held (under each seed), contradicted (under one or more), unclear, or not run."""
+    """Return held (under each seed), contradicted (under one or more), unclear, or not run; of one seed, what it says."""
     found = [line for line in lines if line["model"] == prediction.model]
     if not found:
         return "not run"
+    one = len(found) == 1
     if any(map(prediction.contradicts, found)):
-        return "contradicted"
-    return "held" if all(map(prediction.holds, found)) else "unclear"
+        return "against the prediction under one seed" if one else "contradicted"
+    if all(map(prediction.holds, found)):
+        return "as predicted under one seed" if one else "held"
+    return "unclear under one seed" if one else "unclear"
 
 
 def separates(lines: Iterable[dict]) -> str:

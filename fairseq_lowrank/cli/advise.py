@@ -34,7 +34,7 @@ NAME = "advise"
 HELP = "say if the head size limits a model, and list other bottlenecks, with remedies and their cost"
 TAKES_FLAGS = True
 MARKS = {"bottleneck": "BOTTLENECK"}
-SEED = 1
+SEED, TOKENS = 1, 2048
 
 
 def add_arguments(parser) -> None:
@@ -54,16 +54,16 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--sequences",
         type=int,
-        default=16,
         metavar="N",
-        help="sequences of the subset valid on which a model is measured; 0 measures nothing (default: %(default)s)",
+        help="sequences of the subset valid on which a model is measured; 0 measures nothing (default: as many as have 2,048 "
+        "tokens, at least 16)",
     )
     parser.add_argument("--all", action="store_true", help="show findings without a problem too")
     _output.add_output_arguments(parser, "advise.json, advise.csv, and loss against rank as advise.png and .pdf")
 
 
 def run(args) -> None:
-    if args.sequences < 0 or args.sequences == 1:
+    if args.sequences is not None and (args.sequences < 0 or args.sequences == 1):
         raise FlagError("--sequences", args.sequences, "one half gives bases, one is held out", "Give 2 or more, or 0.")
     if args.text is not None and not args.text.is_file():
         raise FlagError("--text", args.text, "there is no such file", "Give a text.")
@@ -157,7 +157,7 @@ def measure(args, data: Path | None) -> dict:
     """Return the measurement of a trained model on its data, or ``not_measured``, the reason why there is none."""
     if args.sequences == 0:
         return {"not_measured": "--sequences 0 was given"}
-    about = {"target": None, "count": args.sequences, "seed": SEED}
+    about = {"target": None, "count": args.sequences, "seed": SEED, "tokens": TOKENS}
     subject: Subject
     try:
         if args.transformers:

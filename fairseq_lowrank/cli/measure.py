@@ -10,6 +10,8 @@ training is needed. The loss is:
   share of decisions that stay      of classifiers of transformers
   cosine of mean states             of encoders without a head
 
+Without --sequences, as many are taken as have 6,144 tokens, at least 48 and at most 384.
+
 The need is the least rank that costs at most 1 % of the loss (--tolerance), with a 95 % interval over sequences.
 
   fairseq-lowrank measure checkpoint_best.pt                                the data of its training, subset valid
@@ -29,7 +31,7 @@ from fairseq_lowrank.messages import FlagError, UserError, flag_name
 NAME = "measure"
 HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
 LENGTH = 128
-SEQUENCES = spectrum.SEQUENCES | {"sequences": 48}
+SEQUENCES = spectrum.SEQUENCES | {"sequences": None}
 
 
 def add_arguments(parser) -> None:
@@ -69,7 +71,7 @@ def run(args) -> None:
 def check(args) -> None:
     """Refuse flags that do not fit together, before anything is loaded."""
     spectrum.check_data_arguments(args)
-    if args.sequences < 2:
+    if args.sequences is not None and args.sequences < 2:
         raise FlagError("--sequences", args.sequences, "one half gives bases, one is held out", "Give 2 or more.")
     if not 0 < args.tolerance < 1:
         raise FlagError("--tolerance", args.tolerance, "expected a share of the loss", "Give a number between 0 and 1.")

@@ -26,7 +26,7 @@ from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.architecture import attention_layers
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
-from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, Metric
+from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, LEAST, MOST, TOKENS, Metric, enough
 
 TEXT = "text"
 """The name of the subset that :func:`binarise` writes."""
@@ -39,7 +39,8 @@ def load(
     subset: str,
     text: Path | None,
     target: Path | None,
-    count: int,
+    count: int | None,
+    tokens: int = TOKENS,
     seed: int,
     min_length: int,
     max_length: int | None,
@@ -50,6 +51,7 @@ def load(
     Args:
         text: lines in the words or subwords of the model's dictionary, separated by spaces.
         target: translations of the lines.
+        count: number of sequences, by default :func:`.enough` for ``tokens``.
         length: block length of a language model's data.
 
     Raises:
@@ -62,7 +64,9 @@ def load(
             data, subset = binarise(own, text, target, Path(folder)), TEXT
         model, task = checkpoints.load_model(path, data=data, tokens_per_sample=length)
         lengths = {"min_length": min_length, "max_length": max_length}
-        samples = checkpoints.sequences(task, subset, count=count, seed=seed, **lengths)
+        samples = checkpoints.sequences(task, subset, count=count or MOST, seed=seed, **lengths)
+        if count is None:
+            samples = samples[: enough([sample["ntokens"] for sample in samples], tokens, LEAST * tokens // TOKENS)]
         return subject_of(model, samples, task)
 
 

@@ -91,6 +91,7 @@ def measure(
         "less_is_better": subject.metric.less_is_better,
         "tolerance": tolerance,
         "sequences_of_basis": len(basis),
+        "tokens_of_basis": min(found.keys.count for found in probe.layers.values()),
         "sequences_held_out": len(held_out),
         "mean_length": subject.sequence_length,
         "value": _mean(uncut),

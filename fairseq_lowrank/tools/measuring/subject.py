@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +11,20 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionCall
+
+TOKENS, LEAST, MOST = 6144, 48, 384
+"""Without a number of sequences: as many as have these tokens, at least and at most so many sequences."""
+
+
+def enough(lengths: Sequence[int], tokens: int, least: int = LEAST, most: int = MOST) -> int:
+    """Return how many sequences of these lengths to take from the start, so that short ones give as many tokens as long ones."""
+    total = count = 0
+    for length in lengths[:most]:
+        if total >= tokens and count >= least:
+            break
+        total, count = total + length, count + 1
+    return count
+
 
 CallHook = Callable[[int, AttentionCall], AttentionCall]
 """Receives a layer's index and its call, and returns the call that is computed."""

@@ -16,7 +16,18 @@ from transformers.models.auto import modeling_auto as auto
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools import pretrained
-from fairseq_lowrank.tools.measuring.subject import BITS, COSINE, KEPT, CallHook, Layer, Subject
+from fairseq_lowrank.tools.measuring.subject import (
+    BITS,
+    COSINE,
+    KEPT,
+    LEAST,
+    MOST,
+    TOKENS,
+    CallHook,
+    Layer,
+    Subject,
+    enough,
+)
 from fairseq_lowrank.tools.transformers_models import query_sizes
 
 MASKED_SHARE = 0.15
@@ -218,28 +229,32 @@ def _output_weight(model: nn.Module, name: str, heads: int, size: int) -> Tensor
     return None
 
 
-def load(folder: Path, *, text: Path, target: Path | None, count: int, seed: int, length: int) -> TransformersSubject:
+def load(
+    folder: Path, *, text: Path, target: Path | None, count: int | None, seed: int, length: int, tokens: int = TOKENS
+) -> TransformersSubject:
     """Return the model of a folder and ``count`` sequences of a text as a subject.
 
     A text is cut into blocks of ``length`` tokens, with the tokenizer's special tokens. With ``target``, each line of the text is
-    a source, and the same line of the target its translation.
+    a source, and the same line of the target its translation. Without ``count``, :func:`.enough` sequences for ``tokens`` are taken.
 
     Raises:
         UserError: the folder holds no such model or no tokenizer, or the text has no such sequence.
     """
     model = pretrained.load(folder)
-    task = task_of(model)
+    task, least = task_of(model), LEAST * tokens // TOKENS
     with pretrained.reading(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, **pretrained.LOCAL)
     if task == "translation":
         if target is None:
             reason = f"{type(model).__name__} reads a source and a target"
             raise FlagError("--text", text, reason, "Add --target FILE, a line for each line of the text.")
-        samples = _pairs(tokenizer, text, target, count, seed, length)
+        samples = _pairs(tokenizer, text, target, count or MOST, seed, length)
+        if count is None:
+            samples = samples[: enough([labels.size(1) for _, labels in samples], tokens, least)]
     elif target is not None:
         raise FlagError("--target", target, f"{type(model).__name__} reads one text", "Remove the flag.")
     else:
-        samples = _blocks(tokenizer, text, count, seed, length)
+        samples = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, least), seed, length)
     special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
     mask = getattr(tokenizer, "mask_token_id", None)
     return TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)

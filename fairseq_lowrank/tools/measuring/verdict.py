@@ -8,6 +8,8 @@ WORDS = {
     MOST: "uses most of its directions",
     ALL: "uses all of its directions: the {size} size may bind",
 }
+TOKENS_OF_A_DIRECTION = 20
+"""With fewer tokens for each direction of a head, the basis does not hold for other sequences."""
 LIMIT = (
     "A cut shows what this model uses. It cannot show what a model that was trained under a cap would do without it, nor what "
     "this model would gain from larger heads."
@@ -51,4 +53,6 @@ def _verdict(kind: str, where: str, curve: dict, result: dict) -> dict:
     largest = max(layer["head_size"] for layer in result["layers"])
     if kind == "scores" and size > largest:
         text += f". The head size is {largest}; mixing of scores gives a head more directions"
+    if result["tokens_of_basis"] < TOKENS_OF_A_DIRECTION * size:
+        text += f". The basis has only {result['tokens_of_basis']} tokens, so a cut looks dearer than it is; give more --sequences"
     return {"where": where, "kind": kind, "verdict": verdict, "need": need, "size": size, "text": f"{text}."}
