@@ -26,7 +26,7 @@ class AfterFairseq(MetaPathFinder):
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         if (spec := next(filter(None, others), None)) is None or spec.loader is None:
-            return spec
+            return spec  # not installed, or a folder of this name without a package
         execute = spec.loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:

@@ -79,6 +79,15 @@ def test_operations_stay_without_fairseq_until_it_is_imported():
     run(f"{NOTHING_BUT_TORCH}\nimport fairseq\n{IS_REGISTERED}{ACTIVE_ONCE}")
 
 
+def test_folder_that_is_called_fairseq_is_left_alone(tmp_path):
+    (tmp_path / "fairseq").mkdir()
+    program = "import fairseq_lowrank\nimport fairseq, sys\nassert 'fairseq_lowrank.plugin' not in sys.modules"
+    without = (
+        f"import sys\nsys.path[:] = [path for path in sys.path if 'site-packages' not in path] + [{str(tmp_path)!r}]"
+    )
+    run(f"{without}\nsys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f)]\n{program}")
+
+
 def given(folder: Path) -> str:
     """Return a program that gives a folder as --user-dir, and prints the error of a user."""
     return f"""
