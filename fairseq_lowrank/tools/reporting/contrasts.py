@@ -143,8 +143,12 @@ def select(lines: list[dict], wanted: Mapping[str, str], rows: Iterable[str]) ->
     """Return the lines whose fields equal ``wanted``. Without a metric or split in it, further scores are left out.
 
     Raises:
-        UserError: one of the rows has no such line.
+        UserError: there are no lines, or one of the rows has no such line.
     """
+    if not lines:
+        raise UserError(
+            "nothing to compare: the results have no lines, or only those of trials (SMOKE=1). Give results of full runs."
+        )
     further = "metric" in wanted or "split" in wanted
     chosen = [
         line
@@ -315,7 +319,7 @@ def read_planned(path: Path, table: str) -> list[PlannedContrast]:
     except (OSError, ValueError) as error:
         raise UserError(f"--contrasts {path}: {error}. Give a JSON file.") from error
     if not isinstance(tables, dict) or not isinstance(tables.get(table), list):
-        known = ", ".join(tables) if isinstance(tables, dict) else "none"
+        known = listed(tables) if isinstance(tables, dict) else "none"
         raise UserError(f"--contrasts {path}: no contrasts for table {table!r}. Choose from {known}.")
     found = []
     for entry in tables[table]:

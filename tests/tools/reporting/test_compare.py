@@ -213,6 +213,13 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path, capsys, argume
     assert message in line
 
 
+def test_results_of_trials_alone_are_refused_as_trials(tmp_path, capsys):
+    path = tmp_path / "trials.jsonl"
+    write(path, smoke=True)
+    assert cli.main(["compare", str(path), "--pair", "mha", "gain"]) != 0
+    assert "only those of trials (SMOKE=1). Give results of full runs." in capsys.readouterr().err
+
+
 def test_a_long_list_of_rows_says_how_many_are_left_out(tmp_path, capsys):
     path = write(tmp_path / "a.jsonl", {f"row{number:02}": {1: 1.0} for number in range(76)})
     assert cli.main(["compare", path, "--pair", "row00", "nothing"]) == 2
