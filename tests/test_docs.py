@@ -12,6 +12,7 @@ from fairseq import options
 
 import fairseq_lowrank.plugin  # noqa: F401
 from experiments import reference
+from fairseq_lowrank import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -88,6 +89,11 @@ def test_generated_page_is_up_to_date(name):
     assert (reference.DOCS / name).read_text(encoding="utf-8") == reference.pages()[name], (
         "run python -m experiments reference"
     )
+
+
+def test_citations_have_the_version_of_the_package():
+    assert f"version = {{{__version__}}}" in (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_readme_is_short():
