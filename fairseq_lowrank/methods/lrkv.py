@@ -56,6 +56,15 @@ class LowRankKeyValue(Projection):
         }
         self.state_groups = {"key": 1, "key_factors": heads, "value": 1, "value_factors": heads}
 
+    @property
+    def key_heads(self) -> int:
+        return self.dims.num_heads
+
+    def score_rank(self, *, mixed: bool) -> int:
+        size, heads = self.dims.head_dim, self.dims.num_heads
+        # the keys of different heads differ by a map of low rank
+        return min(heads * size, size + heads * self.factor_rank) if mixed else size
+
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {

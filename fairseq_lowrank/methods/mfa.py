@@ -30,6 +30,9 @@ class FactorizedQuery(MultiQuery):
         super().__init__(dims)
         self.latent_dim = latent_dim or dims.embed_dim
 
+    def score_rank(self, *, mixed: bool) -> int:
+        return min(super().score_rank(mixed=mixed), self.latent_dim)
+
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {

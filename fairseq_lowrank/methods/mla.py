@@ -56,6 +56,13 @@ class LatentProjection(Projection):
         self.state_heads = 1
         self.state_sizes = {"latent": self.latent_dim}
 
+    @property
+    def key_heads(self) -> int:
+        return self.dims.num_heads
+
+    def score_rank(self, *, mixed: bool) -> int:
+        return min(super().score_rank(mixed=mixed), self.latent_dim)
+
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {

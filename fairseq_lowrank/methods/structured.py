@@ -45,6 +45,9 @@ class StructuredScores(Projection):
         self.state_sizes = {"key": dims.kdim, "value": dims.value_dim}
         self.state_groups = {"key": 1, "value": dims.num_heads}
 
+    def score_rank(self, *, mixed: bool) -> int:
+        return self.dims.kdim - 1  # the norm of queries subtracts their mean
+
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {"k_proj": None, "v_proj": linear(dims.vdim, dims.num_heads * dims.value_dim), "q_proj": None}

@@ -46,6 +46,10 @@ class TensorProduct(Projection):
             "value_features": self.factor_rank * dims.value_dim,
         }
 
+    @property
+    def key_heads(self) -> int:
+        return self.dims.num_heads
+
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
         return {

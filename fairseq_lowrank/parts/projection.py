@@ -90,6 +90,19 @@ class Projection(Part):
         self.state_groups: dict[str, int] = {}
         self.query_size = dims.head_dim
 
+    @property
+    def key_heads(self) -> int:
+        """The number of different keys that heads compare queries with, whose scores static mixing adds up."""
+        return self.state_groups.get("key", self.state_heads)
+
+    def score_rank(self, *, mixed: bool) -> int:
+        """Return the greatest rank of a head's scores, for inputs of any width.
+
+        Args:
+            mixed: the scores of all heads are mixed.
+        """
+        return (self.key_heads if mixed else 1) * self.state_sizes.get("key", self.dims.head_dim)
+
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         """Build ``k_proj``, ``v_proj`` and ``q_proj`` in fairseq's order, so that the same seed draws the same weights.
 

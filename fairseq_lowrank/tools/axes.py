@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairseq_lowrank.attention import AXES, AttentionSpec
+from fairseq_lowrank.parts.projection import Projection
 
 
 def spec_of(module: Any) -> AttentionSpec:
@@ -12,10 +13,16 @@ def spec_of(module: Any) -> AttentionSpec:
     return getattr(module, "spec", None) or AttentionSpec()
 
 
+def projection_of(module: Any, spec: AttentionSpec | None = None) -> Projection:
+    """Return the projection of an attention layer, or that which it would have with another `spec`."""
+    spec = spec or spec_of(module)
+    return spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
+
+
 def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, int | str]:
     """Return an attention layer's choice or size on every axis, or that which it would have with another `spec`."""
     spec = spec or spec_of(module)
-    projection = spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
+    projection = projection_of(module, spec)
     sizes = projection.dims._asdict() | {"key_value_heads": projection.state_heads}
     sizes |= {option.name: getattr(projection, option.name) for option in projection.options}
     return {"num_heads": module.num_heads} | {name: sizes.get(name, getattr(spec, name)) for name in AXES}

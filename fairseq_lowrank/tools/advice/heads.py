@@ -12,7 +12,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.parts import PARTS
-from fairseq_lowrank.tools.axes import axes_of, spec_of
+from fairseq_lowrank.tools.axes import axes_of, projection_of, spec_of
 
 BOTTLENECK, WORST, PARTLY, FINE, NOTE = "bottleneck", "worst case", "worst case of longer sequences", "fine", "note"
 FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
@@ -104,32 +104,27 @@ def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
         spec: another composition for the layer.
     """
     axes = axes_of(module, spec)
-    if axes["score_mixing"] == "none":
+    if axes["score_mixing"] in WITHOUT_MIXING:
         return 1
     if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
         return axes["synthesizer_heads"] or module.num_heads
-    if axes.get("projection") in ("latent", "tensor-product"):  # each head makes keys from what is cached once
-        return module.num_heads
-    return 1 if axes.get("shared_dim") else axes["key_value_heads"]
+    return projection_of(module, spec).key_heads
 
 
 def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
     """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
 
-    With shared queries and keys of size D, as in collaborative attention, D takes the place of d_k. A latent vector of size r, from
-    which keys or queries are made, bounds the rank too. The features of a dense synthesizer are no linear map of its inputs, so
-    the width d does not bound them.
+    The projection says its own rank, which need not be d_k. The features of a dense synthesizer are no linear map of its inputs,
+    so the width d does not bound them.
 
     Args:
         spec: another composition for the layer.
     """
     axes = axes_of(module, spec)
-    rank = score_heads(module, spec) * (axes.get("shared_dim") or axes["head_dim"])
     if axes["score"] == "synthesizer-dense":
-        return rank
-    if axes.get("projection") == "low-rank-kv":  # keys of different heads differ by a map of rank r
-        rank = min(rank, axes["head_dim"] + module.num_heads * axes["factor_rank"])
-    return min(rank, module.embed_dim, axes.get("latent_dim") or rank)
+        return score_heads(module, spec) * axes["head_dim"]
+    mixed = axes["score_mixing"] not in WITHOUT_MIXING
+    return min(module.embed_dim, projection_of(module, spec).score_rank(mixed=mixed))
 
 
 def most_heads(module: nn.Module, wanted: int) -> int | None:
