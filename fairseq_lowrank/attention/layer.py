@@ -21,7 +21,7 @@ from fairseq_lowrank.attention.decoding import (
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
-from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, split_key_padding
+from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
@@ -291,6 +291,7 @@ class MultiheadAttention(TorchMHACompat):
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
+        mask = repeat_heads(mask, self.num_heads, self.spec.queries_per_head)
         if self._has_appended:
             states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
         if beam > 1:

@@ -102,6 +102,14 @@ def attention_mask(
     return AttentionMask(False, key_padding_mask, attn_mask)
 
 
+def repeat_heads(mask: AttentionMask, heads: int, repeats: int) -> AttentionMask:
+    """Return a mask whose tensor ``[B, H, T, S]``, if it has one, holds each head ``repeats`` times, for its heads of queries."""
+    tensor = mask.additive
+    if repeats == 1 or tensor is None or tensor.dim() != 4 or tensor.size(1) != heads:
+        return mask
+    return replace(mask, additive=tensor.repeat_interleave(repeats, dim=1))
+
+
 @remember_last
 def _is_causal(mask: Tensor) -> bool:
     """Return True if a square mask hides exactly the keys after each query and adds nothing elsewhere."""

@@ -203,17 +203,14 @@ def merge_heads(heads: Tensor) -> Tensor:
     return heads.permute(2, 0, 1, 3).reshape(length, batch, count * size)
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """Return True if a module computes x Wᵀ + b from its ``weight`` and ``bias`` and does nothing else.
+def is_plain_linear(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
+    """Return True if a module is of this class and computes x Wᵀ + b from its ``weight`` and ``bias`` and does nothing else.
 
     Adapters, quantised and parametrised layers are other classes, and hooks may change inputs, outputs or gradients.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return (
-        type(module) is nn.Linear
-        and not any(hooks)
-        and "forward" not in vars(module)
-        and type(module.weight.data) is Tensor
+        type(module) is kind and not any(hooks) and "forward" not in vars(module) and type(module.weight.data) is Tensor
     )
 
 

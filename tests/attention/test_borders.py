@@ -91,6 +91,26 @@ def test_a_float_padding_mask_of_infinities_hides(preset):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_float_padding_mask_is_a_mask_of_each_head(preset):
+    layer, x, padding = shaken(preset).eval(), torch.randn(3, 5, SIZE), torch.randn(3, 5)
+    padding[1, 3:] = float("-inf")
+    of_heads = padding[:, None, None].expand(3, HEADS, 5, 5)
+    found, weights = layer(x, x, x, key_padding_mask=padding)
+    for mask in (of_heads, of_heads.flatten(0, 1)):
+        expected, expected_weights = layer(x, x, x, attn_mask=mask)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(weights, expected_weights)
+
+
+def test_a_mask_of_each_head_holds_for_both_patterns_of_diff():
+    layer, x = shaken("diff").eval(), torch.randn(2, 5, SIZE)
+    mask = torch.zeros(2, HEADS, 5, 5, dtype=torch.bool)
+    mask[:, 1, :, 3:] = True
+    _, weights = layer(x, x, x, attn_mask=mask, average_attn_weights=False)
+    assert torch.equal(weights == 0, mask)
+
+
 def test_what_a_float_padding_mask_adds_is_not_cached():
     layer, x = build("mha"), torch.randn(1, 1, SIZE)
     with pytest.raises(ValueError, match="float key_padding_mask"):

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.models.auto import modeling_auto as auto
+from transformers.pytorch_utils import Conv1D
 
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.tools import pretrained
 from fairseq_lowrank.tools.measuring.subject import (
     BITS,
@@ -198,7 +200,7 @@ def projection_weights(
     if any(getattr(module, name, None) is not None for name in NORMS):
         return None, None
     for names in PROJECTIONS:
-        pair = [getattr(getattr(module, name, None), "weight", None) for name in names]
+        pair = [_plain_weight(getattr(module, name, None)) for name in names]
         if None not in pair and all(
             weight.dim() == 2 and len(weight) == count * size
             for weight, count in zip(pair, (heads, groups), strict=True)
@@ -206,7 +208,7 @@ def projection_weights(
             query, key = (weight.unflatten(0, (-1, size)).mT for weight in pair)
             return query, key.repeat_interleave(heads // groups, dim=0)
     for name, turned in FUSED.items():  # queries, keys and values in one matrix, in this order
-        weight = getattr(getattr(module, name, None), "weight", None)
+        weight = _plain_weight(getattr(module, name, None))
         if weight is not None:
             weight = weight.t() if turned else weight
             query, key, values = weight.split((heads * size, groups * size, len(weight) - (heads + groups) * size))
@@ -224,9 +226,15 @@ def _output_weight(model: nn.Module, name: str, heads: int, size: int) -> Tensor
                 module = model.get_submodule(f"{place}.{output}".lstrip("."))
             except AttributeError:
                 continue
-            if isinstance(module, nn.Linear) and module.in_features == heads * size:
+            if is_plain_linear(module) and module.in_features == heads * size:
                 return module.weight.t().unflatten(0, (heads, size))
     return None
+
+
+def _plain_weight(module: nn.Module | None) -> Tensor | None:
+    """Return the weight of a projection if it is all that the projection computes, unlike that of adapters and quantised layers."""
+    plain = module is not None and any(is_plain_linear(module, kind) for kind in (nn.Linear, Conv1D))
+    return module.weight if plain else None
 
 
 def load(

@@ -258,3 +258,17 @@ def test_blocks_of_a_text_have_the_special_tokens_of_the_tokenizer(tmp_path, bef
         assert words == sorted(words) and words[-1] - words[0] <= 4
     with pytest.raises(UserError, match="too few for two blocks of 100"):
         transformers_subject._blocks(Tokenizer(), tmp_path / "text", 3, 1, 100)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_weights_of_adapters_and_projections_with_hooks_are_not_read(family):
+    model = build(family)
+    module, _, _ = attention_modules(model)[0]
+    query, output = ("c_attn", "c_proj") if family == "gpt2" else ("k_proj", "o_proj")
+    adapted = getattr(module, query)
+    derived = type("Adapted", (type(adapted),), {})
+    adapted.__class__ = derived
+    getattr(module, output).register_forward_hook(lambda module, inputs, result: 2 * result)
+    first, second = TransformersSubject(model, texts(1), mask_token=3).layers
+    assert first.query_weight is None and first.key_weight is None and first.output_weight is None
+    assert second.query_weight is not None and second.key_weight is not None
