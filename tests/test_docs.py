@@ -13,6 +13,7 @@ from fairseq import options
 import fairseq_lowrank.plugin  # noqa: F401
 from experiments import reference
 from fairseq_lowrank import __version__
+from fairseq_lowrank.attention import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -91,6 +92,11 @@ def test_generated_page_is_up_to_date(name):
     )
 
 
+def test_readme_names_every_method():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Methods")[2]
+    assert not [preset for preset in PRESETS if not re.search(rf"`{preset}[` ]", text)]
+
+
 def test_citations_have_the_version_of_the_package():
     assert f"version = {{{__version__}}}" in (ROOT / "docs/README.md").read_text(encoding="utf-8")
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
@@ -98,3 +104,18 @@ def test_citations_have_the_version_of_the_package():
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
+
+
+def test_the_guide_names_every_preset_that_models_of_transformers_take():
+    pytest.importorskip("transformers")
+    from fairseq_lowrank.huggingface import spec_of
+
+    def is_taken(preset: str) -> bool:
+        try:
+            spec_of(preset)
+        except ValueError:
+            return False
+        return True
+
+    (row,) = re.findall(r"^\| preset \| (.+) \|$", (ROOT / "docs/pytorch.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(re.findall(r"`([\w-]+)`", row)) == sorted(filter(is_taken, PRESETS))
