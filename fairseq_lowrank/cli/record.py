@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from fairseq_lowrank import __version__
 from fairseq_lowrank.messages import UserError
 
 NAME = "record"
@@ -62,6 +63,7 @@ def run(args) -> None:
     scored = args.generate_log or args.eval_log or args.score
     line |= {"split": args.split or ("test" if scored else "valid"), **training}
     line["date"] = datetime.date.today().isoformat()
+    line["versions"] = {"fairseq_lowrank": __version__}
     results.append_score(args.results, line)
     print(f"{args.results}: {args.row}, seed {args.seed}: {line['metric']} {line['value']} ({line['split']})")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_lowrank import cli
+from fairseq_lowrank import __version__, cli
 
 LOG = Path(__file__).resolve().parents[3] / "results" / "logs"
 TRAINED = next(path for path in sorted(LOG.rglob("*.log.gz")) if "fast-start" in str(path))
@@ -43,6 +43,7 @@ def test_logs_of_fairseq_become_lines_that_compare_reads(results, train_log, tmp
     found = line(results)
     assert (found["metric"], found["value"], found["split"]) == ("sacrebleu", 100.0, "test")
     assert found["updates"] == found["curve"][-1]["updates"] > 0 and found["tokens_per_second"] > 0
+    assert found["versions"] == {"fairseq_lowrank": __version__}
     capsys.readouterr()
     assert cli.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)
