@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from fairseq_lowrank.attention.build import build_attention
@@ -27,15 +28,17 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
 
     Raises:
         UserError: a layer's weights do not fit the preset, the module has no ``nn.MultiheadAttention``, or one with what a new
-            layer cannot keep: hooks, a parametrisation such as ``weight_norm``, quantisation, or a class derived from it.
+            layer cannot keep: hooks, a parametrisation such as ``weight_norm``, quantisation, parameters that another layer shares,
+            or a class derived from it.
     """
     theirs = {
         name: part
         for name, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, nn.MultiheadAttention)
     }
+    owners = Counter(parameter for child in module.modules() for parameter in child._parameters.values())
     for name, part in theirs.items():
-        if (lost := _what_is_lost(part)) is not None:
+        if (lost := _what_is_lost(part, owners)) is not None:
             raise UserError(
                 f"{name or type(part).__name__} {lost}, which its replacement would lose. "
                 "Remove it first, or replace the attention before it is added."
@@ -56,8 +59,8 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
     return module
 
 
-def _what_is_lost(part: nn.MultiheadAttention) -> str | None:
-    """Return what of a layer its replacement would not have, or None."""
+def _what_is_lost(part: nn.MultiheadAttention, owners: Counter) -> str | None:
+    """Return what of a layer its replacement would not have, or None; ``owners`` counts the modules of each parameter."""
     hooks = (
         "forward",
         "forward_pre",
@@ -73,6 +76,13 @@ def _what_is_lost(part: nn.MultiheadAttention) -> str | None:
             return f"{where}has a parametrisation of {', '.join(child.parametrizations)}".strip()
         if any(getattr(child, f"_{kind}_hooks", None) for kind in hooks) or "forward" in vars(child):
             return f"{where}has hooks"
+    for name, parameter in part.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"its {name} has hooks"
+        if owners[parameter] > 1:
+            return f"shares its {name} with another layer"
+        if type(parameter.data) is not Tensor:
+            return f"has a {type(parameter.data).__name__} as its {name}"
     if (
         type(part) is not nn.MultiheadAttention
         or type(part.out_proj) is not nn.modules.linear.NonDynamicallyQuantizableLinear

@@ -136,9 +136,34 @@ def with_inner_hook():
     return attention
 
 
+def with_hook_of_a_parameter():
+    attention = nn.MultiheadAttention(SIZE, HEADS)
+    attention.in_proj_weight.register_hook(lambda gradient: 2 * gradient)
+    return attention
+
+
+def with_shared_weight():
+    attention, other = nn.MultiheadAttention(SIZE, HEADS), nn.MultiheadAttention(SIZE, HEADS)
+    other.in_proj_weight = attention.in_proj_weight
+    return nn.ModuleList([attention, other])
+
+
+class OtherTensor(torch.Tensor):
+    pass
+
+
+def with_a_tensor_of_another_class():
+    attention = nn.MultiheadAttention(SIZE, HEADS)
+    attention.out_proj.weight = nn.Parameter(torch.zeros(SIZE, SIZE).as_subclass(OtherTensor))
+    return attention
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (with_hook_of_a_parameter, "its in_proj_weight has hooks"),
+        (with_shared_weight, "shares its in_proj_weight"),
+        (with_a_tensor_of_another_class, "OtherTensor"),
         (with_hook, "attention has hooks"),
         (with_inner_hook, "its out_proj has hooks"),
         (
@@ -147,7 +172,7 @@ def with_inner_hook():
         ),
         (lambda: Derived(SIZE, HEADS), "Derived"),
     ],
-    ids=["hook", "inner hook", "weight_norm", "subclass"],
+    ids=["hook of a parameter", "shared", "tensor of another class", "hook", "inner hook", "weight_norm", "subclass"],
 )
 def test_what_a_replacement_would_lose_is_refused(made, said):
     model = nn.ModuleDict({"attention": made(), "other": nn.MultiheadAttention(SIZE, HEADS)})
