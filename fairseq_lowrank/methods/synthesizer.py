@@ -115,6 +115,7 @@ class DenseScores(Synthesizer):
             "synthesizer_heads",
             "number g of second layers, a divisor of the heads; head i uses layer floor(i g / h) (default: one per head; 1 gives the Mixhead "
             "paper's 248M parameters)",
+            letter="m",
         ),
     )
 
@@ -230,7 +231,7 @@ register(
         title="The dense Synthesizer: scores of the query's own input",
         formula="S_i[t] = ReLU(x_t W_1,i + b_1,i) W_2,i + b_2,i,   W_2,i: d_k × n for a greatest length n",
         parts={"score": DenseScores},
-        parameters="3·d·h·d_k + h·d_k·n",
+        parameters="3·d·h·d_k + m·d_k·n",
         cached="h·d_k",
         papers=(
             SYNTHESIZER,
