@@ -17,6 +17,8 @@ from fairseq_lowrank.parts.plain import copy_weights
 def layer_with(module: MultiheadAttention, tensors: dict[str, Tensor]) -> MultiheadAttention:
     """Return a copy of a layer on the meta device in float64 with these tensors."""
     layer = copy.deepcopy(module).to_empty(device="cpu").double().eval()
+    for part in layer.modules():  # fairseq's quantisation noise is a hook that acts in training only
+        part._forward_pre_hooks.clear()
     layer.load_state_dict(tensors)
     return layer
 

@@ -17,7 +17,7 @@ from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, AttentionConfig,
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.axes import axes_of
-from fairseq_lowrank.tools.conversion import as_state_of, output_error, remix, resize
+from fairseq_lowrank.tools.conversion import as_state_of, convert, output_error, remix, resize
 
 HEADS, WIDTH = 4, 16
 
@@ -513,3 +513,11 @@ def test_a_resize_refuses_methods_that_it_does_not_know(part):
         made = layer(AttentionSpec(**{part: choice}))
         with pytest.raises(UserError, match=f"{part.replace('_', ' ')} {choice}"):
             resized(made, head_dim=16)
+
+
+@pytest.mark.parametrize("source, options", [("mqa", {"attention": "mha"}), ("mha", {"attention": "lrkv"})])
+def test_a_model_that_was_trained_with_quantisation_noise_is_converted(source, options):
+    state = checkpoints.load_state(FOLDER / f"{source}-translation.pt")
+    state["cfg"]["model"].quant_noise_pq, state["cfg"]["model"].quant_noise_pq_block_size = 0.1, 4
+    _, notes = convert(state, **options)
+    assert notes[0].startswith("exact up to rounding")
