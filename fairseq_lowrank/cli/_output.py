@@ -14,6 +14,7 @@ from pathlib import Path
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
+WIDTHS = (2, 40)
 FILE_ENDINGS = (".json", ".csv", ".md", ".html", ".png", ".pdf", ".pt")
 
 
@@ -21,6 +22,12 @@ def add_output_arguments(parser, files: str) -> None:
     """Add `--json` and `--output DIR`; `files` names the files for the help."""
     add_json_argument(parser)
     parser.add_argument("--output", type=Path, metavar="DIR", help=f"folder to write to: {files}")
+    parser.add_argument(
+        "--width",
+        type=float,
+        metavar="INCHES",
+        help="width of the pictures of --output, such as 3.3 for a paper's column",
+    )
     parser.set_defaults(check_output=check_folder)
 
 
@@ -66,6 +73,12 @@ def check(args) -> None:
     Raises:
         FlagError: see the messages.
     """
+    if (width := getattr(args, "width", None)) is not None:
+        if not WIDTHS[0] <= width <= WIDTHS[1]:
+            reason = f"expected inches from {WIDTHS[0]} to {WIDTHS[1]}"
+            raise FlagError("--width", width, reason, "Give 3.3 for a column, or 7 for a page.")
+        if args.output is None:
+            raise FlagError("--width", width, "is the width of pictures in a folder", "Add --output DIR.")
     if getattr(args, "output", None) is not None and hasattr(args, "check_output"):
         args.check_output(args.output)
 
@@ -156,7 +169,7 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
         for figure_name, figure in figures.items():
             from fairseq_lowrank.tools import pictures
 
-            pictures.save(figure, folder, figure_name)
+            pictures.save(figure, folder, figure_name, getattr(args, "width", None))
 
     print("wrote", *write_together(args.output, fill), file=sys.stderr)
 

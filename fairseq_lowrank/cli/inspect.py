@@ -3,7 +3,7 @@
 First the choice on every axis, at each site. Then, if the checkpoint has these:
 
 Mixhead: for the mixing matrix M of each layer
-  a heat map (row j, column i: the weight of head j in mixed head i)
+  a heat map of M − I (row j, column i: the change of head j's weight in mixed head i)
   the distance from the identity, at which M is initialised
   the distance from orthogonal (the square root of the paper's regulariser R_orth, equation 16)
   the share of other heads in M
@@ -115,12 +115,16 @@ def flat(layer: dict) -> dict:
 
 
 def as_text(layers: list[dict]) -> str:
+    from fairseq_lowrank.tools import inspection
+
     parts = []
     if axes := by_axes(layers):
         parts.append("composition\n" + _output.axes_table(axes))
     for title, letter, mixed in (("head mixing", "M", layers), ("score mixing", "L", of_scores(layers))):
         if mixed := [layer for layer in mixed if "matrix" in layer]:
-            parts.append(f"{title}\n{mixing_table(mixed, letter)}")
+            found = f"{title}\n{mixing_table(mixed, letter)}"
+            nothing = inspection.is_identity(mixed)
+            parts.append(f"{found}\n{inspection.NOTHING_LEARNED}: every {letter} is the identity" if nothing else found)
     if embedded := [layer for layer in layers if "query" in layer]:
         rows = [[where(layer), *(spread(layer[part]) for part in ("query", "key", "value"))] for layer in embedded]
         header = ["layer", "query", "key", "value"]

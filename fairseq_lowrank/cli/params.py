@@ -15,7 +15,7 @@ softmax); shared parameters count once. Other parameters are those of layer norm
 the same model with `--attention mha` and the same head size (for fixedhead: with head size = width / heads). `attention without
 biases` is the number that the MHE poster counts.
 
-`--sweep` draws attention parameters of every preset against a size, and prints the poster's complexity table. The size is heads
+`--sweep` draws attention parameters of some methods (`--methods`) against a size, and prints the poster's complexity table. The size is heads
 (the width grows with them, as in the MHE poster), layers, or head-dim (the width stays, as in FixedHead).
 
 `--transformers` counts a model of transformers: attention with its mixing, embeddings, the rest, and the heads of each site.
@@ -24,7 +24,7 @@ biases` is the number that the MHE poster counts.
 from collections.abc import Sequence
 
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.messages import FlagError, UserError, did_you_mean
 
 NAME = "params"
 HELP = "count the parameters of an architecture, by part and by attention variant"
@@ -38,13 +38,21 @@ def add_arguments(parser) -> None:
         "--vocab-size", type=int, metavar="V", help="dictionary size, fairseq's special symbols included"
     )
     parser.add_argument("--task", help="fairseq task (default: one that works with the model)")
-    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare all presets over a size")
+    parser.add_argument("--sweep", choices=("heads", "layers", "head-dim"), help="compare methods over a size")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="NAME",
+        help="methods of the sweep, or all (default: sha mqa mha mhe-mul mixhead-a mixhead-b, and that of --attention)",
+    )
     _output.add_output_arguments(parser, "params.json, params.csv, and with --sweep the picture as .png and .pdf")
 
 
 def run(args) -> None:
     if args.transformers:
         return run_transformers(args)
+    if args.methods and not args.sweep:
+        raise FlagError("--methods", " ".join(args.methods), "works only with --sweep", "Add it, or remove --methods.")
     if args.arch is None:
         raise UserError("no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER.")
     if args.vocab_size is None:
@@ -54,7 +62,8 @@ def run(args) -> None:
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
     if args.sweep:
-        rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, task=args.task)
+        methods = methods_of(args, data["attention_kind"])
+        rows = parameters.sweep(args.arch, args.vocab_size, args.sweep, args.flags, methods=methods, task=args.task)
         heads, head_dim = parameters.head_sizes(parameters.parse_architecture(args.arch, args.flags, task=args.task))
         data["sweep"] = {"over": args.sweep, "rows": rows}
         data["complexity"] = parameters.complexity(heads, head_dim)
@@ -65,8 +74,24 @@ def run(args) -> None:
     _output.show(args, data, text)
 
 
+def methods_of(args, own: str) -> list[str]:
+    """Return the methods of a sweep; `own` is that of the model."""
+    from fairseq_lowrank.attention import PRESETS
+    from fairseq_lowrank.tools import parameters
+
+    if args.methods is None:
+        return list(dict.fromkeys([*parameters.SHOWN, own]))
+    for name in args.methods if args.methods != ["all"] else ():
+        if name not in PRESETS:
+            remedy = f"Choose from {', '.join(PRESETS)}, or all.{did_you_mean(name, PRESETS)}"
+            raise FlagError("--methods", name, "there is no such method", remedy)
+    return list(PRESETS) if args.methods == ["all"] else list(dict.fromkeys(args.methods))
+
+
 def run_transformers(args) -> None:
-    _output.refuse_with_transformers(args, dict.fromkeys(("arch", "vocab_size", "task", "sweep")), args.flags)
+    _output.refuse_with_transformers(
+        args, dict.fromkeys(("arch", "vocab_size", "task", "sweep", "methods")), args.flags
+    )
     from fairseq_lowrank.tools import pretrained
 
     data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))

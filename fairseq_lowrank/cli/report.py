@@ -57,7 +57,7 @@ def run(args) -> None:
         where = ", ".join(map(str, args.results))
         hint = ". Add --table NAME to show its published values." if args.paper and not args.table else ""
         raise UserError(f"no results{asked} in {where}{hint}")
-    drawn = plot_figures(plots) if args.output else {}
+    drawn = plot_figures(plots, args.width) if args.output else {}
     text = tables.as_markdown(found, {name: f"{file}.png" for name, (file, _) in drawn.items()})
     pages = {"report.md": text}
     if args.format == "latex":
@@ -68,13 +68,13 @@ def run(args) -> None:
     _output.write(args, NAME, found, rows, dict(drawn.values()), pages)
 
 
-def plot_figures(plots: dict[str, list[dict]]) -> dict[str, tuple[str, object]]:
+def plot_figures(plots: dict[str, list[dict]], width: float | None = None) -> dict[str, tuple[str, object]]:
     """Return the file name and the figure of each plot."""
     from fairseq_lowrank.tools import pictures
     from fairseq_lowrank.tools.reporting import curves
 
     files = pictures.file_names("curves", plots)
-    return {name: (files[name], curves.plot_curves(plots[name], name)) for name in plots}
+    return {name: (files[name], curves.plot_curves(plots[name], name, width)) for name in plots}
 
 
 def flat(table: dict):

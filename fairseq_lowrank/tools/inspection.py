@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
@@ -129,8 +130,27 @@ def site_and_layer(name: str) -> tuple[str, int]:
     return ("decoder" if any("decoder" in part for part in stacks) or not stacks else "encoder"), layer
 
 
+NOTHING_LEARNED = "nothing learned yet"
+# A smaller change of mixing is rounding.
+LEAST_CHANGE = 1e-6
+
+
+def learned_change(layer: dict) -> Tensor:
+    """Return M − I of a layer; for a plugin's rule its weight W, whose first value is not known."""
+    matrix = torch.tensor(layer["matrix"], dtype=torch.float64)
+    return matrix if layer["kind"] == "W" else matrix - torch.eye(len(matrix), dtype=torch.float64)
+
+
+def is_identity(layers: list[dict]) -> bool:
+    """Return True if no layer's mixing has changed from the identity."""
+    return all(layer["kind"] != "W" and learned_change(layer).abs().max() < LEAST_CHANGE for layer in layers)
+
+
 def plot_mixing(layers: list[dict]):
-    """Return a figure with a heat map of M, or of L, for each layer: row j is the weight of head j in each mixed head i."""
+    """Return a figure with a heat map of M − I, or of L − I, for each layer, all on one scale.
+
+    Row j is the weight of head j in each mixed head i, minus its first value. The weight W of a plugin's rule is shown itself.
+    """
     from matplotlib.ticker import MaxNLocator
 
     from fairseq_lowrank.tools import pictures
@@ -139,19 +159,24 @@ def plot_mixing(layers: list[dict]):
     of_scores = layers[0]["kind"] == "L"
     letter = "L" if of_scores else "M"
     figure, plots = pictures.grid(len(layers), width=2.5, height=2.6)
-    limit = max(abs(value) for layer in layers for row in layer["matrix"] for value in row)
-    for layer, axes in zip(layers, plots, strict=True):
-        image = axes.imshow(layer["matrix"], cmap="RdBu_r", vmin=-limit, vmax=limit)
+    changes = [learned_change(layer) for layer in layers]
+    limit = max(change.abs().max().item() for change in changes)
+    # numbers below 0.1 are shown in units of a power of ten
+    exponent = math.floor(math.log10(limit)) if LEAST_CHANGE < limit < 0.1 else 0
+    scale = 10.0**exponent
+    limit = limit / scale if limit > LEAST_CHANGE else 1.0
+    for layer, change, axes in zip(layers, changes, plots, strict=True):
+        image = axes.imshow(change / scale, cmap="RdBu_r", vmin=-limit, vmax=limit)
         axes.grid(False)
         axes.set_title(
-            f"{layer['site']} {layer['layer']}: {layer['kind']}\n‖{letter} − I‖ = {layer['from_identity']:.2f}",
+            f"{layer['site']} {layer['layer']}: {layer['kind']}\n‖{letter} − I‖ = {layer['from_identity']:.2g}",
             fontsize=8,
         )
         axes.tick_params(labelsize=7)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True))
-        if len(layer["matrix"]) <= 8:
-            for j, row in enumerate(layer["matrix"]):
+        if len(layer["matrix"]) <= 8 and not is_identity(layers):
+            for j, row in enumerate((change / scale).tolist()):
                 for i, value in enumerate(row):
                     shade = "white" if abs(value) > 0.6 * limit else "black"
                     axes.text(i, j, pictures.number(value), ha="center", va="center", fontsize=5.5, color=shade)
@@ -159,10 +184,13 @@ def plot_mixing(layers: list[dict]):
         f"{len(layer['matrix'])} heads" + (f" of size d_k = {layer['head_dim']}" if "head_dim" in layer else "")
         for layer in layers
     )
-    figure.suptitle(f"Mixing of {'scores of ' if of_scores else ''}{' or '.join(sizes)}", fontsize=10)
+    title = f"Mixing of {'scores of ' if of_scores else ''}{' or '.join(sizes)}"
+    figure.suptitle(f"{title}: {NOTHING_LEARNED}" if is_identity(layers) else title, fontsize=10)
     figure.supxlabel("mixed head i", fontsize=9)
     figure.supylabel("head j", fontsize=9)
-    figure.colorbar(image, ax=plots, shrink=0.6).set_label(f"{letter}[j, i]", fontsize=8)
+    shown = "W[j, i]" if layers[0]["kind"] == "W" else f"({letter} − I)[j, i]"
+    unit = f" / 1e{exponent}" if exponent else ""
+    figure.colorbar(image, ax=plots, shrink=0.6).set_label(shown + unit, fontsize=8)
     return figure
 
 

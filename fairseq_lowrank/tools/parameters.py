@@ -33,6 +33,10 @@ SWEEPS = {
 }
 
 
+# Methods of a sweep, unless others are chosen.
+SHOWN = ("sha", "mqa", "mha", "mhe-mul", "mixhead-a", "mixhead-b")
+
+
 def count(model: nn.Module) -> dict:
     """Count the parameters of a model by their purpose; shared parameters count once.
 
@@ -196,16 +200,17 @@ def sweep(
     quantity: str,
     flags: Sequence[str] = (),
     *,
+    methods: Sequence[str] = SHOWN,
     task: str | None = None,
     progress: bool = True,
 ) -> list[dict]:
-    """Count the parameters of every preset over a range of sizes; the attention in `flags` is replaced.
+    """Count the parameters of methods over a range of sizes; the attention in `flags` is replaced.
 
     With `heads` the head size stays and the width grows (width = heads · head size, as in the poster's figures). With
     `layers` every stack gets this number of layers. With `head-dim` number of heads and width stay (FixedHead).
 
     Returns:
-        A row for each preset and size; a size that a preset refuses has no row.
+        A row for each method and size; a size that a preset refuses has no row.
     """
     base = parse_architecture(architecture, flags, task=task)
     _, head_dim = head_sizes(base)
@@ -219,9 +224,9 @@ def sweep(
         return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
 
     rows = []
-    with tqdm(total=len(PRESETS) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
+    with tqdm(total=len(methods) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
         for value in SWEEPS[quantity]:
-            for preset in PRESETS:
+            for preset in methods:
                 bar.update()
                 try:
                     args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
@@ -263,5 +268,5 @@ def plot_sweep(rows: list[dict], quantity: str, architecture: str, heads: int, h
     axes.set(xlabel=label, ylabel="attention parameters, millions", title=f"{architecture}, {fixed[quantity]}")
     axes.set_xticks([value for value in SWEEPS[quantity] if value >= max(SWEEPS[quantity]) / 16])
     axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", fontsize=8)
+    pictures.add_legend(figure, loc="outside lower center", fontsize=8, columns=3)
     return figure

@@ -291,7 +291,7 @@ def plot_layers(results: list[dict], site: str):
                 label = pictures.plain(result["label"])
                 _plot(axes, layers[number]["curve"], **style, linewidth=2, label=label, zorder=3)
         axes.set_title(f"{site}, layer {number}", fontsize=9)
-    plots[0].legend(fontsize=7, loc="lower right")
+    pictures.add_legend(plots[0], fontsize=7, loc="lower right")
     figure.suptitle(f"{_about(results, site)}: heads (thin) and their mean (bold)", fontsize=10)
     _name_axes(figure)
     return figure
@@ -310,7 +310,7 @@ def plot_mean(results: list[dict], site: str):
         label = pictures.plain(result["label"])
         _plot(axes, result["sites"][site]["mean"]["curve"], **style, linewidth=2.4, label=label)
     axes.set_title(f"{_about(results, site)}: layers (thin), their mean (bold)", fontsize=10)
-    axes.legend(fontsize=8, loc="lower right")
+    pictures.add_legend(axes, fontsize=8, loc="lower right")
     _name_axes(figure)
     return figure
 

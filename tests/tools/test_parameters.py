@@ -235,7 +235,7 @@ def test_the_sizes_of_a_projection_are_those_that_were_built():
 
 def test_a_sweep_has_every_preset(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (1,)})
-    rows = parameters.sweep(TRANSLATION, 100, "layers", progress=False)
+    rows = parameters.sweep(TRANSLATION, 100, "layers", methods=list(PRESETS), progress=False)
     found = {row["attention_kind"]: row["attention_without_biases"] for row in rows}
     assert found.keys() == PRESETS.keys() - {"gqa"}  # which needs a number of heads
     assert found["xsa"] - found["mha"] == 2 * 8
@@ -244,8 +244,8 @@ def test_a_sweep_has_every_preset(monkeypatch):
 
 def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 4)})
-    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha", "mixhead-a", "sha")})
-    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "heads", progress=False)
+    methods = ("mha", "mixhead-a", "sha")
+    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "heads", methods=methods, progress=False)
     found = {(row["attention_kind"], row["heads"]): row["attention_without_biases"] for row in rows}
     for heads in (2, 4):
         assert found["mha", heads] == 6 * 4 * (64 * heads) ** 2
@@ -256,12 +256,10 @@ def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
 
 def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_were_given(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (3,)})
-    monkeypatch.setattr(
-        parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha", "sha", "mixhead-a", "fixedhead")}
-    )
+    methods = ("mha", "sha", "mixhead-a", "fixedhead")
     sizes = ["--encoder-attention-heads", "4", "--decoder-attention-heads", "8", "--encoder-embed-dim", "512"]
     axes = ["--attention-projection", "single", "--head-mixing", "positionwise"]
-    rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], progress=False)
+    rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], methods=methods, progress=False)
     found = {row["attention_kind"]: row["total"] for row in rows}
     layers = ["--encoder-layers", "3", "--decoder-layers", "3"]
     for preset in ("mha", "sha", "mixhead-a"):
@@ -273,18 +271,40 @@ def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_wer
 
 def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 8)})
-    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("mha",)})
     flags = ["--embed-rank", "300", "--tokens-per-sample", "64"]
-    rows = parameters.sweep("lowrank_transformer_lm", 1000, "heads", flags, task="language_modeling", progress=False)
+    chosen = {"methods": ("mha",), "task": "language_modeling", "progress": False}
+    rows = parameters.sweep("lowrank_transformer_lm", 1000, "heads", flags, **chosen)
     assert [row["heads"] for row in rows] == [8]
 
 
 def test_a_sweep_over_head_sizes_leaves_out_what_is_refused(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"head-dim": (32, 64)})
-    monkeypatch.setattr(parameters, "PRESETS", {preset: PRESETS[preset] for preset in ("el", "mqa")})
-    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "head-dim", progress=False)
+    methods = ("el", "mqa")
+    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "head-dim", methods=methods, progress=False)
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "el"] == [64]
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "mqa"] == [32, 64]
+
+
+def test_a_sweep_shows_the_methods_that_were_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr(parameters, "SWEEPS", {"layers": (2,)})
+    words = ["params", "--arch", "lowrank_transformer_lm", "--vocab-size", "100", "--sweep", "layers", "--json"]
+    for methods, shown in (
+        ([], [*parameters.SHOWN, "xsa"]),
+        (["--methods", "mla", "mha"], ["mla", "mha"]),
+    ):
+        assert cli.main([*words, *methods, "--attention", "xsa"]) == 0
+        rows = json.loads(capsys.readouterr().out)["sweep"]["rows"]
+        assert [row["attention_kind"] for row in rows] == shown
+    assert cli.main([*words, "--methods", "mixhed-a"]) == 2
+    assert "--methods mixhed-a: there is no such method" in (error := capsys.readouterr().err) and "mixhead-a" in error
+    assert cli.main(["params", "--methods", "mha"]) == 2
+    assert "works only with --sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--width", "0"], ["--width", "3.3"]])
+def test_a_width_that_cannot_be_is_refused(wrong, capsys):
+    assert cli.main(["params", "--arch", "transformer_lm", "--vocab-size", "9", *wrong]) == 2
+    assert f"--width {float(wrong[1])}" in capsys.readouterr().err
 
 
 def test_the_command_prints_json(capsys):

@@ -1,8 +1,14 @@
+import itertools
+
 import pytest
 import torch
+from matplotlib.legend import Legend
 
-from fairseq_lowrank.tools import inspection, pictures, spectrum
-from fairseq_lowrank.tools.reporting import curves
+from fairseq_lowrank.attention import PRESETS
+from fairseq_lowrank.cli import inspect
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import inspection, parameters, pictures, spectrum
+from fairseq_lowrank.tools.reporting import contrasts, curves
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def test_heat_maps_have_labelled_colour_bars_and_the_head_size():
     state = {"decoder.layers.0.self_attn.mixing.weight": torch.eye(2) - 0.001}
     state["decoder.layers.0.self_attn.out_proj.weight"] = torch.rand(6, 6)
     found = texts(inspection.plot_mixing(inspection.inspect(state)))
-    assert "M[j, i]" in found and "Mixing of 2 heads of size d_k = 3" in found and "-0.00" not in found
+    assert "(M − I)[j, i] / 1e-3" in found and "Mixing of 2 heads of size d_k = 3" in found and "-0.00" not in found
     state = {
         f"encoder.layers.0.self_attn.head_embeddings.{part}": torch.rand(2, 5) for part in ("query", "key", "value")
     }
@@ -160,3 +166,114 @@ def test_a_difference_lies_between_the_baselines_points_alone():
 def test_logs_without_a_baseline_have_one_plot():
     log = {"label": "run", "points": curve("x", 2.0, None)["points"]}
     assert len(curves.plot_curves([log], "logs").axes) == 1
+
+
+LONG = (
+    "a method with a long name, and with options such as --mixing-lr-scale 32 and --head-mixing-normalization columns"
+)
+
+
+def spectra_of(count):
+    spectra = spectrum.Spectra()
+    for layer in range(6):
+        spectra.add("decoder", layer, 8, torch.rand(4, 1, 12, 16))
+    preset = {"attention": {"preset": "mha"}, "sites": spectra.summary()}
+    return [{"label": f"{LONG} {number}", **preset} for number in range(count)]
+
+
+def mixing_of(layers, heads, size=0.1):
+    state = {}
+    for layer in range(layers):
+        state[f"decoder.layers.{layer}.self_attn.mixing.weight"] = torch.eye(heads) + size * torch.randn(heads, heads)
+        for part in ("query", "key", "value"):
+            state[f"decoder.layers.{layer}.self_attn.head_embeddings.{part}"] = torch.rand(heads, 5)
+    return inspection.inspect(state)
+
+
+def contrast_row(name, low, high):
+    row = {
+        "contrast": name,
+        "unit": "sacrebleu",
+        "rows": ["a", "b"],
+        "mean": (low + high) / 2,
+        "low": low,
+        "high": high,
+    }
+    row |= {"seed_means": [low, high], "seeds": 2, "outcome": None, "better": None, "margin": None}
+    return row | {"sentences_low": low, "sentences_high": high, "lower_is_better": False}
+
+
+def sweep_rows(methods):
+    return [
+        {"attention_kind": method, "heads": heads, "attention": 1e6 * heads * (1 + number / 10)}
+        for number, method in enumerate(methods)
+        for heads in (2, 8, 32)
+    ]
+
+
+FIGURES = {
+    "curves": lambda width: curves.plot_curves(
+        [curve(f"{LONG} {number}", 5.0, 4.0) for number in range(9)], LONG, width
+    ),
+    "curves-by-setting": lambda width: curves.plot_curves(
+        [
+            curve(f"s{n % 4}-{p}-{n}", 5.0, 4.0, settings={"lr": str(n % 4)})
+            for n, p in enumerate(["mha"] + 19 * ["gain"])
+        ],
+        "any",
+        width,
+    ),
+    "contrasts": lambda width: contrasts.plot_contrasts(
+        [contrast_row(f"{LONG} {number}", 0.1, 0.3) for number in range(12)]
+    ),
+    "layers": lambda width: spectrum.plot_layers(spectra_of(5), "decoder"),
+    "mean": lambda width: spectrum.plot_mean(spectra_of(5), "decoder"),
+    "mixing": lambda width: inspection.plot_mixing(mixing_of(6, 8)),
+    "mixing-16": lambda width: inspection.plot_mixing(mixing_of(12, 16)),
+    "embeddings": lambda width: inspection.plot_embeddings(mixing_of(12, 8)),
+    "sweep": lambda width: parameters.plot_sweep(sweep_rows(PRESETS), "heads", "lowrank_transformer_lm_wiki103", 8, 64),
+}
+
+
+@pytest.mark.parametrize("width", [None, 3.3])
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_leaves_a_figure_and_no_legend_takes_more_than_a_third(name, width):
+    torch.manual_seed(1)
+    figure = FIGURES[name](width)
+    pictures.fit(figure, width)
+    wide, high = figure.get_size_inches()
+    assert width is None or wide == width
+    box = figure.get_tightbbox()
+    assert box.x0 > -0.02 and box.y0 > -0.02 and box.x1 < wide + 0.02 and box.y1 < high + 0.02
+    for legend in figure.findobj(Legend):
+        extent = legend.get_window_extent()
+        assert extent.width * extent.height < figure.bbox.width * figure.bbox.height / 3
+    plots = [axes.get_window_extent() for axes in figure.axes if axes.get_subplotspec()]
+    assert all(plot.height > 40 and plot.width > 40 for plot in plots)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(plots, 2))
+
+
+def test_a_heat_map_shows_what_was_learned_on_its_own_scale():
+    figure = inspection.plot_mixing(mixing_of(2, 4, size=1e-3))
+    shown = figure.axes[0].images[0]
+    assert shown.get_clim()[1] == abs(shown.get_array()).max() or shown.get_clim()[1] < 10
+    assert "(M − I)[j, i] / 1e-3" in texts(figure) and not any("nothing" in text for text in texts(figure))
+    nothing = mixing_of(2, 4, size=0.0)
+    assert any(text.endswith("nothing learned yet") for text in texts(inspection.plot_mixing(nothing)))
+    assert "nothing learned yet: every M is the identity" in inspect.as_text(nothing)
+
+
+def test_logs_of_several_seeds_are_one_band_and_one_epoch_is_no_curve(tmp_path):
+    line = "2026-01-01 00:00:01 | INFO | {0} | epoch {1} | loss 5 | ppl 32 | wpb 9 | num_updates {1} | train_wall 1\n"
+    for name in ("mha-seed1-68f2aef2", "mha-seed2-0a1b2c3d", "gain-seed1-68f2aef2"):
+        (tmp_path / name).mkdir()
+        text = "".join(line.format(tag, epoch) for epoch in (1, 2) for tag in ("valid", "train"))
+        (tmp_path / name / "train.log").write_text(text)
+    plots = curves.with_logs([], [tmp_path])
+    legend = curves.plot_curves(plots["logs"], "logs").axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["gain", "mha (2 seeds)"]
+    short = tmp_path / "short.log"
+    short.write_text(line.format("train", 1))
+    assert len(curves.with_logs([], [tmp_path, short])["logs"]) == 3
+    with pytest.raises(UserError, match="only one epoch"):
+        curves.with_logs([], [short])

@@ -52,5 +52,6 @@ def test_pictures_alone_need_matplotlib(without_drawing, tmp_path, capsys):
     params = ["params", *LM, "--output", str(tmp_path / "out")]
     assert cli.main(params) == 0
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["params.csv", "params.json"]
-    assert cli.main(["advise", *LM, "--length", "9", "--output", str(tmp_path / "depth")]) == 2
+    sweep = ["--sweep", "layers", "--methods", "mha"]
+    assert cli.main(["params", *LM, *sweep, "--output", str(tmp_path / "sweep")]) == 2
     assert "matplotlib is not installed" in capsys.readouterr().err

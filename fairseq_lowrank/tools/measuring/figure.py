@@ -81,5 +81,5 @@ def plot_cuts(results: Sequence[dict]):
     axes.minorticks_off()
     metric = "cost, % of the loss" if in_percent else results[0]["metric"]
     axes.set(xlabel="rank to which the scores are cut", ylabel=metric)
-    axes.legend(fontsize=8)
+    pictures.add_legend(axes, fontsize=8)
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,6 +25,10 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
 
     Returns:
         By the plot's name, lists of `{"label", "points"}`; a table's runs also have `row`, `seed`, `attention` and `settings`.
+        Runs with a single point are left out. Logs whose names differ only in the seed have one `group`.
+
+    Raises:
+        UserError: there are no logs, or each has a single epoch.
     """
     plots: dict[str, list[dict]] = {}
     for table in tables:
@@ -40,32 +45,44 @@ def with_logs(tables: list[dict], logs: Iterable[Path]) -> dict[str, list[dict]]
         )
     if files:
         plots["logs"] = [
-            {
-                "label": file.parent.name if file.name == "train.log" else file.stem,
-                "points": read_training_log(file)["epochs"],
-            }
+            {"label": label, "group": label, "points": read_training_log(file)["epochs"]}
             for file in files
+            for label in [without_seed(file.parent.name if file.name == "train.log" else file.stem)]
         ]
-    return plots
+    drawn = {name: found for name, runs in plots.items() if (found := [run for run in runs if is_curve(run)])}
+    if files and "logs" not in drawn:
+        raise UserError(f"--logs {files[0]}: has only one epoch, which is no curve. Give logs of two or more epochs.")
+    return drawn
 
 
-def plot_curves(curves: list[dict], title: str):
+def without_seed(name: str) -> str:
+    """Return the name of a log or a run's folder without its seed and fingerprint: runs that differ in them are one band."""
+    return re.sub(r"[-_.]?seed[-_]?\d+(-[0-9a-f]{6,})?$", "", name) or name
+
+
+def is_curve(run: dict) -> bool:
+    """Return True if a run has two points of a loss."""
+    return any(len(points_of(run, loss)[0]) > 1 for loss in ("train_loss", "valid_loss"))
+
+
+def plot_curves(curves: list[dict], title: str, width: float | None = None):
     """Return a figure of loss against updates and, below it, of each row's validation loss minus its baseline's.
 
     A line is the mean over a row's seeds, and its band goes from the least to the greatest. The baseline of a run is the `mha`
     run of the same sizes and seed, or the first `mha` run of these sizes. Logs have no baseline, so they have no differences. A
-    table of many rows gets a pair of plots for each setting, whose rows differ only in attention.
+    table of many rows gets a pair of plots for each setting, whose rows differ only in attention. `width` is that of the page in
+    inches, if it is known.
     """
     from fairseq_lowrank.tools import pictures
 
     rows: dict[str, list[dict]] = {}
     for number, curve in enumerate(curves):
-        rows.setdefault(curve.get("row", f"log {number}"), []).append(curve)
+        rows.setdefault(curve.get("row") or curve.get("group") or f"log {number}", []).append(curve)
     compared = any(baseline_of(curve, curves) is not None for curve in curves)
     groups = by_settings(rows) if compared and len(rows) > MOST_ROWS else [list(rows)]
     across = 3 if len(groups) == 1 else 1  # entries of a legend side by side
     longest = -(-max(map(len, groups)) // across)
-    figure, panels = pictures.panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest)
+    figure, panels = pictures.panels(len(groups), [3.4, 2.4] if compared else [3.4], below=0.17 * longest, page=width)
     about = "validation (lines: means, bands: all seeds), training (thin dots)"
     figure.suptitle(pictures.plain(f"{title}: {about}"), fontsize=10)
     for group, (losses, *differences) in zip(groups, panels, strict=True):
@@ -95,10 +112,8 @@ def plot_curves(curves: list[dict], title: str):
             lowest = axes
         lowest.set(xlabel="updates")
         handles, labels = losses.get_legend_handles_labels()
-        place = (0.5, -0.22)
-        lowest.legend(
-            handles, labels, loc="upper center", bbox_to_anchor=place, ncols=across, fontsize=7, handlelength=3.5
-        )
+        options = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "fontsize": 7, "handlelength": 3.5}
+        pictures.add_legend(lowest, handles=handles, labels=labels, columns=across, **options)
     return figure
 
 

@@ -240,7 +240,7 @@ FLAGS = "--max-update 100"
 def fine_tuned(row, task, value, metric, **changes):
     flags = {"table": "table5", "metric": metric, "split": "valid", "flags": FLAGS, "updates": 100}
     point = {"updates": changes.get("updates", 100), "train_loss": 1.0, "valid_loss": value / 50}
-    return line(row, value, task=task, curve=[point], **flags | changes)
+    return line(row, value, task=task, curve=[point | {"updates": 1}, point], **flags | changes)
 
 
 def test_tasks_of_a_row_stand_side_by_side_whatever_the_scale_of_each():
@@ -353,7 +353,7 @@ def test_tables_that_the_paper_calls_incomparable_stay_apart():
     assert [table["table"] for table in tables] == ["table7", "table8"]
     assert all("comparable only within itself" in " ".join(table["notes"]) for table in tables)
     assert [sum(row["ours"] is not None for row in table["rows"]) for table in tables] == [1, 1]
-    curves = [{"updates": 1, "train_loss": 2.0, "valid_loss": 2.0}]
+    curves = [{"updates": updates, "train_loss": 2.0, "valid_loss": 2.0} for updates in (1, 2)]
     plots = with_logs(comparison.build_report([{**line, "curve": curves} for line in lines], PAPERS), [])
     assert {name: len(plot) for name, plot in plots.items()} == {"mixhead-table7": 1, "mixhead-table8": 1}
 
@@ -556,6 +556,8 @@ def test_logs_alone_are_drawn(tmp_path):
         f"{start} fairseq_cli.train | num. shared model params: 2,140 (num. trained: 2,140)\n"
         f"{start} valid | epoch 001 | valid on 'valid' subset | loss 8.1 | ppl 175.2 | num_updates 126\n"
         f"{start} train | epoch 001 | loss 9.7 | wpb 3374.3 | num_updates 126 | train_wall 174 | wall 178\n"
+        f"{start} valid | epoch 002 | valid on 'valid' subset | loss 7.1 | ppl 75.2 | num_updates 252\n"
+        f"{start} train | epoch 002 | loss 8.7 | wpb 3374.3 | num_updates 252 | train_wall 174 | wall 356\n"
     )
     output = tmp_path / "report"
     assert cli.main(["report", "--logs", str(log), "--output", str(output)]) == 0
