@@ -135,12 +135,21 @@ def check_outputs(
             for module, state in ((old[layer.name], tensors), (layer.module, result))
         )
         error = relative_error(first, second)
-        dtype = result[f"{layer.name}.out_proj.weight"].dtype
-        if not math.isfinite(error) or (exact and error > 1e3 * torch.finfo(dtype).eps):
-            raise UserError(
-                f"{layer.name}: the converted layer has other outputs (relative error {error:.2g}), so this conversion is not known "
-                "for the checkpoint's attention. Keep the checkpoint as it is."
-            )
+        if exact or not math.isfinite(error):
+            _check_error(layer.name, error, result[f"{layer.name}.out_proj.weight"].dtype)
+
+
+def _check_error(name: str, error: float, dtype: torch.dtype) -> None:
+    """Check that a relative error can come from rounding to this dtype.
+
+    Raises:
+        UserError: it is larger, or not finite.
+    """
+    if not error <= 1e3 * torch.finfo(dtype).eps:
+        raise UserError(
+            f"{name}: the converted layer has other outputs (relative error {error:.2g}), so this conversion is not known "
+            "for the checkpoint's attention. Keep the checkpoint as it is."
+        )
 
 
 def _learns(args: Namespace) -> bool:
@@ -209,9 +218,11 @@ def rewrite(state: dict, old: Namespace, new: Namespace, size: int) -> tuple[dic
         errors[name] = relative_error(layers[name], result)
         wanted, found = module.state_dict(), result.state_dict()
         dtype = tensors[f"{name}.out_proj.weight"].dtype
+        # a bias that this layer lacks and another one needs is 0
+        written = {key: found.get(key, torch.zeros(like.shape)).to(dtype) for key, like in wanted.items()}
+        _check_error(name, relative_error(result, layer_with(module, written)), dtype)
         tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}.")}
-        for key, like in wanted.items():  # a bias that this layer lacks and another one needs is 0
-            tensors[f"{name}.{key}"] = found.get(key, torch.zeros(like.shape)).to(dtype)
+        tensors |= {f"{name}.{key}": tensor for key, tensor in written.items()}
     converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
     return converted, [*rewriting_notes(errors, after.spec.projection), *dropped_parts(state)]
 

@@ -9,17 +9,25 @@ from torch import Tensor
 
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.attention.classes import plain_attention
-from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.parts.plain import copy_weights
 
 
 def layer_with(module: MultiheadAttention, tensors: dict[str, Tensor]) -> MultiheadAttention:
-    """Return a copy of a layer on the meta device in float64 with these tensors."""
+    """Return a copy of a layer on the meta device in float64 with these tensors.
+
+    Raises:
+        UserError: the tensors are not those of the layer.
+    """
     layer = copy.deepcopy(module).to_empty(device="cpu").double().eval()
     for part in layer.modules():  # fairseq's quantisation noise is a hook that acts in training only
         part._forward_pre_hooks.clear()
-    layer.load_state_dict(tensors)
+    try:
+        layer.load_state_dict(tensors)
+    except RuntimeError as error:  # names and shapes, one a line
+        found = " ".join(str(error).split())
+        raise UserError(f"the layer's tensors cannot be loaded: {found} Keep the checkpoint as it is.") from error
     return layer
 
 
@@ -69,4 +77,5 @@ def relative_error(first: MultiheadAttention, second: MultiheadAttention) -> flo
     )
     y = x if first.self_attention else y
     before, after = (layer(x, y, y, need_weights=False)[0] for layer in (first, second))
-    return float((after - before).norm() / before.norm())
+    difference = (after - before).norm()
+    return float(difference / before.norm()) if difference else 0.0  # outputs may be 0

@@ -8,7 +8,7 @@ pytest.importorskip("fairseq")
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.rewriting import factorize, full_rank, relative_error
+from fairseq_lowrank.tools.rewriting import factorize, full_rank, layer_with, relative_error
 
 SIZE, HEADS = 12, 3
 FACTORED = {
@@ -113,3 +113,16 @@ def test_biases_that_the_new_layer_lacks_are_refused(preset):
     )
     with pytest.raises(UserError, match="no biases"):
         factorize(shaken("mha"), target)
+
+
+def test_tensors_of_another_layer_are_refused():
+    layer = build_attention("mha", SIZE, HEADS, self_attention=True, device="meta")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        layer_with(layer, shaken("lrkv").state_dict())
+
+
+def test_the_error_of_layers_whose_outputs_are_zero_is_zero():
+    layer = shaken("mha")
+    for parameter in layer.out_proj.parameters():
+        parameter.data.zero_()
+    assert relative_error(layer, layer) == 0
