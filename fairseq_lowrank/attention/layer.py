@@ -30,7 +30,7 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
-from fairseq_lowrank.parts import AXES, PARTS, HeadMap, HeadOutput, LayerContext, Mixing
+from fairseq_lowrank.parts import AXES, PARTS, HeadMap, HeadOutput, Mixing
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
 
 _MIXING_AXES = ("score_mixing", "mixing")
@@ -107,18 +107,20 @@ class MultiheadAttention(TorchMHACompat):
         self.self_attention = config.self_attention
         self.encoder_decoder_attention = config.encoder_decoder_attention
         self.add_zero_attn, self.batch_first, self.backend = config.add_zero_attn, config.batch_first, config.backend
-        self.projection = config.spec.projection_of(
-            self.embed_dim, self.num_heads, self.kdim, self.vdim, zero_key=config.add_zero_attn
-        )
-        self.head_dim = self.projection.dims.head_dim
         appended = config.add_bias_kv or config.add_zero_attn
-        context = LayerContext(
-            config.encoder_decoder_attention,
-            appended,
-            config.max_positions,
+        self.projection = config.spec.projection_of(
+            self.embed_dim,
+            self.num_heads,
+            self.kdim,
+            self.vdim,
+            zero_key=config.add_zero_attn,
+            cross=config.encoder_decoder_attention,
+            has_appended_keys=appended,
+            max_positions=config.max_positions,
             unused_key_projection=config.unused_key_projection,
         )
-        self.score = config.spec.score_of(self.projection, context)
+        self.head_dim = self.projection.dims.head_dim
+        self.score = config.spec.score_of(self.projection)
         self.cache = IncrementalCache()
         self.regulariser: Callable[[RegularizerInput], Tensor] | None = None
         self.call_hook: Callable[[AttentionCall], AttentionCall] | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
 from fairseq_lowrank.messages import did_you_mean
-from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, AttentionDims, LayerContext, Projection, ScoreFunction
+from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, AttentionDims, Projection, ScoreFunction
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -160,13 +160,11 @@ class AttentionSpec:
         sizes = (dims.head_dim if query_size is None else query_size,) if axis in ("mixing", "score_mixing") else ()
         return part(dims, *sizes, **self.options_of(part))
 
-    def projection_of(
-        self, embed_dim: int, num_heads: int, kdim: int, vdim: int, *, zero_key: bool = False
-    ) -> Projection:
+    def projection_of(self, embed_dim: int, num_heads: int, kdim: int, vdim: int, **place: Any) -> Projection:
         """Return the projection of a layer of these sizes.
 
         Args:
-            zero_key: the layer appends a key of zeros.
+            place: further fields of :class:`~fairseq_lowrank.parts.AttentionDims`, such as ``zero_key``.
 
         Raises:
             ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
@@ -202,24 +200,24 @@ class AttentionSpec:
             kdim=kdim,
             vdim=vdim,
             key_value_heads=self.key_value_heads,
-            zero_key=zero_key,
             queries_per_head=self.queries_per_head,
+            **place,
         )
         return part(dims, **options)
 
-    def score_of(self, projection: Projection, context: LayerContext) -> ScoreFunction:
+    def score_of(self, projection: Projection) -> ScoreFunction:
         """Return the score function of a layer with this projection.
 
         Raises:
             ValueError: these scores cannot work in such a layer.
         """
-        if context.unused_key_projection and self.score != "synthesizer-dense":
+        if projection.dims.unused_key_projection and self.score != "synthesizer-dense":
             raise ValueError(f"unused_key_projection with score {self.score!r}: it works only with 'synthesizer-dense'")
         part = PARTS["score"][self.score]
-        score = part(projection, context, **self.options_of(part))
+        score = part(projection, **self.options_of(part))
         if score.num_parameters > LARGEST_PROJECTION:
             raise ValueError(
-                f"max_positions={context.max_positions}: score {self.score!r} would hold {score.num_parameters:,} numbers; expected sizes "
+                f"max_positions={projection.dims.max_positions}: score {self.score!r} would hold {score.num_parameters:,} numbers; expected sizes "
                 f"that make at most {LARGEST_PROJECTION:,}"
             )
         return score

@@ -13,7 +13,7 @@ from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Relative, Scores
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
-from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
+from fairseq_lowrank.parts.score import ScoreFunction
 
 
 class RelativePositions(ScoreFunction):
@@ -34,14 +34,14 @@ class RelativePositions(ScoreFunction):
     dropout = 0.0
     max_distance = -1
 
-    def __init__(self, projection: Projection, context: LayerContext) -> None:
-        super().__init__(projection, context)
-        if context.cross:
+    def __init__(self, projection: Projection) -> None:
+        super().__init__(projection)
+        if projection.dims.cross:
             raise ValueError(
                 "score 'relative' needs queries and keys of one sequence, which cross attention does not have. Use it for "
                 "self-attention only (--attention-sites encoder,decoder)"
             )
-        if context.has_appended_keys:
+        if projection.dims.has_appended_keys:
             raise ValueError(
                 "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position"
             )

@@ -16,7 +16,7 @@ from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, linear_map, split_heads
-from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
+from fairseq_lowrank.parts.score import ScoreFunction
 
 SYNTHESIZER = Paper(
     "Synthesizer: rethinking self-attention for Transformer models",
@@ -33,14 +33,14 @@ class Synthesizer(ScoreFunction):
 
     keys_reason = "it has no keys"
 
-    def __init__(self, projection: Projection, context: LayerContext) -> None:
-        super().__init__(projection, context)
-        if context.cross:
+    def __init__(self, projection: Projection) -> None:
+        super().__init__(projection)
+        if projection.dims.cross:
             raise ValueError(
                 f"score {self.name!r} scores positions of one sentence, and cross attention has two. Use it for "
                 "self-attention only (--attention-sites encoder,decoder)"
             )
-        if context.has_appended_keys:
+        if projection.dims.has_appended_keys:
             raise ValueError(
                 f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position"
             )
@@ -48,7 +48,7 @@ class Synthesizer(ScoreFunction):
             raise ValueError(
                 f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use projection 'independent'"
             )
-        positions = context.max_positions
+        positions = projection.dims.max_positions
         if positions is None:
             raise ValueError(
                 f"score {self.name!r} learns parameters for every position. Pass the greatest length: max_positions=N"
@@ -119,14 +119,14 @@ class DenseScores(Synthesizer):
         ),
     )
 
-    def __init__(self, projection: Projection, context: LayerContext, synthesizer_heads: int | None = None) -> None:
-        super().__init__(projection, context)
+    def __init__(self, projection: Projection, synthesizer_heads: int | None = None) -> None:
+        super().__init__(projection)
         self.synthesizer_heads = synthesizer_heads or projection.dims.num_heads
         if projection.dims.num_heads % self.synthesizer_heads:
             raise ValueError(
                 f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.dims.num_heads}"
             )
-        self.unused_key_projection = context.unused_key_projection
+        self.unused_key_projection = projection.dims.unused_key_projection
 
     @property
     def num_parameters(self) -> int:

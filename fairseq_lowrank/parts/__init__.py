@@ -19,7 +19,7 @@ from fairseq_lowrank.parts.registry import (
     evaluate,
     register,
 )
-from fairseq_lowrank.parts.score import LayerContext, ScoreFunction
+from fairseq_lowrank.parts.score import ScoreFunction
 
 __all__ = [
     "AXES",
@@ -31,7 +31,6 @@ __all__ = [
     "Axis",
     "HeadMap",
     "HeadOutput",
-    "LayerContext",
     "Method",
     "Mixing",
     "Need",

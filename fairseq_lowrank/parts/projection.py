@@ -20,7 +20,16 @@ Modules = Mapping[str, Any]
 
 
 class AttentionDims(NamedTuple):
-    """The sizes of a layer, and whether it appends a key of zeros."""
+    """The sizes of a layer, and its place in a model.
+
+    Args:
+        zero_key: the layer appends a key of zeros.
+        queries_per_head: heads of queries that make the output of one head.
+        cross: keys and values come from an encoder.
+        has_appended_keys: the layer appends keys that have no position.
+        max_positions: the greatest length of a sentence, if it is known.
+        unused_key_projection: the dense synthesizer has a projection of keys without effect.
+    """
 
     embed_dim: int
     num_heads: int
@@ -31,6 +40,10 @@ class AttentionDims(NamedTuple):
     key_value_heads: int | None = None
     zero_key: bool = False
     queries_per_head: int = 1
+    cross: bool = False
+    has_appended_keys: bool = False
+    max_positions: int | None = None
+    unused_key_projection: bool = False
 
 
 class AttentionInputs(NamedTuple):

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
 from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
-
-
-class LayerContext(NamedTuple):
-    """Facts about the layer that scores depend on.
-
-    Args:
-        cross: keys and values come from an encoder.
-        has_appended_keys: the layer appends keys that have no position.
-        max_positions: the greatest length of a sentence, if it is known.
-        unused_key_projection: the dense synthesizer has a projection of keys without effect.
-    """
-
-    cross: bool = False
-    has_appended_keys: bool = False
-    max_positions: int | None = None
-    unused_key_projection: bool = False
 
 
 class ScoreFunction(Part):
@@ -35,8 +19,7 @@ class ScoreFunction(Part):
     it builds its modules, the layer registers them, and hands them back to each method.
 
     Args:
-        projection: of the layer.
-        context: of the layer.
+        projection: of the layer, with its sizes.
 
     Attributes:
         state_sizes: names of the cached tensors, and their size for one of the projection's ``state_heads``.
@@ -54,7 +37,7 @@ class ScoreFunction(Part):
     positions_reason: ClassVar[str | None] = None
     """Why rotary positions have no meaning, if they have none."""
 
-    def __init__(self, projection: Projection, context: LayerContext) -> None:
+    def __init__(self, projection: Projection) -> None:
         self.projection = projection
         self.state_sizes = projection.state_sizes
         self.scale = projection.dims.head_dim**-0.5
