@@ -123,7 +123,7 @@ def work(connection, rows: list[str], options: argparse.Namespace, trained: dict
 
 def copy_checkpoint(path: str, to: Path) -> Path:
     """What :class:`Generation` reads of a checkpoint, which fairseq by itself cannot load."""
-    from fairseq_lowrank.plugin.loading import load_checkpoint
+    from fairseq_lowrank.repairs.loading import load_checkpoint
 
     state = load_checkpoint(path)
     built = state["cfg"]["model"]

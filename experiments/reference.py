@@ -90,8 +90,9 @@ def attention_page() -> str:
 
 
 def fairseq_page() -> str:
-    """Return docs/fairseq.md: the table of patches."""
+    """Return docs/fairseq.md: the tables of patches."""
     from fairseq_lowrank.plugin.patches import PATCHES
+    from fairseq_lowrank.repairs.patches import PATCHES as REPAIRS
 
     groups = {
         "required": "Without these, fairseq does not run on the supported versions of Python, torch and numpy.",
@@ -103,7 +104,7 @@ def fairseq_page() -> str:
     parts = []
     for group, text in groups.items():
         merged: dict[str, list] = {}
-        for patch in PATCHES:
+        for patch in (*REPAIRS, *PATCHES):
             if patch.group == group:
                 merged.setdefault(patch.name, []).append(patch)
         rows = [
@@ -121,8 +122,9 @@ def fairseq_page() -> str:
         "The plugin replaces functions of fairseq while it runs. It changes no file, and installing the package never replaces a fairseq that is "
         "installed. A stock model trains, validates and picks its best checkpoint with the plugin exactly as without it. Checkpoints are loaded "
         "safely, and some faults of fairseq are fixed. Every change has a name, and `LOWRANK_DISABLE=NAME` switches such a fix off.",
-        "The tables below list every change, why it is there, and when it can go. They are written from `fairseq_lowrank/plugin/patches.py` by "
-        "`python -m experiments reference`. `fairseq-lowrank env` prints them and shows which are on.",
+        "The tables below list every change, why it is there, and when it can go. They are written from "
+        "`fairseq_lowrank/repairs/patches.py` (repairs of fairseq) and `fairseq_lowrank/plugin/patches.py` (attention) by "
+        "`python -m experiments reference`. `import fairseq_lowrank.repairs` before fairseq applies the repairs alone. `fairseq-lowrank env` prints them and shows which are on.",
         *parts,
         "## Your own plugin",
         "`import fairseq_lowrank.plugin` at the top of your own `--user-dir` is enough. `fairseq-lowrank --user-dir DIR COMMAND` "

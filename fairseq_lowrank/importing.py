@@ -54,6 +54,11 @@ def activate(name: str) -> None:
         sys.meta_path.insert(0, AfterFairseq())
 
 
+def deactivate() -> None:
+    """Do not import the plugin when fairseq is imported."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AfterFairseq)]
+
+
 def _refuse_name(folder: str) -> None:
     from .messages import FlagError, report
 

@@ -122,7 +122,7 @@ def fairseq_command(monkeypatch, capsys, caplog):
     import fairseq_cli.train
     import fairseq_cli.validate
 
-    from fairseq_lowrank.plugin.commands import as_command
+    from fairseq_lowrank.repairs.commands import as_command
 
     def run(name: str, *args) -> str:
         monkeypatch.setattr("sys.argv", [f"fairseq-{name}", *map(str, args)])
@@ -302,7 +302,8 @@ def trained(tmp_path_factory, translation_data, language_model_data):
 @pytest.fixture
 def enable(monkeypatch):
     """``enable("bf16-evaluation")``: apply the optional patches of a name during a test."""
-    from fairseq_lowrank.plugin.patches import PATCHES, locate
+    from fairseq_lowrank.repairs.patch import locate
+    from fairseq_lowrank.repairs.patches import PATCHES
 
     def apply(name: str) -> None:
         chosen = [patch for patch in PATCHES if patch.name == name and patch.group == "optional"]

@@ -40,7 +40,7 @@ def test_installed_version_of_a_package_without_its_own_version(tmp_path, monkey
 
 @pytest.mark.parametrize(("version", "warns"), [("2.9.1+cpu", True), ("2.10.0", False), ("2.13.0+cpu", False)])
 def test_old_torch_gives_one_warning_when_a_checkpoint_is_loaded(monkeypatch, tmp_path, version, warns):
-    checkpoint_file = pytest.importorskip("fairseq_lowrank.plugin.checkpoint_file")
+    checkpoint_file = pytest.importorskip("fairseq_lowrank.repairs.checkpoint_file")
     monkeypatch.setattr(torch, "__version__", version)
     versions.warn_of_loading_risk.cache_clear()
     torch.save({"model": {}}, path := Path(tmp_path, "checkpoint.pt"))

@@ -44,11 +44,12 @@ def patch_rows() -> list[dict]:
     """Return the table of patches; without fairseq it is empty."""
     if importlib.util.find_spec("fairseq") is None:
         return []
-    from fairseq_lowrank.plugin import patches
+    from fairseq_lowrank.plugin.patches import ALL
+    from fairseq_lowrank.repairs.patch import selected
 
-    on = patches.selected(patches.PATCHES)
+    on = selected(ALL)
     fields = ("name", "group", "target", "reason", "remove_when")
-    return [{name: getattr(patch, name) for name in fields} | {"on": patch in on} for patch in patches.PATCHES]
+    return [{name: getattr(patch, name) for name in fields} | {"on": patch in on} for patch in ALL]
 
 
 def installed_version(package: str) -> str:

@@ -4,18 +4,11 @@ fairseq itself imports only the ``models`` and ``tasks`` folders of a user direc
 imported before, so each is imported here by name. A stock fairseq checkpoint too needs ``--user-dir`` to load.
 """
 
-import sys
+import fairseq_lowrank.repairs  # noqa: F401  first: fairseq needs it to be imported at all
+from fairseq_lowrank.plugin import criterions, flags, patches
+from fairseq_lowrank.repairs import patch
 
-from fairseq_lowrank import importing
-
-if sys.version_info >= (3, 14):
-    importing.import_fairseq()
-
-from fairseq_lowrank.plugin import criterions, flags, patches, repairs
-
-patches.warn_of_untested_versions()
-patches.apply(patches.PATCHES)
-repairs.quieten_warnings()
+patch.apply(patches.PATCHES)
 flags.extend_registered_models()
 
 from fairseq_lowrank import models, tasks  # noqa: E402, F401

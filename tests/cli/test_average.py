@@ -10,7 +10,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 
 from fairseq_lowrank.cli import main
-from fairseq_lowrank.plugin.loading import load_checkpoint
+from fairseq_lowrank.repairs.loading import load_checkpoint
 
 
 def save(path, value=0.0, dtype=torch.float32, steps=3, name="w", seed=1, **model):

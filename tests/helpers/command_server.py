@@ -26,7 +26,7 @@ def call(command: str, args: list[str]) -> int | str | None:
     sys.argv = [command, *args]
     if command in ("fairseq-lowrank", "experiments"):
         return importlib.import_module(PROGRAMS[command]).main(args)
-    with importlib.import_module("fairseq_lowrank.plugin.commands").as_command():
+    with importlib.import_module("fairseq_lowrank.repairs.commands").as_command():
         return importlib.import_module(MODULES[command]).cli_main()
 
 

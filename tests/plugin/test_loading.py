@@ -22,8 +22,9 @@ from torch.serialization import safe_globals
 
 from fairseq_lowrank import plugin  # noqa: F401 (what --user-dir brings)
 from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
-from fairseq_lowrank.plugin import checkpoint_file
-from fairseq_lowrank.plugin.loading import explain_mismatch, load_checkpoint
+from fairseq_lowrank.plugin.states import explain_mismatch
+from fairseq_lowrank.repairs import checkpoint_file
+from fairseq_lowrank.repairs.loading import load_checkpoint
 
 
 def save(folder, *, legacy=False, **parts):

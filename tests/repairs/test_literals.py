@@ -14,8 +14,8 @@ from fairseq.data import codedataset, data_utils
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import patches
-from fairseq_lowrank.plugin.literals import literal
+from fairseq_lowrank.repairs.literals import literal
+from fairseq_lowrank.repairs.patch import locate
 
 HOSTILE = "__import__('pathlib').Path({!r}).touch()"
 FIELDS = {
@@ -74,7 +74,7 @@ def test_utilities_evaluate_literals_only(evaluate, tmp_path):
 
 @pytest.mark.parametrize(("target", "field"), FIELDS.items())
 def test_configuration_runs_nothing(target, field, tmp_path):
-    holder, name = patches.locate(f"fairseq.{target}")
+    holder, name = locate(f"fairseq.{target}")
     hostile = Namespace(**{field: HOSTILE.format(str(tmp_path / "made"))})
     arguments = (hostile, None) if name == "build_model" else (None, hostile)
     with pytest.raises(UserError):

@@ -15,7 +15,7 @@ from families import DICTIONARY, FAMILIES
 from tiny_transformer import SIZES, build, make_task, sentences, shake
 from torch.utils.data import DataLoader
 
-from fairseq_lowrank.plugin import repairs
+from fairseq_lowrank.repairs import stack
 
 ARCHITECTURES = ["transformer_iwslt_de_en", "lowrank_transformer_iwslt_de_en"]
 
@@ -65,7 +65,7 @@ def test_a_search_finds_the_same_whatever_beam_the_model_had_before(flags):
 def test_loaders_say_nothing_of_pinned_memory():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        repairs.quieten_warnings()
+        stack.quieten_warnings()
         assert len(list(DataLoader([1, 2], pin_memory=True))) == 2
 
 

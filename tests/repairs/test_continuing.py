@@ -10,7 +10,7 @@ from fairseq import checkpoint_utils
 from omegaconf import OmegaConf
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin.continuing import SETTINGS, refuse_other_batches
+from fairseq_lowrank.repairs.continuing import SETTINGS, refuse_other_batches
 
 MIDDLE = [
     *("--arch", "transformer", "--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),

@@ -7,7 +7,7 @@ import re
 from fairseq import checkpoint_utils
 from omegaconf import DictConfig, open_dict
 
-from fairseq_lowrank.plugin.patch import Patch
+from fairseq_lowrank.repairs.patch import Patch
 
 
 class _WithinEpoch:

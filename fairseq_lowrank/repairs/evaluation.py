@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import checks
-from fairseq_lowrank.plugin.arguments import is_training
+from fairseq_lowrank.repairs import checks
+from fairseq_lowrank.repairs.arguments import is_training
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from fairseq.sequence_generator import SequenceGenerator
 from tiny_transformer import SIZES, build, make_task, sentences, shake
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import patches
-from fairseq_lowrank.plugin.fixes.search import log_once
+from fairseq_lowrank.repairs import patches
+from fairseq_lowrank.repairs.patch import locate
+from fairseq_lowrank.repairs.search import log_once
 
 MODELS = {
     "stock": ("transformer_iwslt_de_en",),
@@ -122,7 +123,7 @@ def test_diverse_beams_compile():
 def own_length_limit(monkeypatch):
     for patch in patches.PATCHES:
         if patch.name == "own-length-limit":
-            holder, attribute = patches.locate(patch.target)
+            holder, attribute = locate(patch.target)
             monkeypatch.setattr(holder, attribute, patch.wrap(getattr(holder, attribute)))
 
 

@@ -1,15 +1,13 @@
 """Resuming a training: bit for bit like an uninterrupted one, or an error that names the flag to add."""
 
-import argparse
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
-from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
-from fairseq_lowrank.plugin.loading import load_checkpoint
+from fairseq_lowrank.messages import InvalidCheckpoint
+from fairseq_lowrank.repairs.loading import load_checkpoint
 
 
 # A task makes its training batches once, and shuffles their list in each epoch. The batches depend on the epoch in which
@@ -103,61 +101,3 @@ def _newest_intact(last: Path, suffix: str) -> Path | None:
             continue
         return path
     return None
-
-
-def explain_what_cannot_resume(load: Callable) -> Callable:
-    """Wrap ``Trainer.load_checkpoint``: name a checkpoint that does not fit, and the flags that make it fit."""
-
-    @functools.wraps(load)
-    def load_training(self, filename, *args, **kwargs):
-        try:
-            return load(self, filename, *args, **kwargs)
-        except Exception as error:
-            # fairseq raises a plain Exception while it handles the model's
-            mismatch = error if isinstance(error, StateDictMismatch) else error.__context__
-            if not isinstance(mismatch, StateDictMismatch):
-                raise
-            mismatch.path = str(filename)
-            if mismatch is not error and (flags := _differing_flags(filename, self.cfg.model)):
-                own = Path(filename).parent == Path(self.cfg.checkpoint.save_dir)
-                mismatch.remedy = f"Train with {', '.join(flags)}{', or with another --save-dir' if own else ''}."
-            raise mismatch from None
-
-    return load_training
-
-
-def check_parameter_groups(load: Callable) -> Callable:
-    """Wrap ``load_state_dict`` of optimizers: refuse a state for other parameters, such as a stock model's."""
-
-    @functools.wraps(load)
-    def load_state_dict(self, state_dict, optimizer_overrides=None):
-        saved, current = (
-            tuple(len(group["params"]) for group in groups)
-            for groups in (state_dict["param_groups"], self.optimizer.param_groups)
-        )
-        if saved != current:
-            remedy = "Add --reset-optimizer to load the model alone, and --reset-dataloader to begin with epoch 1."
-            raise StateDictMismatch("the number of parameters in the optimizer's groups", saved, current, remedy=remedy)
-        load(self, state_dict, optimizer_overrides)
-
-    return load_state_dict
-
-
-def _differing_flags(filename: str, model: argparse.Namespace | Mapping) -> list[str]:
-    """Return the architecture and attention flags of a checkpoint that differ from those of ``model``, as typed."""
-    from fairseq_lowrank.plugin.flags import FLAGS  # imports models, which need the patches
-
-    configuration = checkpoint_utils.load_checkpoint_to_cpu(str(filename)).get("cfg") or {}
-    saved, current = _options(configuration.get("model") or {}), _options(model)
-    flags = []
-    for name in ("arch", *FLAGS):
-        value = saved.get(name)
-        if value != current.get(name) and name not in ("attention_backend", "mixing_lr_scale"):
-            flag = f"--{name.replace('_', '-')}"
-            flags.append(f"no {flag}" if value in (None, False) else flag if value is True else f"{flag} {value}")
-    return flags
-
-
-def _options(model: argparse.Namespace | Mapping) -> dict:
-    """Return the options of a model; a dataclass calls the architecture ``_name``."""
-    return vars(model) if isinstance(model, argparse.Namespace) else {"arch": model.get("_name"), **model}

@@ -99,7 +99,7 @@ import sys
 import torch.multiprocessing
 sys.path.insert(0, {folder!r})
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin.commands import Worker, as_command
+from fairseq_lowrank.repairs.commands import Worker, as_command
 from test_commands import Raising
 if __name__ == "__main__":
     with as_command():
@@ -165,7 +165,7 @@ def test_each_of_two_workers_ends_with_a_code_that_is_not_0(tmp_path):
     noted = """
 import json, os, sys
 from fairseq_cli import train
-from fairseq_lowrank.plugin.commands import as_command
+from fairseq_lowrank.repairs.commands import as_command
 try:
     with as_command():
         train.cli_main()

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from fairseq_lowrank.files import LINE_BREAK
-from fairseq_lowrank.plugin.patch import Patch
+from fairseq_lowrank.repairs.patch import Patch
 
 BYTES = re.compile(r"(?<!\S)<0x[0-9A-F]{2}>(?: <0x[0-9A-F]{2}>)*(?!\S)")
 """A run of subwords that are one byte each, as sentencepiece cuts unknown characters with ``byte_fallback``."""

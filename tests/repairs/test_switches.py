@@ -4,9 +4,10 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-from fairseq_lowrank.plugin import fixes, patches
+from fairseq_lowrank.repairs import checkpoints, patch, search, subwords
 
-FIXES = sorted({patch.name for patch in fixes.PATCHES if patch.group == "fix"})
+TABLE = (*search.PATCHES, *checkpoints.PATCHES, *subwords.PATCHES)
+FIXES = sorted({each.name for each in TABLE if each.group == "fix"})
 
 
 @pytest.fixture
@@ -14,9 +15,9 @@ def names_with(monkeypatch):
     """``names_with(enable, disable)``: the names of the patches that these values of the variables leave on."""
 
     def names(enable="", disable=""):
-        monkeypatch.setenv(patches.ENABLE, enable)
-        monkeypatch.setenv(patches.DISABLE, disable)
-        return sorted({patch.name for patch in patches.selected(fixes.PATCHES)})
+        monkeypatch.setenv(patch.ENABLE, enable)
+        monkeypatch.setenv(patch.DISABLE, disable)
+        return sorted({each.name for each in patch.selected(TABLE)})
 
     return names
 

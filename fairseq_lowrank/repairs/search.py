@@ -10,7 +10,7 @@ from fairseq.search import Search
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin.patch import Patch
+from fairseq_lowrank.repairs.patch import Patch
 
 logger = logging.getLogger(__name__)
 

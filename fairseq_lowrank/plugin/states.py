@@ -1,128 +1,21 @@
-"""Checkpoints of fairseq: loaded safely, with the metadata of every layer, and refused if they do not fit the model."""
+"""States of models: the metadata of every layer goes with them, and a state that does not fit is refused by name."""
 
 import argparse
 import collections
 import contextlib
 import functools
 import logging
-import os
-import tarfile
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
-import numpy
-import omegaconf
 import torch
-from fairseq import checkpoint_utils, models, utils
-from fairseq.data import Dictionary
-from fairseq.distributed import utils as distributed_utils
+from fairseq import checkpoint_utils, models
 from fairseq.file_io import PathManager
-from fairseq.logging import meters
-from numpy._core import multiarray
 
 from fairseq_lowrank.attention import states
-from fairseq_lowrank.messages import InvalidCheckpoint, StateDictMismatch
-from fairseq_lowrank.plugin import checkpoint_file
-
-
-class Archive(tarfile.TarFile):
-    """An archive whose members are unpacked below their folder only, without their rights and owners."""
-
-    extraction_filter = staticmethod(tarfile.data_filter)
-
+from fairseq_lowrank.messages import StateDictMismatch
 
 COMPONENTS = {"encoder": models.FairseqEncoder, "decoder": models.FairseqDecoder}
-
-# The classes that checkpoints of fairseq contain. Without a list, torch.load(weights_only=True) refuses them.
-CHECKPOINT_CLASSES = [
-    argparse.Namespace,  # the arguments of models without a dataclass
-    # numpy arrays in the meters of --eval-bleu, under their name in numpy 2 and in numpy 1
-    numpy.ndarray,
-    numpy.dtype,
-    *(numpy.dtypes.Int64DType, numpy.dtypes.Float64DType, numpy.dtypes.Float32DType, numpy.dtypes.BoolDType),
-    multiarray._reconstruct,
-    (multiarray._reconstruct, "numpy.core.multiarray._reconstruct"),
-    # scores that a checkpoint was chosen by, if a task computes them with numpy
-    multiarray.scalar,
-    (multiarray.scalar, "numpy.core.multiarray.scalar"),
-    Dictionary,  # in the states of fairseq's tasks for speech
-    # meters, in old public checkpoints
-    meters.AverageMeter,
-    meters.TimeMeter,
-    meters.StopwatchMeter,
-    (meters.AverageMeter, "fairseq.meters.AverageMeter"),
-    (meters.TimeMeter, "fairseq.meters.TimeMeter"),
-    (meters.StopwatchMeter, "fairseq.meters.StopwatchMeter"),
-    # configurations: in checkpoints of 2020 and 2021, and in objects that workers exchange when they resume
-    omegaconf.DictConfig,
-    omegaconf.ListConfig,
-    omegaconf.base.ContainerMetadata,
-    omegaconf.base.Metadata,
-    omegaconf.nodes.AnyNode,
-    typing.Any,
-    collections.defaultdict,
-    dict,
-    list,
-    int,
-    distributed_utils._TensorPlaceholder,
-]
-
-
-def load_checkpoint(path: str | os.PathLike) -> dict:
-    """Return the content of a checkpoint file as it was saved, on the CPU, without fairseq's upgrades.
-
-    Raises:
-        InvalidCheckpoint: the file is damaged, not a checkpoint, or contains what no checkpoint needs.
-        OSError: the file does not exist.
-    """
-    with PathManager.open(os.fspath(path), "rb") as file:
-        return load_file(file)
-
-
-def load_file(file: typing.BinaryIO, **options: object) -> dict:
-    """Return the content of an opened checkpoint, see :func:`load_checkpoint`; options of ``torch.load`` are ignored."""
-    state = checkpoint_file.load(file, CHECKPOINT_CLASSES)
-    if not isinstance(state, dict) or "model" not in state:
-        raise InvalidCheckpoint(file.name, "it has no 'model' entry")
-    return state
-
-
-def load_safely(torch_module: types.ModuleType) -> types.ModuleType:
-    """Return torch with :func:`load_file` as its ``load``, for fairseq's functions that load checkpoints."""
-    safe = types.ModuleType(torch_module.__name__)
-    vars(safe).update(__getattr__=functools.partial(getattr, torch_module), load=load_file)
-    return safe
-
-
-def broadcast_safely(broadcast: Callable) -> Callable:
-    """Wrap ``_broadcast_object_slow``: workers that resume may exchange objects of :data:`CHECKPOINT_CLASSES`."""
-
-    @functools.wraps(broadcast)
-    def _broadcast_object_slow(*args, **kwargs):
-        with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
-            return broadcast(*args, **kwargs)
-
-    return _broadcast_object_slow
-
-
-def read_old_arguments(upgrade: Callable) -> Callable:
-    """Wrap ``_upgrade_state_dict``: accept other types in old arguments, such as ``lr="0.001"`` or no largest length."""
-
-    @functools.wraps(upgrade)
-    def _upgrade_state_dict(state):
-        arguments = vars(state.get("args") or argparse.Namespace())
-        for name, kind in {"lr": float, "update_freq": int}.items():
-            if name in arguments:
-                arguments[name] = utils.eval_str_list(arguments[name], type=kind)
-        for name in ("max_positions", "max_source_positions", "max_target_positions"):
-            if arguments.get(name, 0) is None:
-                del arguments[name]  # fairseq has a default
-            elif isinstance(arguments.get(name), str | float):
-                arguments[name] = int(float(arguments[name]))
-        return upgrade(state)
-
-    return _upgrade_state_dict
 
 
 def rebuild_with_metadata(rebuild: Callable) -> Callable:
@@ -137,11 +30,6 @@ def rebuild_with_metadata(rebuild: Callable) -> Callable:
         return rebuilt
 
     return rebuild_whole
-
-
-def unpack_within_the_folder(tarfile_module: types.ModuleType) -> types.SimpleNamespace:
-    """Return a stand-in for ``tarfile``, with which ``from_pretrained`` unpacks an archive only below its folder."""
-    return types.SimpleNamespace(open=Archive.open)
 
 
 class StateDictWithMetadata(collections.OrderedDict):
@@ -293,3 +181,61 @@ def drop_heads_for_questions(upgrade: Callable) -> Callable:
                 del state_dict[key]
 
     return upgrade_state_dict_named
+
+
+def explain_what_cannot_resume(load: Callable) -> Callable:
+    """Wrap ``Trainer.load_checkpoint``: name a checkpoint that does not fit, and the flags that make it fit."""
+
+    @functools.wraps(load)
+    def load_training(self, filename, *args, **kwargs):
+        try:
+            return load(self, filename, *args, **kwargs)
+        except Exception as error:
+            # fairseq raises a plain Exception while it handles the model's
+            mismatch = error if isinstance(error, StateDictMismatch) else error.__context__
+            if not isinstance(mismatch, StateDictMismatch):
+                raise
+            mismatch.path = str(filename)
+            if mismatch is not error and (flags := _differing_flags(filename, self.cfg.model)):
+                own = Path(filename).parent == Path(self.cfg.checkpoint.save_dir)
+                mismatch.remedy = f"Train with {', '.join(flags)}{', or with another --save-dir' if own else ''}."
+            raise mismatch from None
+
+    return load_training
+
+
+def check_parameter_groups(load: Callable) -> Callable:
+    """Wrap ``load_state_dict`` of optimizers: refuse a state for other parameters, such as a stock model's."""
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict, optimizer_overrides=None):
+        saved, current = (
+            tuple(len(group["params"]) for group in groups)
+            for groups in (state_dict["param_groups"], self.optimizer.param_groups)
+        )
+        if saved != current:
+            remedy = "Add --reset-optimizer to load the model alone, and --reset-dataloader to begin with epoch 1."
+            raise StateDictMismatch("the number of parameters in the optimizer's groups", saved, current, remedy=remedy)
+        load(self, state_dict, optimizer_overrides)
+
+    return load_state_dict
+
+
+def _differing_flags(filename: str, model: argparse.Namespace | Mapping) -> list[str]:
+    """Return the architecture and attention flags of a checkpoint that differ from those of ``model``, as typed."""
+    from fairseq_lowrank.plugin.flags import FLAGS  # imports models, which need the patches
+
+    configuration = checkpoint_utils.load_checkpoint_to_cpu(str(filename)).get("cfg") or {}
+    saved, current = _options(configuration.get("model") or {}), _options(model)
+    flags = []
+    for name in ("arch", *FLAGS):
+        value = saved.get(name)
+        if value != current.get(name) and name not in ("attention_backend", "mixing_lr_scale"):
+            flag = f"--{name.replace('_', '-')}"
+            flags.append(f"no {flag}" if value in (None, False) else flag if value is True else f"{flag} {value}")
+    return flags
+
+
+def _options(model: argparse.Namespace | Mapping) -> dict:
+    """Return the options of a model; a dataclass calls the architecture ``_name``."""
+    return vars(model) if isinstance(model, argparse.Namespace) else {"arch": model.get("_name"), **model}

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("fairseq")
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin.evaluation import one_after_another
+from fairseq_lowrank.repairs.evaluation import one_after_another
 
 MODEL = [
     *("--arch", "transformer", "--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16),

@@ -21,8 +21,8 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 
 from fairseq_lowrank.messages import UserError, flag_name
-from fairseq_lowrank.plugin.literals import FASTA
-from fairseq_lowrank.plugin.loading import load_checkpoint
+from fairseq_lowrank.repairs.literals import FASTA
+from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.subwords import kind_of_dictionary
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,9 @@ pytest.importorskip("fairseq")
 
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import patches
-from fairseq_lowrank.plugin.patches import ORIGINALS, PATCHES, Patch
+from fairseq_lowrank.plugin.patches import ALL
+from fairseq_lowrank.repairs import patch as patches
+from fairseq_lowrank.repairs.patch import ORIGINALS, Patch
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
 """The parameters that each target had when its wrapper was written. The test below shows those of a new one."""
@@ -29,12 +30,12 @@ def signature(original: object) -> str:
 
 
 def test_originals_have_the_signatures_of_their_wrappers():
-    on = {patch.target for patch in patches.selected(PATCHES)}
+    on = {patch.target for patch in patches.selected(ALL)}
     found = {target: signature(ORIGINALS[target]) for target in sorted(on)}
     assert found == {target: text for target, text in json.loads(SIGNATURES.read_text()).items() if target in on}
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: f"{patch.name} {patch.target}")
+@pytest.mark.parametrize("patch", ALL, ids=lambda patch: f"{patch.name} {patch.target}")
 def test_patch_says_what_it_is_for(patch):
     patches.locate(patch.target)
     assert patch.reason.endswith(".") and len(patch.reason.split()) <= 25
@@ -43,7 +44,7 @@ def test_patch_says_what_it_is_for(patch):
 
 def test_names_belong_to_one_group():
     groups = {}
-    for patch in PATCHES:
+    for patch in ALL:
         groups.setdefault(patch.name, set()).add(patch.group)
     assert all(len(found) == 1 for found in groups.values())
 
@@ -58,6 +59,7 @@ def module(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "patched", module)
     monkeypatch.setattr(patches, "ORIGINALS", {})
+    monkeypatch.setattr(patches, "STEPS", {})
     return module
 
 
@@ -117,6 +119,6 @@ def test_env_prints_the_table():
         [sys.executable, "-m", "fairseq_lowrank.cli", "env", "--json"], capture_output=True, text=True
     )
     rows = json.loads(done.stdout)["patches"]
-    assert [row["target"] for row in rows] == [patch.target for patch in PATCHES]
+    assert [row["target"] for row in rows] == [patch.target for patch in ALL]
     assert {row["on"] for row in rows if row["group"] == "optional"} == {False}
     assert all(row["on"] for row in rows if row["group"] != "optional")

@@ -1,19 +1,16 @@
-"""Wrappers of fairseq's parser that change parsed arguments, complete ``--help`` and check a command line."""
+"""Wrappers of fairseq's parser that change parsed arguments and check a command line."""
 
 import argparse
 import functools
 import sys
 from collections.abc import Callable
 
-from fairseq import criterions
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.tasks import TASK_REGISTRY
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.plugin import checks, user_dir
-from fairseq_lowrank.plugin.literals import literal
+from fairseq_lowrank.repairs import checks, user_dir
+from fairseq_lowrank.repairs.literals import literal
 
 ArgumentFixup = Callable[[argparse.Namespace, Callable[[str], bool]], None]
 """A function of parsed arguments, which it may change, and of a function that says if a flag is on the command line."""
@@ -42,42 +39,6 @@ def with_fixup(fixup: ArgumentFixup) -> Callable[[Callable], Callable]:
         return parse_args_and_arch
 
     return wrap
-
-
-# fairseq parses twice, the second time with the flags of the chosen model, task, criterion and optimizer, and would
-# print --help the first time, without them.
-def complete_help(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: ``--help`` shows the flags of the chosen ``--arch``, ``--task`` …, and ours."""
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
-        asked = is_on(input_args, "--help") or is_on(input_args, "-h")
-        modify = _help_second(parser, modify_parser) if asked else modify_parser
-        return parse(parser, input_args, *args, modify_parser=modify, **kwargs)
-
-    return parse_args_and_arch
-
-
-def _help_second(parser: argparse.ArgumentParser, modify_parser: Callable | None) -> Callable:
-    """Return a function that fairseq calls before each parsing; in the first parsing, ``--help`` does nothing."""
-    print_help, leave, first = parser.print_help, parser.exit, True
-
-    def modify(parser: argparse.ArgumentParser) -> None:
-        nonlocal first
-        methods: dict[str, Callable] = {"print_help": print_help, "exit": leave}
-        if first:
-            methods = {
-                "print_help": lambda: None,
-                "exit": lambda status=0, *message: status and leave(status, *message),
-            }
-        vars(parser).update(methods)
-        if first and any(action.dest == "arch" and action.default is None for action in parser._actions):
-            parser.set_defaults(arch="lowrank_transformer")
-        first = False
-        if modify_parser is not None:
-            modify_parser(parser)
-
-    return modify
 
 
 def name_missing_flags(parse: Callable) -> Callable:
@@ -189,26 +150,3 @@ def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) ->
 def is_training(args: argparse.Namespace) -> bool:
     """Return True for the arguments of fairseq-train, the only command with ``--max-update``."""
     return hasattr(args, "max_update")
-
-
-# Without this, a model, task or criterion refuses its flags only when it is built, after data is read.
-def check_our_flags(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Check that our flags work with the model, task and criterion of a training.
-
-    Raises:
-        UserError: see ``check_args`` of models and criterions, and ``check_model`` of tasks.
-    """
-    from fairseq_lowrank.plugin import attention  # it registers models
-
-    if not is_training(args):
-        return
-    if (model := ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))) is not None:
-        config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(args.arch))
-        model_args = args if config is None else config.from_namespace(args)
-        attention.check_args(model, model_args)
-        if hasattr(model, "check_args"):
-            model.check_args(model_args)
-        if hasattr(task := TASK_REGISTRY.get(args.task), "check_model"):
-            task.check_model(model, args)
-    if hasattr(criterion := criterions.CRITERION_REGISTRY.get(getattr(args, "criterion", None)), "check_args"):
-        criterion.check_args(args)

@@ -1,7 +1,8 @@
-"""``--user-dir`` while this plugin is active: imported once, and an error that names the folder to give."""
+"""``--user-dir`` while this package is imported: each plugin once, and an error that names the folder to give."""
 
 import argparse
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -31,7 +32,10 @@ def import_user_module_once(load: Callable) -> Callable:
     @functools.wraps(load)
     def import_user_module(args: argparse.Namespace) -> None:
         given = getattr(args, "user_dir", None)
-        if given is None or (folder := Path(given).resolve()) == FOLDER:
+        if given is None:
+            return
+        if (folder := Path(given).resolve()) == FOLDER:
+            importlib.import_module(f"{FOLDER.name}.plugin")  # by name: it may be that the repairs alone are imported
             return
         if (inner := folder / FOLDER.name).is_dir() and not (folder / "__init__.py").exists():
             raise FlagError("--user-dir", given, f"the plugin is in its folder {FOLDER.name}", f"Use {inner}.")
@@ -45,9 +49,5 @@ def import_user_module_once(load: Callable) -> Callable:
                 raise
             remedy = f"Use the folder of your plugin, or {FOLDER} for this one."
             raise FlagError("--user-dir", given, "there is no such folder", remedy) from error
-        from fairseq_lowrank.plugin import flags  # imports models, which need the patches
-
-        if flags.read_registry():  # the plugin registered a method with a new option
-            flags.extend_registered_models()
 
     return import_user_module

@@ -1,0 +1,315 @@
+"""The table of repairs: every function of fairseq that is replaced so that fairseq runs here and is right, with its reason."""
+
+from __future__ import annotations
+
+from fairseq_lowrank import importing
+from fairseq_lowrank.repairs import (
+    arguments,
+    checkpoints,
+    commands,
+    continuing,
+    evaluation,
+    literals,
+    loading,
+    resuming,
+    search,
+    stack,
+    subwords,
+    user_dir,
+)
+from fairseq_lowrank.repairs.patch import Patch, group
+
+SAFE_LOADING = "fairseq loads checkpoints with torch.load(weights_only=True) and a list of allowed classes"
+LITERALS = "fairseq reads these texts with ast.literal_eval"
+ONE_LINE = "fairseq's commands end in one line for mistakes of users"
+UNKNOWN_WORDS = "--replace-unk reads the alignment that --print-alignment makes"
+PARSER = "fairseq.options.parse_args_and_arch"
+MODEL = "fairseq.models.BaseFairseqModel"
+ENSEMBLE = "fairseq.checkpoint_utils.load_model_ensemble_and_task"
+LANGUAGE_MODELING = "fairseq.tasks.language_modeling.LanguageModelingTask"
+
+
+PATCHES: tuple[Patch, ...] = (
+    # --- required: fairseq does not run on this stack without it
+    *group(
+        "required",
+        "numpy-names",
+        dict.fromkeys(
+            (
+                "fairseq.data.data_utils.np",
+                "fairseq.data.language_pair_dataset.np",
+                "fairseq.data.token_block_dataset.np",
+                "fairseq.modules.dynamic_crf_layer.np",
+            ),
+            stack.with_old_names,
+        ),
+        "fairseq uses names that numpy 2 dropped.",
+        "fairseq uses none of these names",
+    ),
+    *group(
+        "required",
+        "optional-types",
+        {"fairseq.dataclass.utils.interpret_dc_type": importing.read_optional_types},
+        "On Python 3.14 fairseq does not recognise the type of an optional setting, and cannot be imported.",
+        "fairseq reads types with typing.get_args",
+    ),
+    *group(
+        "required",
+        "safe-loading",
+        {
+            "fairseq.checkpoint_utils.torch": loading.load_safely,
+            "fairseq.distributed.utils._broadcast_object_slow": loading.broadcast_safely,
+        },
+        "torch refuses classes that fairseq saves, and switching its safety off lets a checkpoint run code.",
+        SAFE_LOADING,
+    ),
+    *group(
+        "required",
+        "literals",
+        {
+            **dict.fromkeys(
+                ("fairseq.utils.eval_str_list", "fairseq.utils.eval_str_dict", "fairseq.utils.eval_bool"),
+                literals.check_argument,
+            ),
+            "fairseq.models.fconv.FConvModel.build_model": literals.check_fields(
+                "encoder_layers", "decoder_layers", "decoder_attention"
+            ),
+            "fairseq.models.fconv_lm.FConvLanguageModel.build_model": literals.check_fields(
+                "decoder_layers", "decoder_attention"
+            ),
+            "fairseq.models.fconv_self_att.FConvModelSelfAtt.build_model": literals.check_fields(
+                *("pretrained", "encoder_layers", "encoder_attention", "decoder_layers", "decoder_attention"),
+                *("self_attention", "project_input", "gated_attention", "downsample"),
+            ),
+            "fairseq.models.lightconv_lm.LightConvLanguageModel.build_model": literals.check_fields(
+                "character_filters"
+            ),
+            "fairseq.models.transformer_lm.TransformerLanguageModel.build_model": literals.check_fields(
+                "character_filters"
+            ),
+            "fairseq.models.hubert.hubert.HubertModel.__init__": literals.check_fields("conv_feature_layers"),
+            "fairseq.models.wav2vec.wav2vec.Wav2VecModel.__init__": literals.check_fields(
+                "conv_feature_layers", "conv_aggregator_layers"
+            ),
+            "fairseq.models.wav2vec.wav2vec2.Wav2Vec2Model.__init__": literals.check_fields("conv_feature_layers"),
+            "fairseq.models.wav2vec.wav2vec2.TransformerEncoder.__init__": literals.check_fields("conv_feature_layers"),
+            "fairseq.models.speech_to_text.s2t_wav_transformer.SpeechWavTransformerEncoder.__init__": (
+                literals.check_fields("conv_feature_layers")
+            ),
+            "fairseq.criterions.ctc.CtcCriterion.__init__": literals.check_fields("wer_args"),
+            "fairseq.data.audio.raw_audio_dataset.RawAudioDataset.__init__": literals.check_fields(
+                "feature_encoder_spec"
+            ),
+            "fairseq.data.codedataset.parse_manifest": literals.check_manifest,
+        },
+        "fairseq evaluates texts of a configuration or of data, which could run any code.",
+        LITERALS,
+    ),
+    *group(
+        "required",
+        "no-shell",
+        {"fairseq.data.fasta_dataset.FastaDataset.__init__": literals.refuse_fasta},
+        "fairseq reads data in the format fasta by a line of shell that contains its path.",
+        "fairseq reads these files without a shell",
+    ),
+    *group(
+        "required",
+        "overrides",
+        {PARSER: arguments.with_fixup(arguments.literal_overrides)},
+        "fairseq evaluates --model-overrides.",
+        LITERALS,
+    ),
+    *group(
+        "required",
+        "bf16-without-tpu",
+        {PARSER: arguments.with_fixup(arguments.bf16_without_tpu)},
+        "fairseq takes --bf16 to mean a TPU, and asks for torch_xla.",
+        "--bf16 leaves --tpu as it is",
+    ),
+    *group(
+        "required",
+        "torchrun",
+        {"fairseq.distributed.utils.call_main": stack.join_torchrun},
+        "Workers that torchrun starts divide by zero on the CPU, or train one by one into the same folder.",
+        "fairseq reads the variables of torchrun",
+    ),
+    *group(
+        "required",
+        "end-of-reading",
+        {"fairseq.data.iterators.BufferedIterator._create_consumer": stack.end_reading_with_the_process},
+        "Python kills the thread that reads ahead when a process ends, and current torch ends the process as a failure.",
+        "fairseq joins the thread",
+    ),
+    *group(
+        "required",
+        "one-line",
+        {
+            "sys.excepthook": commands.end_commands,
+            "fairseq.distributed.utils.call_main": commands.end_workers,
+            "hydra.core.utils.JobReturn.return_value": commands.end_hydra_jobs,
+            PARSER: arguments.name_missing_flags,
+        },
+        "A mistake of the user ends in one line, and anything else in a full traceback and one last line.",
+        ONE_LINE,
+    ),
+    *group(
+        "required",
+        "user-dir",
+        {"fairseq.utils.import_user_module": user_dir.import_user_module_once},
+        "fairseq registers the plugin again or advises to rename it if --user-dir gives its folder by another path.",
+        "fairseq compares the folders that paths lead to",
+    ),
+    # --- fix: a bug of fairseq
+    *group(
+        "fix",
+        "archives",
+        {"fairseq.file_utils.tarfile": loading.unpack_within_the_folder},
+        "from_pretrained unpacks an archive over files elsewhere if its members say so.",
+        "fairseq unpacks with tarfile's data filter",
+    ),
+    *group(
+        "fix",
+        "old-arguments",
+        {"fairseq.checkpoint_utils._upgrade_state_dict": loading.read_old_arguments},
+        "Arguments of old checkpoints give lists of numbers and largest lengths in other types, and fairseq reads only some of these.",
+        "fairseq converts these arguments",
+    ),
+    *group(
+        "fix",
+        "exact-resume",
+        {"fairseq.trainer.Trainer.get_train_iterator": resuming.resume_with_the_first_batches},
+        "A training that resumes after epoch 1 has other batches than the uninterrupted one.",
+        "a checkpoint of fairseq holds the epoch in which its batches were made",
+    ),
+    *group(
+        "fix",
+        "other-batches",
+        {
+            "fairseq.checkpoint_utils.load_checkpoint_to_cpu": continuing.keep_settings,
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.refuse_other_batches,
+        },
+        "A training that continues in the middle of an epoch with other batches leaves sentences out or repeats them.",
+        "fairseq compares the flags that make batches",
+    ),
+    *group(
+        "fix",
+        "finished-training",
+        {"fairseq.trainer.Trainer.load_checkpoint": continuing.end_if_finished},
+        "If a finished training is started again, fairseq trains one more update and saves it.",
+        "fairseq looks at --max-update before an update",
+    ),
+    *group(
+        "fix",
+        "patience",
+        {
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.count_patience_in_each_run,
+            "fairseq.trainer.Trainer.save_checkpoint": continuing.save_patience,
+        },
+        "The runs of a sweep share the best value and the count of --patience, and a training that resumes loses the count.",
+        "fairseq keeps both in the trainer and saves them",
+    ),
+    *group(
+        "fix",
+        "whole-checkpoints",
+        {
+            "fairseq.file_io.PathManager.copy": resuming.replace_checkpoints_whole,
+            "fairseq.checkpoint_utils.load_checkpoint": resuming.name_whole_checkpoints,
+        },
+        "fairseq writes checkpoint_last.pt in place, so a kill leaves half a file.",
+        "fairseq renames copies of checkpoints as it renames what it saves",
+    ),
+    *group(
+        "fix",
+        "everyday-mistakes",
+        {
+            PARSER: arguments.check_command_line,
+            "fairseq.dataclass.initialize.add_defaults": arguments.check_configuration,
+            f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model,
+        },
+        "Missing data, dictionaries or checkpoints, and models that do not fit their task, end in a traceback.",
+        ONE_LINE,
+    ),
+    *group(
+        "fix",
+        "layers-to-keep",
+        {PARSER: arguments.with_fixup(arguments.layers_to_keep_as_text)},
+        "fairseq parses --encoder-layers-to-keep as a list, and its models split it as a text.",
+        "fairseq's parser and models agree",
+    ),
+    *group(
+        "fix",
+        "replace-unk",
+        {
+            f"{MODEL}.prepare_for_inference_": stack.note_unknown_words,
+            "fairseq.sequence_generator.SequenceGenerator.generate": stack.align_unknown_words,
+            "fairseq.utils.load_align_dict": stack.load_no_align_dict,
+            "fairseq.utils.replace_unk": stack.replace_by_target,
+        },
+        "--replace-unk fails, with and without --print-alignment.",
+        UNKNOWN_WORDS,
+    ),
+    *group(
+        "fix",
+        "beam-size",
+        dict.fromkeys(
+            (
+                "fairseq.sequence_generator.SequenceGenerator.generate",
+                "fairseq.sequence_generator.SequenceGeneratorWithAlignment.generate",
+            ),
+            stack.search_with_its_own_beam,
+        ),
+        "After a search with five hypotheses, a search with one uses the keys of each fifth sentence for five sentences.",
+        "fairseq sets the beam size at each search",
+    ),
+    *group(
+        "fix",
+        "whole-evaluation",
+        {
+            "fairseq.data.data_utils.batch_by_size": evaluation.announce_sentences,
+            PARSER: arguments.with_fixup(evaluation.batches_of_any_size),
+        },
+        "fairseq-generate and fairseq-validate leave out the last sentences: of 12, they use 8.",
+        "--required-batch-size-multiple keeps the last batch",
+    ),
+    *group(
+        "fix",
+        "announced-validation",
+        {"fairseq.trainer.Trainer.get_valid_iterator": evaluation.announce_validation},
+        "Validation during training leaves out the last sentences, also for --eval-bleu, and no line says so.",
+        "--required-batch-size-multiple keeps the last batch",
+    ),
+    *group(
+        "fix",
+        "whole-blocks",
+        {
+            PARSER: arguments.with_fixup(evaluation.blocks_of_model),
+            ENSEMBLE: evaluation.load_with_blocks_of_model,
+            f"{LANGUAGE_MODELING}.load_dataset": evaluation.refuse_empty_blocks,
+            f"{LANGUAGE_MODELING}.eval_lm_dataloader": evaluation.evaluate_every_block,
+        },
+        "fairseq-eval-lm leaves out blocks that are too long, and with several workers mixes up their contexts.",
+        "fairseq-eval-lm refuses blocks that it cannot use",
+    ),
+    # --- optional: changes what a stock training does or reports
+    *group(
+        "optional",
+        "whole-validation",
+        {"fairseq.trainer.Trainer.get_valid_iterator": evaluation.validate_every_sentence},
+        "Validation during training leaves out the last sentences.",
+        "--required-batch-size-multiple keeps the last batch",
+    ),
+    *group(
+        "optional",
+        "bf16-evaluation",
+        {
+            f"{MODEL}.prepare_for_inference_": evaluation.prepare_in_bfloat16,
+            ENSEMBLE: evaluation.load_in_bfloat16,
+        },
+        "fairseq accepts --bf16 in evaluation and computes in float32.",
+        "fairseq's evaluating commands convert the model to bfloat16",
+    ),
+    *search.PATCHES,
+    *checkpoints.PATCHES,
+    *subwords.PATCHES,
+)
+"""Every repair, in the order in which they are applied."""
