@@ -103,4 +103,4 @@ def _score(path: Path) -> dict:
     found = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or not {"metric", "value"} <= found.keys():
         raise UserError('expected an object such as {"metric": "accuracy", "value": 71.3}')
-    return {name: found[name] for name in ("metric", "value", "sentence_values") if name in found}
+    return {name: found[name] for name in ("metric", "value", "sentence_values", "sentence_counts") if name in found}

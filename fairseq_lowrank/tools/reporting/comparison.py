@@ -34,6 +34,8 @@ AVERAGES = {
     "glue-8": ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli-m", "qnli", "rte"),
     "superglue-5": ("boolq", "cb", "multirc", "superglue-rte", "wic"),
 }
+# The paper of the lines of `examples/own/compare.sh`.
+OWN = "own"
 LOWER_IS_BETTER = {"perplexity", "loss", "bits"}
 # Flags that end a training, and their units.
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
@@ -174,6 +176,8 @@ def read_count(text: str | None) -> float | None:
 
 
 def short_count(count: float) -> str:
+    if count < 1e5:
+        return f"{count:,.0f}"
     return f"{count / 1e6:.2f}M" if count < 1e8 else f"{count / 1e6:.1f}M"
 
 
@@ -189,6 +193,13 @@ def scores_of(line: dict, published: dict | None = None) -> dict[tuple[str, str]
             scores[where or ("tokenised_bleu", line["split"])] = line[name]
     scores |= {("bits", split): found["bits"] for split, found in line.get("losses", {}).items()}
     return scores | {(metric, line["split"]): value for metric, value in line.get("scores", {}).items()}
+
+
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Return different names, separated by commas; of a long list the number of those that are left out."""
+    found = list(dict.fromkeys(map(str, names)))
+    rest = f" and {len(found) - most} more" if len(found) > most else ""
+    return (", ".join(found[:most]) or "none") + rest
 
 
 def family(metric: str) -> str:
@@ -306,9 +317,7 @@ def build_report(lines: list[dict], papers: dict, *, paper: str | None = None, t
     ]
     if not chosen:
         asked = " ".join(str(name) for name in (paper, table) if name is not None)
-        raise UserError(
-            f"no results and no published values for {asked}. Choose from {', '.join(map(' '.join, known))}."
-        )
+        raise UserError(f"no results and no published values for {asked}. Choose from {listed(map(' '.join, known))}.")
     if table is None:
         chosen = [key for key in chosen if key in groups]
     return [build_table(*key, groups.get(key, []), papers) for key in chosen]
@@ -349,7 +358,7 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         "paper_title": about.get("title"),
         "source": f"{about['authors']}, {about['published']}, {about['url']}" if about else None,
         "table": table,
-        "title": published.get("title", table if paper == RECORDED else f"{paper}: {table}"),
+        "title": published.get("title", table if paper in (RECORDED, OWN) else f"{paper}: {table}"),
         "notes": notes,
         "rows": rows,
     }

@@ -17,7 +17,7 @@ import numpy as np
 
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.tools.reporting import statistics
-from fairseq_lowrank.tools.reporting.comparison import family, lower_is_better, scores_of
+from fairseq_lowrank.tools.reporting.comparison import family, listed, lower_is_better, scores_of
 from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
 
 KEY = ("paper", "table", "metric", "split")
@@ -162,27 +162,18 @@ def select(lines: list[dict], wanted: Mapping[str, str], rows: Iterable[str]) ->
             raise _no_such_row(lines, row)
         asked = " ".join(f"--{name} {value}" for name, value in wanted.items())
         fields = [name for name in ("paper", "table") if name in wanted] + ["metric", "split"]
-        there = listed(
+        there = {
             " ".join(f"--{name} {line[name]}" for name in fields if line.get(name) is not None)
             for line in lines
             if line["row"] == row
-        )
-        raise UserError(f"row {row!r}: no line of this row has {asked}. Choose from: {there}.")
+        }
+        raise UserError(f"row {row!r}: no line of this row has {asked}. Choose from: {listed(sorted(there))}.")
     return chosen
 
 
 def _no_such_row(lines: list[dict], row: str) -> UserError:
-    known = [line["row"] for line in lines]
-    return UserError(
-        f"row {row!r}: no line has this row. Choose from {listed(known)}.{did_you_mean(row, sorted(set(known)))}"
-    )
-
-
-def listed(names: Iterable[object], most: int = 20) -> str:
-    """Return different names in order, separated by commas; of a long list the number of those that are left out."""
-    found = sorted({str(name) for name in names})
-    rest = f" and {len(found) - most} more" if len(found) > most else ""
-    return (", ".join(found[:most]) or "none") + rest
+    known = sorted({line["row"] for line in lines})
+    return UserError(f"row {row!r}: no line has this row. Choose from {listed(known)}.{did_you_mean(row, known)}")
 
 
 def scores(
