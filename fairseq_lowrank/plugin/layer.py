@@ -86,7 +86,8 @@ class FairseqAttention(MultiheadAttention):
     ) -> IncrementalState:
         # only the padding may be None
         tensors = {name: cast(Tensor, buffer[_NAMES.get(name, name)]) for name in self.score.state_sizes}
-        self.cache.set(incremental_state, LayerCache(tensors, buffer.get(_PADDING)))
+        padding = buffer.get(_PADDING)  # fairseq's own layer keeps 0 and 1 as floats
+        self.cache.set(incremental_state, LayerCache(tensors, None if padding is None else padding.bool()))
         return incremental_state
 
     # fairseq calls this before torch looks for the projections.

@@ -103,6 +103,19 @@ def test_saved_keys_may_be_set_from_outside(preset):
     torch.testing.assert_close(decode(layer, x[2:], given), expected)
 
 
+def test_saved_padding_of_numbers_becomes_bool():
+    # fairseq's own layer keeps its padding as 0.0 and 1.0
+    layer, state = make(self_attention=True), {}
+    padding = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
+    buffer = {
+        "prev_key": inputs(2, 3, 2, 4),
+        "prev_value": inputs(2, 3, 2, 4, seed=4),
+        "prev_key_padding_mask": padding,
+    }
+    layer._set_input_buffer(state, buffer)
+    assert torch.equal(layer._get_input_buffer(state)["prev_key_padding_mask"], padding.bool())
+
+
 def test_joint_projections_of_old_checkpoints_are_split():
     layer, old = make(), {}
     for name, tensor in layer.state_dict().items():
