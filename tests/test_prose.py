@@ -91,8 +91,11 @@ def test_docstrings_and_messages_have_no_banned_words():
     assert not found, "\n".join(found)
 
 
-# A capitalised word in its base form: no plural, article, pronoun or conjunction.
-VERB = re.compile(r"(?!(?:An?|The|What|Whether|As|Of|How|Why|That|For|While|Where|If|In|See)\b)[A-Z][a-z]*[a-rt-z]\b")
+# A capitalised word that is no third person ("Returns", but "Pass"), article, pronoun or conjunction.
+OTHER_WORDS = (
+    "An?|The|What|Whether|As|Of|How|Why|That|For|While|Where|If|In|See|It|Its|This|These|They|There|One|Each|Every"
+)
+VERB = re.compile(rf"(?!(?:{OTHER_WORDS})\b)[A-Z][a-z]*(?:[a-rt-z]|ss)\b")
 
 
 def test_docstrings_of_functions_start_with_a_verb():

@@ -80,7 +80,7 @@ def methods_of(args, own: str) -> list[str]:
     from fairseq_lowrank.tools import parameters
 
     if args.methods is None:
-        return list(dict.fromkeys([*parameters.SHOWN, own]))
+        return list(dict.fromkeys([*parameters.shown(), own]))
     for name in args.methods if args.methods != ["all"] else ():
         if name not in PRESETS:
             remedy = f"Choose from {', '.join(PRESETS)}, or all.{did_you_mean(name, PRESETS)}"

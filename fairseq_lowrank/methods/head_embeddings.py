@@ -192,5 +192,6 @@ register(
         controls={"mha-narrow": "`mha`, narrower feed-forward layer"},
         colour="#2ca02c",
         poster=("O(n)", "3·d²·n + 3·d·n"),
+        in_sweeps=True,
     )
 )

@@ -133,6 +133,7 @@ register(
             {"mixing_normalization": "l2"},
         ),
         colour="#ff7f0e",
+        in_sweeps=True,
     )
 )
 
@@ -156,6 +157,7 @@ register(
             {"mixing_normalization": "l2"},
         ),
         colour="#d62728",
+        in_sweeps=True,
     )
 )
 

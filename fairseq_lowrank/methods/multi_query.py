@@ -56,6 +56,7 @@ register(
         use_if="you need the smallest baseline, in which all heads are one",
         colour="#c5b0d5",
         poster=("O(n)", "3·d²·n"),
+        in_sweeps=True,
     )
 )
 
@@ -82,5 +83,6 @@ register(
         use_if="the cache must be as small as sharing makes it",
         colour="#9467bd",
         poster=("O(n²)", "d²·n² + 2·d²·n"),
+        in_sweeps=True,
     )
 )

@@ -72,6 +72,7 @@ register(
         use_if="you want plain attention, or a baseline through the same code",
         colour="#1f77b4",
         poster=("O(n²)", "3·d²·n²"),
+        in_sweeps=True,
     )
 )
 

@@ -155,6 +155,7 @@ class Method:
         controls: the rows of ``mha`` in our results that have as many parameters, with their labels.
         colour: its colour in figures; ``None`` if it takes a free one.
         preset: False if the method is a part that goes with any preset: then it is no value of ``--attention``.
+        in_sweeps: True if figures of sweeps show it unless other methods are chosen.
         poster: growth with the number of heads n, and parameters of its projections in n and the head size d, in the complexity table
             of the MHE poster.
     """
@@ -177,6 +178,7 @@ class Method:
     controls: Mapping[str, str] = field(default_factory=dict)
     colour: str | None = None
     preset: bool = True
+    in_sweeps: bool = False
     poster: tuple[str, str] | None = None
 
     @property

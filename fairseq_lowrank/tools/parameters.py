@@ -33,8 +33,9 @@ SWEEPS = {
 }
 
 
-# Methods of a sweep, unless others are chosen.
-SHOWN = ("sha", "mqa", "mha", "mhe-mul", "mixhead-a", "mixhead-b")
+def shown() -> list[str]:
+    """Return the methods of a sweep, unless others are chosen."""
+    return [name for name, method in METHODS.items() if method.in_sweeps]
 
 
 def count(model: nn.Module) -> dict:
@@ -200,7 +201,7 @@ def sweep(
     quantity: str,
     flags: Sequence[str] = (),
     *,
-    methods: Sequence[str] = SHOWN,
+    methods: Sequence[str] | None = None,
     task: str | None = None,
     progress: bool = True,
 ) -> list[dict]:
@@ -213,6 +214,7 @@ def sweep(
         A row for each method and size; a size that a preset refuses has no row.
     """
     base = parse_architecture(architecture, flags, task=task)
+    methods = shown() if methods is None else methods
     _, head_dim = head_sizes(base)
     names = [stack for stack, *_ in stacks(base)]
 

@@ -289,7 +289,7 @@ def test_a_sweep_shows_the_methods_that_were_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (2,)})
     words = ["params", "--arch", "lowrank_transformer_lm", "--vocab-size", "100", "--sweep", "layers", "--json"]
     for methods, shown in (
-        ([], [*parameters.SHOWN, "xsa"]),
+        ([], [*parameters.shown(), "xsa"]),
         (["--methods", "mla", "mha"], ["mla", "mha"]),
     ):
         assert cli.main([*words, *methods, "--attention", "xsa"]) == 0
