@@ -21,6 +21,7 @@ If lines have several scores, `--metric` and `--split` choose one. `--metric bit
 BLEU is not a mean over sentences, so each draw of sentences adds up their counts and computes BLEU again.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
@@ -120,10 +121,15 @@ def heading(data: list[dict]) -> str:
     lower = {row["unit"]: row["lower_is_better"] for row in data}
     return " ".join(
         f"Differences of {unit} ({'less' if lower[unit] else 'more'} is better)"
-        + (f" on {', '.join(filter(None, splits))}" if any(splits) else "")
+        + (f" on {', '.join(named)}" if (named := _named(splits)) else "")
         + f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}."
         for unit, (splits, seeds) in found.items()
     )
+
+
+def _named(splits: Collection[str]) -> list[str]:
+    """Return the names of splits; older lines do not name the corpus of a split that others name."""
+    return [one for one in splits if one and not any(other.endswith(f" {one}") for other in splits)]
 
 
 def as_text(data: list[dict], form: str = "text") -> str:

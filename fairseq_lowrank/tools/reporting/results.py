@@ -89,7 +89,8 @@ def read_results(
 ) -> list[dict]:
     """Return the trainings in a results file; empty if the file does not exist.
 
-    A broken line is left out, after a call of `complain` with its number and fault. A measurement without a training (it has no
+    A broken line is left out, after a call of `complain` with its number and fault. A measurement of a model, without a row, is
+    left out too. A measurement without a training (it has no
     architecture) is left out unless `measurements` is true. With `scores`, every line with a row, a seed, a metric and a value is
     used. With `recorded`, the lines of `record` are completed as lines of a paper called "recorded".
     """
@@ -97,6 +98,8 @@ def read_results(
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
         try:
             line = json.loads(text)
+            if isinstance(line, dict) and "model" in line and "row" not in line:
+                continue  # what `fairseq-lowrank measure` found in a model, which is no score of a row
             if scores:
                 check(line, text, SCORED)
                 lines.append(line)

@@ -103,7 +103,9 @@ def test_lines_of_measurements_that_are_no_trainings_are_left_out(tmp_path):
 def test_lines_recorded_before_stay_readable(request):
     said = []
     for file in sorted((request.config.rootpath / "results").glob("*.jsonl")):
-        assert len(results.read_results(file, said.append, measurements=True)) >= 1
+        found = results.read_results(file, said.append, measurements=True)
+        assert found or file.stem == "evidence-measure"  # whose lines are of models, not of rows
+        results.read_results(file, said.append, scores=True)
     assert said == []
 
 
