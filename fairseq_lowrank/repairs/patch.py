@@ -71,17 +71,18 @@ def selected(patches: Iterable[Patch]) -> list[Patch]:
     """Return the patches that are switched on.
 
     Raises:
-        UserError: ``LOWRANK_ENABLE`` names no optional patch, or ``LOWRANK_DISABLE`` no fix.
+        UserError: ``LOWRANK_ENABLE`` names no optional patch, or ``LOWRANK_DISABLE`` no fix, in a table that has such patches.
     """
     patches = list(patches)
     chosen = {}
     for variable, group in ((ENABLE, "optional"), (DISABLE, "fix")):
         known = {patch.name for patch in patches if patch.group == group}
         chosen[variable] = names_in(variable)
-        if unknown := chosen[variable] - known:
+        # the names are those of the table that has the group
+        if known and (unknown := chosen[variable] - known):
             raise UserError(
                 f"{variable}={','.join(sorted(unknown))}: no patch of group {group} has this name. "
-                f"Choose from {', '.join(sorted(known)) or 'none'}."
+                f"Choose from {', '.join(sorted(known))}."
             )
 
     def is_on(patch: Patch) -> bool:

@@ -106,6 +106,14 @@ def test_variables_name_known_patches_only(monkeypatch, variable):
         patches.selected(table(one="fix" if variable == "LOWRANK_DISABLE" else "optional"))
 
 
+def test_variables_name_patches_of_one_of_several_tables(monkeypatch):
+    """The plugin's own table has neither fixes nor optional patches, and is applied with the same variables."""
+    monkeypatch.setenv("LOWRANK_ENABLE", "two")
+    monkeypatch.setenv("LOWRANK_DISABLE", "one")
+    assert [patch.name for patch in patches.selected(table(one="fix", two="optional"))] == ["two"]
+    assert len(patches.selected(table(one="attention"))) == 1
+
+
 @pytest.mark.parametrize(("tested", "warnings"), [("2.13.0", 0), ("1.0", 1)])
 def test_untested_versions_give_one_warning(monkeypatch, recwarn, tested, warnings):
     monkeypatch.setattr(patches, "TESTED", {"torch": tested, "fairseq-fixed": "0.12.3.1" if not warnings else "0"})
