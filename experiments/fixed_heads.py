@@ -199,5 +199,5 @@ def plot_errors(fits: list[LayerFit]):
     )
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
-    axes.legend(fontsize=8)
+    pictures.add_legend(axes, fontsize=8)
     return figure

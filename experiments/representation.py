@@ -268,5 +268,5 @@ def plot_errors(fits: list[Fit], n: int, heads: int):
         yscale="log",
         title=f"Random row-stochastic n×n matrices, n = {n}, h = {heads}",
     )
-    axes.legend(fontsize=8)
+    pictures.add_legend(axes, fontsize=8)
     return figure

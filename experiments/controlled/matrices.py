@@ -311,5 +311,7 @@ def plot(lines: list[dict]):
         axes.set_title(title(*key), fontsize=9)
     handles = {line.get_label(): line for axes in plots for line in axes.get_lines() if line.get_label() in names}
     shown = [handles[name] for name in names]
-    figure.legend(handles=shown, loc="outside lower center", ncols=columns, fontsize=8, handlelength=3.5)
+    pictures.add_legend(
+        figure, handles=shown, loc="outside lower center", columns=columns, fontsize=8, handlelength=3.5
+    )
     return figure

@@ -242,7 +242,7 @@ def plot(lines: list[dict]):
     left.set_xscale("log", base=2)
     left.set_xticks(heads, map(str, heads))
     left.set(xlabel="heads of size d / heads", ylabel=METRIC, ylim=(0, 1), title="More heads, smaller heads")
-    left.legend(loc="lower right", fontsize=8)
+    pictures.add_legend(left, loc="lower right", fontsize=8)
     compared = sorted(
         (name for name, count in values if count == 8), key=lambda name: -statistics.fmean(values[name, 8])
     )
@@ -256,7 +256,7 @@ def plot(lines: list[dict]):
     for kind in dict.fromkeys(map(kind_of, compared)):
         right.plot([], [], "o", color=COLOURS[kind], label=CLASSES[kind])
     if compared:
-        right.legend(loc="upper left", fontsize=8)
+        pictures.add_legend(right, loc="upper left", fontsize=8)
     return figure
 
 

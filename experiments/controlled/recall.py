@@ -255,5 +255,5 @@ def plot(lines: list[dict]):
     axes.grid(False, axis="x")
     for border in range(len(sizes) - 1):
         axes.axvline(border + 0.5, color="0.85", linewidth=0.8)
-    figure.legend(loc=pictures.OUTSIDE, fontsize=8)
+    pictures.add_legend(figure, loc=pictures.OUTSIDE, fontsize=8)
     return figure

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import textwrap
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -207,8 +209,8 @@ _LEGENDS: weakref.WeakKeyDictionary[Legend, tuple[Axes | Figure, int, dict[str, 
 LEGEND_SHARE = 1 / 3
 # The smallest size of text in points, and the least height of a plot in inches.
 LEAST_FONT, LEAST_HEIGHT = 5.0, 0.8
-# The least width of a plot in a grid, in inches.
-LEAST_WIDTH = 1.6
+# The least width of a plot in a grid, in inches and as a share of the width that it was made for.
+LEAST_WIDTH, LEAST_SHARE = 1.6, 0.35
 
 
 def fit(figure: Figure, width: float | None = None) -> None:
@@ -219,8 +221,11 @@ def fit(figure: Figure, width: float | None = None) -> None:
     if width is not None:
         _set_width(figure, width)
     for _ in range(8):
-        figure.draw_without_rendering()
-        if not (_break_lines(figure) or _narrow_legends(figure) or _grow(figure)):
+        with warnings.catch_warnings():
+            # a layout without room, which the next step changes
+            warnings.filterwarnings("ignore", message="constrained_layout not applied")
+            figure.draw_without_rendering()
+        if not (_break_lines(figure) or _narrow_legends(figure) or _turn_labels(figure) or _grow(figure)):
             break
     for axes in figure.axes:
         for image in axes.images:
@@ -250,13 +255,13 @@ def _set_width(figure: Figure, width: float) -> None:
 
 
 def _use_fewer_columns(figure: Figure, width: float) -> float:
-    """Arrange a grid of plots in columns of at least LEAST_WIDTH, and return by how much the number of rows grew."""
+    """Arrange a grid of plots in columns of the least width, and return by how much the number of rows grew."""
     plots = [axes for axes in figure.axes if axes.get_subplotspec()]
     grids = {axes.get_gridspec() for axes in plots}
     grid = grids.pop() if len(grids) == 1 and not figure.subfigs else None
     if grid is None:
         return 1.0
-    columns = max(1, int(width / LEAST_WIDTH))
+    columns = max(1, int(width / max(LEAST_WIDTH, LEAST_SHARE * figure.get_figwidth() / grid.ncols)))
     if columns >= grid.ncols:
         return 1.0
     rows = math.ceil(len(plots) / columns)
@@ -283,8 +288,8 @@ def _titles(figure: Figure) -> list[tuple[Text, float]]:
         box = _part(axes)
         place = axes.get_subplotspec()
         columns, rows = (place.get_gridspec().ncols, place.get_gridspec().nrows) if place else (1, 1)
-        # a plot is not in the middle of its column
-        across = box.width * (0.85 if columns > 1 else 1) / columns
+        # a plot is not in the middle of its column: labels of the y axis move it to the right
+        across = 0.85 * box.width / columns
         found += [(axes.title, across), (axes.xaxis.label, across)]
         found.append((axes.yaxis.label, box.height / rows if place else box.height))
     return found
@@ -359,6 +364,18 @@ def _remake(legend: Legend, owner: Axes | Figure, columns: int, options: dict[st
     handles, labels = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
     legend.remove()
     add_legend(owner, columns=columns, **options | {"handles": handles, "labels": labels})
+
+
+def _turn_labels(figure: Figure) -> bool:
+    """Turn the labels of x axes on which labels overlap, and return True if there was one."""
+    changed = False
+    for axes in figure.axes:
+        labels = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+        if any(one.x1 > other.x0 for one, other in itertools.pairwise(boxes)) and not labels[0].get_rotation():
+            axes.tick_params(axis="x", labelrotation=90)
+            changed = True
+    return changed
 
 
 def _grow(figure: Figure) -> bool:

@@ -1,14 +1,22 @@
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from matplotlib.legend import Legend
 
+from experiments import representation
+from experiments.controlled import matrices, nearest_point, recall
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.cli import inspect
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import inspection, parameters, pictures, spectrum
+from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.reporting import contrasts, curves
+from fairseq_lowrank.tools.reporting.results import read_results
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +219,19 @@ def sweep_rows(methods):
     ]
 
 
+def cuts_of(label):
+    ranks = [{"rank": rank, "cost": 1 / rank} for rank in (1, 2, 4, 8, 16)]
+    whole = {"size": 16, "ranks": ranks, "need": 8, "interval": (4, 16)}
+    layers = [{"site": site, "layer": layer, **whole} for site in ("encoder", "decoder", "cross") for layer in range(3)]
+    about = {"label": label, "metric": "bits per token", "less_is_better": True, "tolerance": 0.01, "value": 5.0}
+    return about | {"layers": [{"head_size": 16}], "cuts": {"scores": {"all": whole, "layers": layers}}}
+
+
+def kept_lines(task):
+    lines = read_results(RESULTS / f"evidence-{task}.jsonl", measurements=True)
+    return [line for line in lines if not line.get("smoke")]
+
+
 FIGURES = {
     "curves": lambda width: curves.plot_curves(
         [curve(f"{LONG} {number}", 5.0, 4.0) for number in range(9)], LONG, width
@@ -231,8 +252,29 @@ FIGURES = {
     "mixing": lambda width: inspection.plot_mixing(mixing_of(6, 8)),
     "mixing-16": lambda width: inspection.plot_mixing(mixing_of(12, 16)),
     "embeddings": lambda width: inspection.plot_embeddings(mixing_of(12, 8)),
+    "cuts": lambda width: plot_cuts([cuts_of(f"{LONG} {number}") for number in range(3)]),
+    "recall": lambda width: recall.plot(kept_lines("recall")),
+    "nearest-point": lambda width: nearest_point.plot(kept_lines("nearest-point")),
+    "matrices": lambda width: matrices.plot(kept_lines("matrices")),
+    "representation": lambda width: representation.plot_errors(
+        [representation.Fit(m, f"{LONG} {m}", size, 4, 0.1 / size, 0.1) for m in "ab" for size in (2, 4, 8)], 8, 4
+    ),
     "sweep": lambda width: parameters.plot_sweep(sweep_rows(PRESETS), "heads", "lowrank_transformer_lm_wiki103", 8, 64),
 }
+
+
+def plot_functions():
+    """The functions of the package and of its experiments that return a figure, without those that call them."""
+    root = RESULTS.parent
+    files = [*(root / "fairseq_lowrank/tools").rglob("*.py"), *(root / "experiments").rglob("*.py")]
+    found = [re.findall(r"^def (plot|plot_(?!name)[a-z]+)\(", file.read_text(), re.MULTILINE) for file in files]
+    return sorted(name for names in found for name in names)
+
+
+def test_every_function_that_plots_is_tested_for_room():
+    # two cases are of plot_curves and two of plot_mixing; the experiment fixed_heads has the plot of representation
+    drawn = plot_functions()
+    assert len(drawn) == len(FIGURES) - 2 + 1, drawn
 
 
 @pytest.mark.parametrize("width", [None, 3.3])
