@@ -7,7 +7,7 @@ import functools
 import sys
 from pathlib import Path
 
-from experiments.corpora.catalogue import CORPORA, parse_corpus_name
+from experiments.corpora.catalogue import CORPORA, is_taken, parse_corpus_name
 from experiments.corpora.corpus import Corpus, positive, published_folder, work_folder
 from experiments.corpora.fetch import check_source, locked, source_of
 from experiments.corpora.pieces import PIECES_OF, check_pieces
@@ -71,7 +71,7 @@ def locate(args: argparse.Namespace) -> None:
     """Set the default folders in `args`; each variant of a corpus has a separate folder."""
     corpus: Corpus = args.corpus
     data = published_folder()
-    args.data_given = args.data is not None
+    args.data_given, args.is_taken = args.data is not None, is_taken
     if getattr(args, PIECES_OF.name, None):
         args.bert = None  # not read
     args.data = args.data or data / (corpus.published(args, data) if corpus.published else corpus.name)

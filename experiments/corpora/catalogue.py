@@ -15,6 +15,13 @@ _FOUND = (getattr(import_module(f"{corpora.__name__}.{name}"), "CORPUS", None) f
 CORPORA: dict[str, Corpus] = {corpus.name: corpus for corpus in _FOUND if corpus}
 
 
+def is_taken(name: str) -> bool:
+    """Return True if a corpus, or a variant of one, has a name that your own text may not have."""
+    return any(
+        name == known or (known != "own" and corpus.values(name) is not None) for known, corpus in CORPORA.items()
+    )
+
+
 def parse_corpus_name(name: str) -> tuple[Corpus, dict[str, object]]:
     """Return the corpus of a variant's name, and the values of the arguments in the name.
 

@@ -87,12 +87,7 @@ def own(args: argparse.Namespace) -> Path:
     separated by blanks, unless --moses tokenises the text or --bpe cuts it into subwords. Give the name of the corpus to
     recipes: CORPUS=NAME examples/own/compare.sh.
     """
-    from experiments.corpora.catalogue import CORPORA
-
-    if not re.fullmatch(NAME, args.name) or any(
-        name == args.name or (name != "own" and corpus.values(args.name) is not None)
-        for name, corpus in CORPORA.items()
-    ):
+    if not re.fullmatch(NAME, args.name) or args.is_taken(args.name):
         raise UserError(
             f"--name {args.name}: another corpus has this name, or it is not a name. Use letters, digits, '.', '_' and '-'."
         )

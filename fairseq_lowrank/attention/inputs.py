@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from fairseq_lowrank.attention.layer import MultiheadAttention
+
+class InputSizes(NamedTuple):
+    """The sizes of the tensors that a layer takes, and their layout."""
+
+    embed_dim: int
+    kdim: int
+    vdim: int
+    batch_first: bool
 
 
-def check_tensors(layer: MultiheadAttention, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
+def check_tensors(sizes: InputSizes, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
     """Check sizes and dtypes.
 
     Raises:
         ValueError: tensors that no layer of these sizes can take.
     """
-    _check_tensor(layer, query, "query", "embed_dim", layer.embed_dim)
-    if key is not None and not (key is query and layer.kdim == layer.embed_dim):
-        _check_tensor(layer, key, "key", "kdim", layer.kdim)
-    if value is not None and not (value is key and layer.vdim == layer.kdim):
-        _check_tensor(layer, value, "value", "vdim", layer.vdim)
+    _check_tensor(sizes, query, "query", "embed_dim", sizes.embed_dim)
+    if key is not None and not (key is query and sizes.kdim == sizes.embed_dim):
+        _check_tensor(sizes, key, "key", "kdim", sizes.kdim)
+    if value is not None and not (value is key and sizes.vdim == sizes.kdim):
+        _check_tensor(sizes, value, "value", "vdim", sizes.vdim)
         if key is not None and value.shape[:2] != key.shape[:2]:
             raise ValueError(
-                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], layer.vdim]}, since key has {list(key.shape)}"
+                f"value of shape {list(value.shape)}: expected {[*key.shape[:2], sizes.vdim]}, since key has {list(key.shape)}"
             )
 
 
-def _check_tensor(layer: MultiheadAttention, tensor: Tensor, name: str, size_name: str, size: int) -> None:
+def _check_tensor(sizes: InputSizes, tensor: Tensor, name: str, size_name: str, size: int) -> None:
     if tensor.dim() == 3 and tensor.size(2) == size and tensor.is_floating_point() and not tensor.is_nested:
         return
     if tensor.is_nested:
         raise ValueError(f"{name} is a nested tensor: expected a padded one, with key_padding_mask")
     if tensor.dim() != 3:
-        shape = f"[batch, time, {size}]" if layer.batch_first else f"[time, batch, {size}]"
+        shape = f"[batch, time, {size}]" if sizes.batch_first else f"[time, batch, {size}]"
         raise ValueError(f"{name} of shape {list(tensor.shape)}: expected {shape}")
     if tensor.size(2) != size:
         raise ValueError(f"{name} of size {tensor.size(2)}: this layer was built with {size_name}={size}")
@@ -41,13 +47,18 @@ def _check_tensor(layer: MultiheadAttention, tensor: Tensor, name: str, size_nam
 
 
 def check_layout(
-    layer: MultiheadAttention,
+    sizes: InputSizes,
     query: Tensor,
     key: Tensor,
     key_padding_mask: Tensor | None,
     attn_mask: object,
+    *,
+    beams: bool = False,
 ) -> None:
     """Check for tensors of the other layout, as far as masks or batch sizes reveal them.
+
+    Args:
+        beams: several queries in a row may share the keys of one batch entry.
 
     Raises:
         ValueError: the tensors would fit with time and batch exchanged.
@@ -58,18 +69,18 @@ def check_layout(
     padding = None if key_padding_mask is None else tuple(key_padding_mask.shape)
     mask = tuple(attn_mask.shape[-2:]) if isinstance(attn_mask, Tensor) else None
     fits = padding in (None, (key_batch, keys)) and mask in (None, (queries, keys))
-    if fits and (batch == key_batch or layer.beam_size > 1):
+    if fits and (batch == key_batch or beams):
         return
     # With time and batch exchanged everything has to fit.
     if queries == keys and padding in (None, (keys, key_batch)) and mask in (None, (batch, key_batch)):
-        layout = "time first" if layer.batch_first else "batch first"
+        layout = "time first" if sizes.batch_first else "batch first"
         given = [
             f"{name} {list(shape)}" for name, shape in (("key_padding_mask", padding), ("attn_mask", mask)) if shape
         ]
         raise ValueError(
             f"query {list(query.shape)} and key {list(key.shape)}, read as [time, batch, size], do not fit "
             f"{' and '.join(given) or 'each other'}, but {layout} they do: build the layer with "
-            f"batch_first={not layer.batch_first}, or transpose them"
+            f"batch_first={not sizes.batch_first}, or transpose them"
         )
 
 

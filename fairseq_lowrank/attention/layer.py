@@ -20,7 +20,7 @@ from fairseq_lowrank.attention.decoding import (
     split_beams,
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
-from fairseq_lowrank.attention.inputs import check_layout, check_tensors, transposed
+from fairseq_lowrank.attention.inputs import InputSizes, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
@@ -104,6 +104,7 @@ class MultiheadAttention(TorchMHACompat):
         self.embed_dim, self.num_heads = config.embed_dim, config.num_heads
         self.kdim = config.embed_dim if config.kdim is None else config.kdim
         self.vdim = config.embed_dim if config.vdim is None else config.vdim
+        self.input_sizes = InputSizes(self.embed_dim, self.kdim, self.vdim, config.batch_first)
         self.self_attention = config.self_attention
         self.encoder_decoder_attention = config.encoder_decoder_attention
         self.add_zero_attn, self.batch_first, self.backend = config.add_zero_attn, config.batch_first, config.backend
@@ -261,11 +262,11 @@ class MultiheadAttention(TorchMHACompat):
             ValueError: tensors or masks that do not fit this layer.
         """
         refuse_torchscript()
-        check_tensors(self, query, key, value)
+        check_tensors(self.input_sizes, query, key, value)
         if self.batch_first:
             query, key, value = transposed(query, key, value)
         if key is not None and incremental_state is None:
-            check_layout(self, query, key, key_padding_mask, attn_mask)
+            check_layout(self.input_sizes, query, key, key_padding_mask, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
         modules = self._built_modules()
         key_padding_mask, key_bias = split_key_padding(key_padding_mask)

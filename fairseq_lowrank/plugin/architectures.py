@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.plugin import attention, foreign
 from fairseq_lowrank.plugin.flags import SITES
+from fairseq_lowrank.plugin.sizes import embedding_flags
 
 # Values that models take from the data, or from flags of a task or of the training, and that have no default.
 MODEL_ARG_DEFAULTS = {
@@ -106,6 +107,16 @@ def coverage(architecture: str) -> Coverage:
     sites = tuple(site for site in SITES if site in attention.our_sites(model) and site not in elsewhere)
     reasons = [f"{site}: {kind.__name__}" for site, kind in elsewhere.items()]
     return Coverage(architecture, model_name, sites, "; ".join(reasons) or ("" if sites else "no attention"))
+
+
+def check_args(cls: type, args: object) -> None:
+    """Refuse attention flags before data is read, by a build on the meta device.
+
+    Raises:
+        UserError: a flag is refused, sizes do not fit together, or the model builds its own attention at a chosen site.
+    """
+    if attention.chosen_options(args, cls) is not None or embedding_flags(args):
+        validate(cls, args)
 
 
 def validate(cls: type[BaseFairseqModel], args: object) -> None:

@@ -285,18 +285,6 @@ def _name(model: type, args: object) -> str:
 # --- refusals
 
 
-def check_args(cls: type, args: object) -> None:
-    """Refuse attention flags before data is read, by a build on the meta device.
-
-    Raises:
-        UserError: a flag is refused, sizes do not fit together, or the model builds its own attention at a chosen site.
-    """
-    from fairseq_lowrank.plugin import architectures  # it imports this module
-
-    if chosen_options(args, cls) is not None or embedding_flags(args):
-        architectures.validate(cls, args)
-
-
 def validate_sites(model: nn.Module, options: AttentionOptions, name: str) -> None:
     """Refuse a chosen site where the model builds its own attention, or has none.
 

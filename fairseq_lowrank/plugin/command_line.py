@@ -8,7 +8,7 @@ from fairseq import criterions
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
-from fairseq_lowrank.plugin import flags
+from fairseq_lowrank.plugin import architectures, flags
 from fairseq_lowrank.repairs.arguments import is_on, is_training
 
 
@@ -67,14 +67,13 @@ def check_our_flags(args: argparse.Namespace, given: Callable[[str], bool]) -> N
     Raises:
         UserError: see ``check_args`` of models and criterions, and ``check_model`` of tasks.
     """
-    from fairseq_lowrank.plugin import attention  # it registers models
 
     if not is_training(args):
         return
     if (model := ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))) is not None:
         config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(args.arch))
         model_args = args if config is None else config.from_namespace(args)
-        attention.check_args(model, model_args)
+        architectures.check_args(model, model_args)
         if hasattr(model, "check_args"):
             model.check_args(model_args)
         if hasattr(task := TASK_REGISTRY.get(args.task), "check_model"):

@@ -8,8 +8,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing
-from fairseq_lowrank.ops.attention.operator import encode
-from fairseq_lowrank.ops.attention.tree import flatten
+from fairseq_lowrank.ops.attention.tree import encode, flatten
 
 LENGTH, BATCH, SIZE = 70, 2, 8
 

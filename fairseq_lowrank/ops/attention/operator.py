@@ -6,8 +6,6 @@ lengths. On the meta device the operator gives shapes. Eager code does not use t
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -17,37 +15,12 @@ from torch import Tensor
 from fairseq_lowrank.ops.attention import blocked, triton
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
-from fairseq_lowrank.ops.attention.tree import Structure, TensorTree, empty_heads, unflatten
+from fairseq_lowrank.ops.attention.tree import decode, empty_heads, unflatten
 
 # The layout is a constant of the graph, in text so that an exported program loads in another process.
 _INPUTS = "Tensor[] tensors, Tensor? seed, str layout, float[] numbers"
 
 _library = torch.library.Library("fairseq_lowrank", "DEF")
-
-
-def encode(structure: Any) -> str:
-    """Return a structure as JSON. A compiler traces this function once, so it formats strings itself."""
-    if isinstance(structure, tuple):
-        kind, *fields = structure
-        return f'["{kind.__name__}", {", ".join([encode(field) for field in fields])}]'
-    if structure is None:
-        return "null"
-    if isinstance(structure, bool):
-        return "true" if structure else "false"
-    return f'"{structure}"' if isinstance(structure, str) else f"{structure}"
-
-
-@functools.lru_cache(maxsize=1024)
-def decode(layout: str) -> Structure:
-    """Return the structure that :func:`encode` wrote; each layout is parsed once."""
-
-    def decoded(value: Any) -> Any:
-        if isinstance(value, list):
-            kind, *fields = value
-            return (TensorTree.kinds[kind], *[decoded(field) for field in fields])
-        return value
-
-    return decoded(json.loads(layout))
 
 
 def _call(layout: str, tensors: Sequence[Tensor], numbers: Sequence[float]) -> AttentionCall:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import dtype_of_operations
 from fairseq_lowrank.ops.attention.call import AttentionCall
-from fairseq_lowrank.ops.attention.tree import Structure, flatten, is_traced, unflatten
+from fairseq_lowrank.ops.attention.tree import Structure, encode, flatten, is_traced, unflatten
 from fairseq_lowrank.ops.first_order import first_order, refuse_transforms
 
 
@@ -50,8 +50,6 @@ def compute(call: AttentionCall, backend: RecomputeBackend) -> Tensor:
     seed = torch.randint(2**62, (), device="cpu") if call.dropout_p else None
     structure, tensors, numbers = flatten(blocks)
     if traced:
-        from fairseq_lowrank.ops.attention.operator import encode
-
         operator = getattr(torch.ops.fairseq_lowrank, f"{backend.name}_attention")
         return call.scaled(operator(tensors, seed, encode(structure), numbers))
     return call.scaled(_Attention.apply(backend, structure, numbers, 0 if seed is None else int(seed), *tensors))

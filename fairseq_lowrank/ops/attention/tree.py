@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
@@ -75,3 +77,28 @@ def is_traced(tensor: Tensor) -> bool:
 def empty_heads(like: Tensor, queries: int, heads: int, dim: int) -> Tensor:
     """Return ``[B, H, T, D]`` with the memory of ``[T, B, H, D]``, the order in which the output projection reads."""
     return like.new_empty(queries, like.size(0), heads, dim).permute(1, 2, 0, 3)
+
+
+def encode(structure: Any) -> str:
+    """Return a structure as JSON. A compiler traces this function once, so it formats strings itself."""
+    if isinstance(structure, tuple):
+        kind, *fields = structure
+        return f'["{kind.__name__}", {", ".join([encode(field) for field in fields])}]'
+    if structure is None:
+        return "null"
+    if isinstance(structure, bool):
+        return "true" if structure else "false"
+    return f'"{structure}"' if isinstance(structure, str) else f"{structure}"
+
+
+@functools.lru_cache(maxsize=1024)
+def decode(layout: str) -> Structure:
+    """Return the structure that :func:`encode` wrote; each layout is parsed once."""
+
+    def decoded(value: Any) -> Any:
+        if isinstance(value, list):
+            kind, *fields = value
+            return (TensorTree.kinds[kind], *[decoded(field) for field in fields])
+        return value
+
+    return decoded(json.loads(layout))

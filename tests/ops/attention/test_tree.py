@@ -9,8 +9,7 @@ import torch
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing, attention
 from fairseq_lowrank.ops.attention.blocks import slice_block
 from fairseq_lowrank.ops.attention.mask import select_head
-from fairseq_lowrank.ops.attention.operator import decode, encode
-from fairseq_lowrank.ops.attention.tree import TensorTree, flatten, unflatten
+from fairseq_lowrank.ops.attention.tree import TensorTree, decode, encode, flatten, unflatten
 from fairseq_lowrank.ops.penalties import head_overlap
 
 
