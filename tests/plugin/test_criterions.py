@@ -98,7 +98,6 @@ class Spelled:
         weights = torch.softmax(scores, dim=-1).unflatten(0, (-1, layer.num_heads * layer.spec.queries_per_head))
         padding = self.paddings[layer in self.encoder]
         batch, heads = weights.shape[:2]
-        query = layer.q_proj(kwargs["query"]).unflatten(-1, (-1, layer.head_dim))
         for b in range(batch):
             real = range(weights.size(2)) if padding is None else torch.nonzero(~padding[b]).flatten().tolist()
             rows = weights[b, :, list(real)]
@@ -109,7 +108,8 @@ class Spelled:
             for t in real if isinstance(getattr(layer.mixing, "weight", None), nn.Parameter) else ():
                 matrix = layer.mixing.weight
                 if layer.mixing.query_weight is not None:
-                    matrix = matrix + query[t, b] @ layer.mixing.query_weight
+                    query = layer.q_proj(kwargs["query"][t, b]).unflatten(-1, (-1, layer.head_dim))
+                    matrix = matrix + query @ layer.mixing.query_weight
                 error = (matrix.T @ matrix - torch.eye(heads).double()).square().sum()
                 self.values["mixing_orthogonality"] += error / len(real) / batch
 
