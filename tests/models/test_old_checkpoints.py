@@ -8,8 +8,6 @@ pytest.importorskip("fairseq")
 
 from old_checkpoints import ANSWERS, FOLDER, answer
 
-from fairseq_lowrank.attention import PRESETS
-
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.pt")), ids=lambda path: path.stem)
 def test_an_old_checkpoint_decodes_as_it_did(path):
@@ -17,7 +15,3 @@ def test_an_old_checkpoint_decodes_as_it_did(path):
     for hypothesis, before in zip(answer(path), expected, strict=True):
         assert hypothesis["tokens"] == before["tokens"]
         assert hypothesis["scores"] == pytest.approx(before["scores"], abs=2e-4)
-
-
-def test_there_is_one_of_every_preset():
-    assert {path.stem.rpartition("-")[0] for path in FOLDER.glob("*.pt")} & set(PRESETS)
