@@ -8,13 +8,23 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq.modules import AdaptiveSoftmax
+from needed_axes import needed_axes
 from refused import words_of_refusal
 from tiny_transformer import build_language_model, preset_flags
 
-from fairseq_lowrank.attention import PRESETS, MultiheadAttention
+from fairseq_lowrank.attention import PRESETS, MultiheadAttention, build_attention
 
-REFUSED = ("el", "diff", "mla", "collaborative", "lrkv", "tpa", "knocking-linear", "mea")
-FITTING = [preset for preset in PRESETS if preset not in REFUSED]
+
+def fits(preset):
+    """Whether a preset goes with relative scores."""
+    try:
+        build_attention(preset, 8, 2, self_attention=True, score="relative", device="meta", **needed_axes(preset))
+    except ValueError:
+        return False
+    return True
+
+
+FITTING = [preset for preset in PRESETS if fits(preset)]
 # fmt: off
 TINY = ["--decoder-layers", "3", "--decoder-embed-dim", "16", "--decoder-input-dim", "16", "--decoder-output-dim", "16",
         "--decoder-ffn-embed-dim", "24", "--decoder-attention-heads", "4", "--dropout", "0"]
