@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -37,8 +36,6 @@ from transformers.masking_utils import sdpa_mask
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
-from fairseq_lowrank.ops.activation import activate
-from fairseq_lowrank.ops.attention.scores import grouped_product
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS
 from fairseq_lowrank.parts.parameters import NoDecayModule
 from fairseq_lowrank.tools.transformers_models import (
@@ -605,13 +602,12 @@ def attention_forward(
         need_weights=bool(output_attentions) or receive is not None,
         score_mixing=None if modules["score_mixing"] is None else modules["score_mixing"].operation(query, inputs),
         prob_mixing=None if modules["mixing"] is None else modules["mixing"].operation(query, inputs),
+        score_cap=softcap,
+        sinks=s_aux,
     )
     if (hook := vars(module).get("attention_call_hook")) is not None:
         call = hook(call)
-    if softcap is None and s_aux is None:
-        heads, weights = attention(call)
-    else:
-        heads, weights = _dense_attention(call, softcap, s_aux)
+    heads, weights = attention(call)
     if receive is not None:
         receive(weights)
     if (output := modules["head_output"]) is not None:
@@ -630,27 +626,6 @@ def _own_values(value: Tensor, query: Tensor, mask: Tensor | None) -> Tensor:
         last = keys - 1 - visible[:, 0].flip(-1).int().argmax(dim=-1)
         own = value.gather(2, last[:, None, :, None].expand(value.size(0), value.size(1), -1, value.size(3)))
     return own.repeat_interleave(query.size(1) // own.size(1), dim=1)
-
-
-def _dense_attention(call: AttentionCall, softcap: float | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Compute ``call`` with capped scores and sinks, with tensors of size T×S."""
-    scores = call.scores.dense()
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if call.score_mixing is not None:
-        scores = call.score_mixing.mix_heads(scores)
-    for bias in (call.score_bias, call.mask.bias):
-        scores = scores if bias is None else scores + bias
-    if (hidden := call.mask.hidden(scores.size(2), scores.size(3), scores.device)) is not None:
-        scores = scores.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        sinks = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        weights = activate(torch.cat([scores, sinks], dim=-1), call.activation)[..., :-1]
-    else:
-        weights = activate(scores, call.activation)
-    weights = weights if call.prob_mixing is None else call.prob_mixing.mix_heads(weights)
-    dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
-    return grouped_product(dropped.to(call.v.dtype), call.v), weights if call.need_weights else None
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_forward)

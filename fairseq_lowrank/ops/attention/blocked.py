@@ -56,6 +56,8 @@ _LEAST_BIAS = _HIDDEN / 8
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
+    if (reason := call.for_reference_alone) is not None:
+        return reason
     return "the attention weights (need_weights)" if call.need_weights else None
 
 

@@ -23,7 +23,7 @@ class AttentionCall(TensorTree):
 
     ::
 
-        scores → score_mixing → + score_bias, mask → activation → prob_mixing → dropout → · v
+        scores → cap → score_mixing → + score_bias, mask → activation (with sinks) → prob_mixing → dropout → · v
 
     Args:
         scores: what queries and keys make, ``[B, H, T, S]``, such as :class:`~.scores.DotProduct`.
@@ -37,6 +37,8 @@ class AttentionCall(TensorTree):
         activation: one of :data:`~fairseq_lowrank.ops.activation.ACTIVATIONS`.
         dropout_p: probability of zeroing a mixed attention weight.
         need_weights: also return the weights the values were averaged with, after mixing and before dropout.
+        score_cap: c in c·tanh(s / c), applied to the scores of each head before they are mixed, as in Gemma 2.
+        sinks: ``[H]`` one more score in each row of the mixed scores, whose weight reads no value, as in gpt-oss.
     """
 
     scores: Scores
@@ -48,6 +50,15 @@ class AttentionCall(TensorTree):
     activation: str = "softmax"
     dropout_p: float = 0.0
     need_weights: bool = False
+    score_cap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def for_reference_alone(self) -> str | None:
+        """Return what only the reference computes, in words, or ``None``."""
+        if self.score_cap is not None:
+            return "capped scores"
+        return None if self.sinks is None else "sinks"
 
     @property
     def dot_product(self) -> DotProduct:
@@ -108,6 +119,10 @@ class AttentionCall(TensorTree):
         for mixing in (self.score_mixing, self.prob_mixing):
             if mixing is not None:
                 mixing.check(shape)
+        if self.score_cap is not None and not self.score_cap > 0:
+            raise ValueError(f"score_cap={self.score_cap}: expected a number above 0")
+        if self.sinks is not None and self.sinks.shape != (heads,):
+            raise ValueError(f"sinks of shape {list(self.sinks.shape)}: expected [{heads}], one for each head")
 
 
 def check_rate(name: str, rate: float) -> None:

@@ -25,7 +25,11 @@ def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     scores = masked_scores(call)
     _, _, queries, keys = scores.shape
     empty_rows = call.score_bias is not None or call.mask.may_hide_rows(queries, keys)
-    weights = activate(scores, call.activation, empty_rows=empty_rows)
+    if call.sinks is None:
+        weights = activate(scores, call.activation, empty_rows=empty_rows)
+    else:
+        sinks = call.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = activate(torch.cat([scores, sinks], dim=-1), call.activation)[..., :-1]
     if call.prob_mixing is not None:
         weights = call.prob_mixing.mix_heads(weights)
     used = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
@@ -37,6 +41,8 @@ def compute(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def masked_scores(call: AttentionCall) -> Tensor:
     """Compute the input of the activation ``[B, H, T, S]`` in float32 or better: mixed scores, biases, −inf where hidden."""
     scores = call.scores.dense()
+    if call.score_cap is not None:
+        scores = call.score_cap * torch.tanh(scores / call.score_cap)
     if call.score_mixing is not None:
         scores = call.score_mixing.mix_heads(scores)
     mask = call.mask

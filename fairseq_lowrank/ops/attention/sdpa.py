@@ -28,6 +28,8 @@ from fairseq_lowrank.ops.attention.tree import is_traced
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
+    if (reason := call.for_reference_alone) is not None:
+        return reason
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     # PyTorch's kernel for CPUs hides before it scales: hidden scores would become the largest, or not a number

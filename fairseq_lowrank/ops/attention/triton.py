@@ -47,6 +47,8 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
+    if (reason := call.for_reference_alone) is not None:
+        return reason
     if not isinstance(call.scores, DotProduct):
         return "scores other than dot products"
     if call.need_weights:
