@@ -21,7 +21,7 @@ PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml")
     [
         (["average", "a.pt", "b.pt", "--output", "c.pt"], "tqdm", "analysis"),
         (
-            ["advise", "--arch", "transformer_lm", "--vocab-size", "99", "--length", "9", "--output", "out"],
+            ["params", "--arch", "transformer_lm", "--vocab-size", "99", "--sweep", "heads", "--output", "out"],
             "matplotlib",
             "analysis",
         ),
