@@ -76,7 +76,9 @@ def run_subcommand(
             importing.import_fairseq()
         if takes_user_dir and args.user_dir is not None:
             import_plugin(args.user_dir)
-        return modules[args.command].run(args) or 0
+        code = modules[args.command].run(args) or 0
+        sys.stdout.flush()  # here, where a reader that stopped is no fault
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of the output may stop early

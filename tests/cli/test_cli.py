@@ -97,8 +97,9 @@ def to_a_reader_that_stopped(*arguments) -> None:
     read, written = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "fairseq_lowrank.cli", *arguments]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     try:
-        result = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True)
+        result = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True, env=buffered)
     finally:
         os.close(written)
     assert result.returncode == 0
