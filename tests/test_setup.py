@@ -92,7 +92,7 @@ def test_without_python_given_one_up_to_3_13_goes_before_a_newer_one(setup, fold
     assert lines[-1].startswith("setup: error: python3.12 cannot make")
 
 
-def test_a_broken_environment_is_made_anew_once_and_a_missing_compiler_is_named(setup, folder):
+def test_a_broken_environment_is_made_again_once_and_a_missing_compiler_is_named(setup, folder):
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to("/nowhere/python3.11")
@@ -114,7 +114,7 @@ def test_a_broken_environment_is_made_anew_once_and_a_missing_compiler_is_named(
     assert fails_with_the_error() and not kept.exists()
 
 
-def test_an_environment_of_another_python_than_the_one_asked_for_is_made_anew(setup, folder):
+def test_an_environment_of_another_python_than_the_one_asked_for_is_made_again(setup, folder):
     setup(PYTHON=sys.executable, CXX="/nowhere/c++")
     kept = folder / ".venv" / "kept"
     kept.touch()

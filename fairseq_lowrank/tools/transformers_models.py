@@ -353,7 +353,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
 
 
 def _names(expression: ast.expr) -> set[str]:
-    """Return the names that an expression reads, apart from those of which it reads a size only."""
+    """Return the names that an expression reads, without those whose size, device or dtype alone it reads."""
     if isinstance(expression, ast.Attribute) and expression.attr in ("shape", "size", "device", "dtype"):
         return set()
     inner = set().union(*(_names(part) for part in ast.iter_child_nodes(expression)))

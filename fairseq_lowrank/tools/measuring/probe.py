@@ -96,7 +96,7 @@ class LayerStatistics:
 
 
 def statistics(found: Tensor, limit: int) -> dict[str, Tensor]:
-    """Return the statistics of energies ``[..., E]``, of which at most ``limit`` are not 0."""
+    """Return the statistics of energies ``[..., E]``; at most ``limit`` of them are not 0."""
     counts = {name: directions_for(found, share).double() for name, share in SHARES.items()}
     return counts | {"last_quarter": last_quarter(found, limit)}
 

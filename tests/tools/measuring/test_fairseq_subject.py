@@ -84,7 +84,7 @@ def sample_of(**more):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_cut_to_the_whole_rank_changes_no_output(preset):
-    """Of every preset: a cut by the basis of its own sequence to the greatest rank, computed in full."""
+    """For every preset, a cut to the greatest rank by the basis of the same sequence changes no output."""
     needed = {"fixedhead": {"head_dim": 6}, "gqa": {"key_value_heads": 2}}
     layer = shake(build_attention(preset, 16, 4, self_attention=True, **needed.get(preset, {}))).double().eval()
     x = torch.randn(40, 1, 16, dtype=torch.float64)
