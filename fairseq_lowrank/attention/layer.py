@@ -23,19 +23,14 @@ from fairseq_lowrank.attention.dropout import AttentionDropout
 from fairseq_lowrank.attention.inputs import InputSizes, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
-from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_mixing
+from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
-from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
-from fairseq_lowrank.parts import AXES, PARTS, HeadMap, HeadOutput, Mixing
+from fairseq_lowrank.parts import AXES, MODULE_AXES, LayerPart, LayerParts, Place, Stages
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
-
-_MIXING_AXES = ("score_mixing", "mixing")
-_MODULE_AXES = (*_MIXING_AXES, "head_map", "head_output")
-"""The axes whose choice is a module of the layer. Most start as the identity."""
 
 
 class RegularizerInput(NamedTuple):
@@ -54,7 +49,7 @@ class RegularizerInput(NamedTuple):
     query_padding: Tensor | None
 
 
-class MultiheadAttention(TorchMHACompat):
+class MultiheadAttention(TorchMHACompat, LayerParts):
     """Multi-head attention composed from a configuration.
 
     ::
@@ -81,15 +76,11 @@ class MultiheadAttention(TorchMHACompat):
     """
 
     beam_size = 1
-    head_map: HeadMap | None
-    head_output: HeadOutput | None
     k_proj: Any
     v_proj: Any
     q_proj: Any
     out_proj: Any
     dropout_module: Any
-    score_mixing: Mixing | None
-    mixing: Mixing | None
 
     def __init__(
         self,
@@ -149,11 +140,10 @@ class MultiheadAttention(TorchMHACompat):
         self.q_norm, self.k_norm = (
             nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
         )
-        for axis in _MODULE_AXES:
+        for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
-        self._built = (*projections, *extra, *further, *_MODULE_AXES, "dropout_module", "out_proj")
-        mixings = (getattr(self, axis) for axis in _MIXING_AXES)
-        self._reads_inputs = any(mixing is not None and mixing.reads_inputs for mixing in mixings)
+        self._built = (*projections, *extra, *further, *MODULE_AXES, "dropout_module", "out_proj")
+        self._call_settings, self._cancels_row_constants = config.spec.call_settings, config.spec.shift_invariant
         self.state_config = self._state_config()
         for name in self.state_config.markers:
             self.register_buffer(name, torch.zeros(1))
@@ -164,35 +154,29 @@ class MultiheadAttention(TorchMHACompat):
         for name, module in built.items():
             setattr(self, name, module)
 
-    def _build_axis(self, axis: str) -> nn.Module | None:
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in MODULE_AXES:  # a part is built, replaced, or taken out
+            self._stages = Stages.of(self._parts())
+
+    def _parts(self) -> dict[str, LayerPart]:
+        """Return the parts that are modules of the layer, by axis."""
+        parts = {axis: getattr(self, axis, None) for axis in MODULE_AXES}
+        return {axis: part for axis, part in parts.items() if part is not None}
+
+    def _build_axis(self, axis: str) -> LayerPart | None:
         return self.spec.build(axis, self.projection.dims, self.projection.query_size)
 
     def _check_choices(self) -> None:
         """Check choices that do not fit this layer's place in a model.
 
         Raises:
-            ValueError: a choice for self-attention in another layer, or appended keys that a projection cannot take.
+            ValueError: a part that does not work in such a layer, or positions in a layer that has none.
         """
-        output = PARTS["head_output"][self.spec.head_output]
-        if output is not None and output.reads_own_value and (not self.self_attention or self._has_appended):
-            raise ValueError(
-                f"head_output {self.spec.head_output!r} reads the value at each query's own position, so it needs self-attention "
-                "without appended keys. Choose sites without cross attention (--attention-sites encoder,decoder)."
-            )
-        if self._has_appended and not self.projection.composes:
-            raise ValueError(f"projection {self.spec.projection!r} takes no appended keys (add_bias_kv, add_zero_attn)")
-        for name, given in (("qk_norm", self.config.qk_norm), ("rotary", self.rotary is not None)):
-            for axis, part in (("projection", self.projection), ("score", self.score)):
-                if given and part.keys_reason is not None:
-                    raise ValueError(
-                        f"{name} with {axis} {part.name!r}: {part.keys_reason}. Choose another {axis}, or remove {name}."
-                    )
-        if self.rotary is None:
+        rotates = self.rotary is not None
+        self.spec.check_place(Place(self.self_attention, self._has_appended, self.config.qk_norm, rotates))
+        if not rotates:
             return
-        if self.score.positions_reason is not None:
-            raise ValueError(
-                f"rotary with score {self.score.name!r}: {self.score.positions_reason}. Use score 'dot-product'."
-            )
         if isinstance(self.rotary, RotaryPositions):
             self.rotary.check_size(self.head_dim)
         if not self.self_attention or self._has_appended:
@@ -275,19 +259,24 @@ class MultiheadAttention(TorchMHACompat):
                 "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
             )
 
+        # Cached states: the tensors from which keys and values are made, with those of earlier steps.
         states, key_padding_mask = self._key_value_states(modules, key, value, key_padding_mask, incremental_state)
+
+        # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
         q = self._project_query(modules, query)
         if beam > 1:
             q = join_beams(q, beam)
-        inputs = None if not self._reads_inputs else join_beams(query.transpose(0, 1)[:, None], beam)[:, 0]
+        stages = self._stages
+        inputs = join_beams(query.transpose(0, 1)[:, None], beam)[:, 0] if stages.read_inputs else None
         own_values = None
-        if self.head_output is not None and self.head_output.reads_own_value:
+        if stages.read_own_values:
             own = {name: cached[:, :, -queries:] for name, cached in states.items()}
             own_values = self.projection.expand_values(modules, own)
 
+        # The mask: which keys each query sees.
         query_padding = None
         if key_padding_mask is not None and not self.encoder_decoder_attention:
             query_padding = key_padding_mask[:, -queries:]
@@ -300,6 +289,7 @@ class MultiheadAttention(TorchMHACompat):
         if beam > 1:
             mask = mask.repeat_queries(beam)
 
+        # Scores and probabilities.
         if before_softmax:
             call = self._call(modules, q, states, mask, inputs, keep_row_constants=True)
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
@@ -319,22 +309,26 @@ class MultiheadAttention(TorchMHACompat):
         heads, weights = compute(call, "auto" if need_weights else self.backend)
         if self.regulariser is not None:
             heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
+
+        # Heads.
         heads = self.projection.finalize_heads(modules, heads, call)
 
         if heads.size(1) != self._score_heads:
             heads = heads.expand(-1, self._score_heads, -1, -1)
         if beam > 1:
             heads = split_beams(heads, beam)
-        if self.head_output is not None:
-            heads = self.head_output(heads, query.transpose(0, 1), own_values)
+        for name in stages.heads:
+            heads = modules[name](heads, query.transpose(0, 1), own_values)
         output = modules["out_proj"](merge_heads(heads))
         if self.batch_first:
             output = output.transpose(0, 1)
+
+        # Returned weights.
         if weights is None:
             return output, None
         weights = split_beams(weights.expand(-1, self._score_heads, -1, -1), beam)
-        if self.head_output is not None:
-            weights = self.head_output.combine_weights(weights, query.transpose(0, 1))
+        for name in stages.weights:
+            weights = modules[name].combine_weights(weights, query.transpose(0, 1))
         if need_head_weights:
             return output, weights.transpose(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights
@@ -345,7 +339,8 @@ class MultiheadAttention(TorchMHACompat):
 
     def _project_query(self, modules: Modules, query: Tensor) -> Tensor:
         q = self.score.project_query(modules, query)
-        q = q if self.head_map is None else self.head_map.map_query(q)
+        for name in self._stages.queries:
+            q = modules[name].map_query(q)
         return q if self.q_norm is None else self.q_norm(q)
 
     def _key_value_states(
@@ -365,8 +360,8 @@ class MultiheadAttention(TorchMHACompat):
                 )
             return cache.tensors, cache.padding
         states = self.score.project_key_value(modules, key, value)
-        if self.head_map is not None:
-            states = self.head_map.map_states(states)
+        for name in self._stages.states:
+            states = modules[name].map_states(states)
         if self.k_norm is not None:
             states["key"] = self.k_norm(states["key"])
         if self.rotary is not None:
@@ -393,12 +388,11 @@ class MultiheadAttention(TorchMHACompat):
         training: bool | None = None,
     ) -> AttentionCall:
         """Build the call. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
-        spec, score_mixing, mixing = self.spec, modules["score_mixing"], modules["mixing"]
-        mixes = score_mixing is not None or mixing is not None
-        # One query for all heads attends once, as its heads are copies of each other. Dropout and per-head masks make them
-        # different; mixing and regularisers compare them.
+        stages = self._stages
+        # One query for all heads attends once, as its heads are copies of each other. Dropout, per-head masks and parts make
+        # them different; mixing and regularisers compare them.
         if q.size(1) != self._score_heads and (
-            mixes or dropout_p or mask.differs_by_head or self.regulariser is not None
+            stages.call or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
         # Mixing reads the queries before they are turned.
@@ -409,19 +403,13 @@ class MultiheadAttention(TorchMHACompat):
             states,
             mask,
             training=self.training if training is None else training,
-            keep_row_constants=keep_row_constants or not ACTIVATIONS[spec.activation].shift_invariant,
-            rows_sum_to_one=mixing is None and not dropout_p,
+            keep_row_constants=keep_row_constants or not self._cancels_row_constants,
+            rows_sum_to_one=stages.rows_sum_to_one and not dropout_p,
         )
-        return AttentionCall(
-            scores,
-            values,
-            mask,
-            score_mixing=None if score_mixing is None else score_mixing.operation(q, inputs),
-            prob_mixing=None if mixing is None else mixing.operation(q, inputs),
-            activation=spec.activation,
-            dropout_p=dropout_p,
-            need_weights=need_weights,
-        )
+        fields = self._call_settings
+        for name in stages.call:
+            fields = fields | modules[name].call_fields(q, inputs)
+        return AttentionCall(scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **fields)
 
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:
         """Return queries whose last one has the position of the last key; several beams count from the same position."""
@@ -473,17 +461,12 @@ class MultiheadAttention(TorchMHACompat):
             "rotary": self.rotary is not None,
         }
         config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
-        modules = {axis: getattr(self, axis) for axis in _MODULE_AXES if self._starts_as_identity(axis)}
-        learned = frozenset(axis for axis, module in modules.items() if [*module.parameters()])
-        initial = record_initial_mixing(modules, self._build_axis)
-        plain = [axis for axis in _MODULE_AXES if (part := getattr(self, axis)) is not None and not part.state_dict()]
-        return AttentionConfigInStateDict(
-            {**config, **self.score.state_config}, initial, learned, ("activation", "rotary", *plain)
-        )
-
-    def _starts_as_identity(self, axis: str) -> bool:
-        module = getattr(self, axis)
-        return module is not None and (not isinstance(module, HeadOutput) or module.keeps_stock)
+        parts = self._parts()
+        optional = {axis: part for axis, part in parts.items() if part.keeps_stock}
+        learned = frozenset(axis for axis, part in optional.items() if [*part.parameters()])
+        initial = record_initial_states(optional, self._build_axis)
+        without_tensors = ["rotary", *(axis for axis, part in parts.items() if not part.state_dict())]
+        return AttentionConfigInStateDict({**config, **self.score.state_config}, initial, learned, without_tensors)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

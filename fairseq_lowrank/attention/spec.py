@@ -9,7 +9,18 @@ from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
 from fairseq_lowrank.messages import did_you_mean
-from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, AttentionDims, Projection, ScoreFunction
+from fairseq_lowrank.parts import (
+    AXES,
+    METHODS,
+    PARTS,
+    PRESETS,
+    SLOTS,
+    AttentionDims,
+    Mixing,
+    Place,
+    Projection,
+    ScoreFunction,
+)
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -157,8 +168,32 @@ class AttentionSpec:
         part = PARTS[axis][getattr(self, axis)]
         if part is None:
             return None
-        sizes = (dims.head_dim if query_size is None else query_size,) if axis in ("mixing", "score_mixing") else ()
-        return part(dims, *sizes, **self.options_of(part))
+        sizes = (dims.head_dim if query_size is None else query_size,) if issubclass(part, Mixing) else ()
+        built = part(dims, *sizes, **self.options_of(part))
+        if SLOTS[axis].fields:
+            built.fields = SLOTS[axis].fields
+        return built
+
+    @property
+    def call_settings(self) -> dict[str, Any]:
+        """The fields of ``AttentionCall`` that choices without tensors set, such as the activation."""
+        formulas = {axis: slot for axis, slot in SLOTS.items() if not slot.holds_tensors}
+        return {field: getattr(self, axis) for axis, slot in formulas.items() for field in slot.fields}
+
+    @property
+    def shift_invariant(self) -> bool:
+        """True if the activation cancels what is added to every score of a row."""
+        return PARTS["activation"][self.activation].shift_invariant
+
+    def check_place(self, place: Place) -> None:
+        """Check that every chosen part works in a layer.
+
+        Raises:
+            ValueError: one does not.
+        """
+        for axis, part in self.parts:
+            if SLOTS[axis].holds_tensors:
+                part.check_place(axis, place)
 
     def projection_of(self, embed_dim: int, num_heads: int, kdim: int, vdim: int, **place: Any) -> Projection:
         """Return the projection of a layer of these sizes.

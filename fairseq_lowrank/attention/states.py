@@ -6,14 +6,14 @@ configuration of each layer, next to the version that torch keeps of each module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.attention.spec import AXES, AttentionSpec
 from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.parts import AXES, SLOTS
 
 StateConfig = dict[str, int | str | bool]
 """Sizes and choices of a layer, by name."""
@@ -21,6 +21,8 @@ StateConfig = dict[str, int | str | bool]
 
 _WITHOUT: StateConfig = {"qk_norm": False, "rotary": False}
 """The options of states that are older than these options."""
+_FORMULAS = tuple(axis for axis, slot in SLOTS.items() if not slot.holds_tensors)
+"""The axes whose values have no tensors."""
 
 
 class AttentionConfigInStateDict:
@@ -28,9 +30,9 @@ class AttentionConfigInStateDict:
 
     Args:
         config: of the layer.
-        initial_mixing: the state in which each mixing module starts, by the axis of the module.
-        learned: the axes whose mixing has parameters.
-        without_tensors: the names of settings that no tensor shows.
+        initial: the state in which each part starts that a state may lack, by the axis of the part.
+        learned: the axes of these parts that have parameters.
+        without_tensors: the names of settings that no tensor of this layer shows, next to choices that never have one.
 
     Attributes:
         markers: the name of a further tensor for each of these settings that is not fairseq's, such as ``activation_sigsoftmax``.
@@ -40,13 +42,13 @@ class AttentionConfigInStateDict:
     def __init__(
         self,
         config: StateConfig,
-        initial_mixing: dict[str, dict[str, Tensor]],
+        initial: dict[str, dict[str, Tensor]],
         learned: frozenset[str],
-        without_tensors: tuple[str, ...] = (),
+        without_tensors: Sequence[str] = (),
     ) -> None:
-        self.config, self.initial_mixing, self.learned = config, initial_mixing, learned
+        self.config, self.initial, self.learned = config, initial, learned
         plain = default_config(0, 0)
-        changed = [name for name in without_tensors if config[name] != plain[name]]
+        changed = [name for name in (*_FORMULAS, *without_tensors) if config[name] != plain[name]]
         self.markers = tuple(f"{name}_{config[name]}".lower().replace("-", "_") for name in changed)
 
     def save(self, destination: dict[str, Any], prefix: str) -> None:
@@ -55,52 +57,51 @@ class AttentionConfigInStateDict:
             destination._metadata.setdefault(prefix[:-1], {})["attention"] = dict(self.config)
 
     def prepare(self, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
-        """Check that a state fits this layer, and give it the names and the mixing of this layer.
+        """Check that a state fits this layer, and give it the names and the parts of this layer.
 
         Raises:
             StateDictMismatch: the state was saved by a layer with other settings.
         """
         saved = config_from_metadata(metadata)
-        # Learned mixing is initialised to the identity, so a state without mixing may continue with it.
-        continued = {axis for axis in self.learned if saved.get(axis) == "none"}
-        current = {name: value for name, value in self.config.items() if name not in continued}
-        if "mixing" in continued:
-            current.pop("mixing_normalization", None)
+        # These parts are initialised to the identity, so a state without one may continue with it and its options.
+        continued = {axis for axis in self.learned if saved.get(axis) == AXES[axis].default}
+        options = {name for name, axis in AXES.items() if axis.readers and dict(axis.readers).keys() <= continued}
+        current = {name: value for name, value in self.config.items() if name not in continued | options}
         check_settings(prefix, saved, current)
         split_in_proj(state_dict, prefix)
-        self._fill_missing_mixing(state_dict, prefix, saved)
+        self._fill_missing_parts(state_dict, prefix, saved)
         for name in self.markers:  # older states and states of other code have none
             state_dict.setdefault(prefix + name, torch.zeros(1))
 
     # Not when fairseq upgrades a checkpoint: that is before it renumbers the layers that it keeps.
-    def _fill_missing_mixing(self, state_dict: dict[str, Tensor], prefix: str, saved: StateConfig) -> None:
-        """Give a state that never had mixing this layer's initial one. Other missing tensors stay missing.
+    def _fill_missing_parts(self, state_dict: dict[str, Tensor], prefix: str, saved: StateConfig) -> None:
+        """Give a state that never had a part this layer's initial one. Other missing tensors stay missing.
 
         Args:
-            saved: the configuration of the state. It is empty in states of other code, such as fairseq's; they never had mixing
-                if they have no tensor of it.
+            saved: the configuration of the state. It is empty in states of other code, such as fairseq's; they never had parts
+                if they have no tensor of them.
         """
         initial = {
             axis: {f"{prefix}{axis}.{name}": tensor for name, tensor in tensors.items()}
-            for axis, tensors in self.initial_mixing.items()
+            for axis, tensors in self.initial.items()
         }
         of_other_code = not saved and not any(state_dict.keys() & tensors.keys() for tensors in initial.values())
         for axis, tensors in initial.items():
-            if of_other_code or saved.get(axis) == "none":
+            if of_other_code or saved.get(axis) == AXES[axis].default:
                 for name, tensor in tensors.items():
                     state_dict.setdefault(name, tensor.clone())
 
 
-def record_initial_mixing(
+def record_initial_states(
     modules: Mapping[str, nn.Module | None], build: Callable[[str], nn.Module | None]
 ) -> dict[str, dict[str, Tensor]]:
-    """Return copies of the states in which mixing modules start, by axis.
+    """Return copies of the states in which parts start, by axis.
 
     A layer that was trained, or emptied with ``to_empty``, no longer has them. A module on the meta device has no values, so
     another one is built on the CPU.
 
     Args:
-        modules: the mixing modules of a layer, by axis.
+        modules: the parts of a layer, by axis.
         build: builds the module of an axis again.
     """
     initial = {}
@@ -119,26 +120,19 @@ def config_from_metadata(metadata: dict[str, Any]) -> StateConfig:
     if not saved:
         return {}
     sizes = {"value_dim": saved.get("head_dim"), "key_value_heads": saved.get("num_heads")}
-    later = {name: getattr(AttentionSpec(), name) for name in ("head_map", "head_output", "gate_start")}
-    return {
-        **sizes,
-        **_WITHOUT,
-        "score": "dot-product",
-        "score_mixing": "none",
-        "mixing_normalization": "none",
-        **later,
-        **saved,
-    }
+    # The first states had choices without tensors and did not record them, so these have no default.
+    later = {name: value for name, value in _default_choices().items() if name not in _FORMULAS}
+    return {**sizes, **_WITHOUT, **later, **saved}
 
 
 def default_config(num_heads: int, head_dim: int) -> StateConfig:
     """Return the configuration of fairseq's own attention."""
     sizes = {"num_heads": num_heads, "head_dim": head_dim, "value_dim": head_dim, "key_value_heads": num_heads}
-    return (
-        sizes
-        | _WITHOUT
-        | {name: getattr(AttentionSpec(), name) for name, axis in AXES.items() if axis.choices is not None}
-    )
+    return sizes | _WITHOUT | _default_choices()
+
+
+def _default_choices() -> dict[str, Any]:
+    return {name: axis.default for name, axis in AXES.items() if axis.choices is not None}
 
 
 def check_settings(prefix: str, saved: dict[str, int | str], current: dict[str, int | str]) -> None:

@@ -4,15 +4,18 @@ from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.mixing import Mixing
 from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
-from fairseq_lowrank.parts.part import Option, Part
+from fairseq_lowrank.parts.part import Option, Part, Place
 from fairseq_lowrank.parts.projection import AttentionDims, Projection
 from fairseq_lowrank.parts.registry import (
     AXES,
     CLASSES,
     METHODS,
+    MODULE_AXES,
     PARTS,
     PRESETS,
+    SLOTS,
     Axis,
+    LayerParts,
     Method,
     Need,
     Paper,
@@ -20,17 +23,22 @@ from fairseq_lowrank.parts.registry import (
     register,
 )
 from fairseq_lowrank.parts.score import ScoreFunction
+from fairseq_lowrank.parts.stages import LayerPart, Stages
 
 __all__ = [
     "AXES",
     "CLASSES",
     "METHODS",
+    "MODULE_AXES",
     "PARTS",
     "PRESETS",
+    "SLOTS",
     "AttentionDims",
     "Axis",
     "HeadMap",
     "HeadOutput",
+    "LayerPart",
+    "LayerParts",
     "Method",
     "Mixing",
     "Need",
@@ -38,8 +46,10 @@ __all__ = [
     "Option",
     "Paper",
     "Part",
+    "Place",
     "Projection",
     "ScoreFunction",
+    "Stages",
     "evaluate",
     "no_weight_decay",
     "register",

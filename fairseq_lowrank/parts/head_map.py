@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from fairseq_lowrank.parts.parameters import NoDecayModule
-from fairseq_lowrank.parts.part import Part
-from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts.stages import LayerPart
 
 
-class HeadMap(NoDecayModule, Part):
-    """A value of the map axis."""
+class HeadMap(LayerPart):
+    """A value of the map axis. It fills the stages ``map_query`` and ``map_states``."""
 
     changes_queries: ClassVar[bool] = True
     """True if it works with separate queries and keys of each head only."""
@@ -22,12 +19,4 @@ class HeadMap(NoDecayModule, Part):
 
     def equation(self) -> str:
         """Return how a map ``[., .]`` and weights ``[H, D, inputs]`` give mapped weights, for ``torch.einsum``."""
-        raise NotImplementedError
-
-    def map_query(self, q: Tensor) -> Tensor:
-        """Return mapped queries ``[B, H, T, D]``."""
-        raise NotImplementedError
-
-    def map_states(self, states: KeyValueStates) -> KeyValueStates:
-        """Return mapped keys and values ``[B, G, S, D]``, as they are cached."""
         raise NotImplementedError

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import HeadMixing, StaticMixing
-from fairseq_lowrank.parts.parameters import NoDecayModule, no_weight_decay
-from fairseq_lowrank.parts.part import Part
+from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts.stages import LayerPart
 
 
-class Mixing(NoDecayModule, Part):
+class Mixing(LayerPart):
     """A value of a mixing axis. This base class is an M of one layer, the same for all queries.
+
+    It fills the stage ``call_fields``: the axis decides if it mixes scores or probabilities.
 
     Args:
         dims: the sizes of the layer.
@@ -25,12 +27,11 @@ class Mixing(NoDecayModule, Part):
     query_weight: Tensor | None
     learns: ClassVar[bool] = True
     """True if mixing has parameters. Else the weight is a buffer that is saved with the model."""
-    reads_inputs: ClassVar[bool] = False
-    """True if M is computed from the input of the layer."""
     reads_queries: ClassVar[bool] = False
     """True if M is computed from the heads' own queries."""
     rule: ClassVar[Any] = StaticMixing
     """The class of the operation, which is built from M."""
+    fields = ("prob_mixing",)
 
     def __init__(self, dims: AttentionDims, query_size: int) -> None:
         super().__init__()
@@ -52,6 +53,9 @@ class Mixing(NoDecayModule, Part):
     def factors(self) -> Tensor | None:
         """Return the factors ``[H]`` of heads if M is diagonal, else ``None``."""
         return None
+
+    def call_fields(self, query: Tensor | None, inputs: Tensor | None) -> dict[str, Any]:
+        return dict.fromkeys(self.fields, self.operation(query, inputs))
 
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads.

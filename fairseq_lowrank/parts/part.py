@@ -1,9 +1,9 @@
-"""What every part of a layer declares: its name and its options."""
+"""What every part of a layer declares: its name, its options, and the layers that it works in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,22 @@ class Option:
     letter: str = ""
 
 
+class Place(NamedTuple):
+    """What decides whether a part works in a layer.
+
+    Args:
+        self_attention: query, key and value are the same tensor.
+        has_appended_keys: the layer appends keys that have no position.
+        qk_norm: the layer divides queries and keys by their root mean square.
+        rotary: the layer turns queries and keys by their positions.
+    """
+
+    self_attention: bool = False
+    has_appended_keys: bool = False
+    qk_norm: bool = False
+    rotary: bool = False
+
+
 class Part:
     """A value of one axis.
 
@@ -38,3 +54,21 @@ class Part:
     """The name on the command line and in saved configurations."""
     options: ClassVar[tuple[Option, ...]] = ()
     """The options that this part reads."""
+    keys_reason: ClassVar[str | None] = None
+    """Why keys can be neither normalised nor rotated before they are cached; ``None`` if they can: ``key`` of the cached tensors
+    is what heads compare their queries with, and nothing else."""
+
+    @classmethod
+    def check_place(cls, axis: str, place: Place) -> None:
+        """Check that the part, a value of ``axis``, works in such a layer.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if cls.keys_reason is None:
+            return
+        for name in ("qk_norm", "rotary"):
+            if getattr(place, name):
+                raise ValueError(
+                    f"{name} with {axis} {cls.name!r}: {cls.keys_reason}. Choose another {axis}, or remove {name}."
+                )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts.part import Part
+from fairseq_lowrank.parts.part import Part, Place
 from fairseq_lowrank.parts.plain import NotPlain, Plain
 
 KeyValueStates = dict[str, Tensor]
@@ -80,9 +80,6 @@ class Projection(Part):
 
     composes: ClassVar[bool] = True
     """False if the projection works with dot products and without appended keys only."""
-    keys_reason: ClassVar[str | None] = None
-    """Why keys can be neither normalised nor rotated before they are cached; ``None`` if they can: ``key`` of the cached tensors
-    is what heads compare their queries with, and nothing else."""
     projects_keys: ClassVar[bool] = True
     """False if keys are the inputs themselves."""
     needs_keys: ClassVar[bool] = True
@@ -102,6 +99,12 @@ class Projection(Part):
         self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
         self.state_groups: dict[str, int] = {}
         self.query_size = dims.head_dim
+
+    @classmethod
+    def check_place(cls, axis: str, place: Place) -> None:
+        if place.has_appended_keys and not cls.composes:
+            raise ValueError(f"{axis} {cls.name!r} takes no appended keys (add_bias_kv, add_zero_attn)")
+        super().check_place(axis, place)
 
     @property
     def key_heads(self) -> int:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops.activation import ACTIVATIONS, Softmax
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.mixing import Mixing
-from fairseq_lowrank.parts.part import Option
+from fairseq_lowrank.parts.part import Option, Part
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
 
@@ -53,16 +55,41 @@ class Axis:
         return iter(self.choices or ())
 
 
-_BASES: dict[str, type] = {
-    "projection": Projection,
-    "score": ScoreFunction,
-    "score_mixing": Mixing,
-    "activation": Softmax,
-    "mixing": Mixing,
-    "head_map": HeadMap,
-    "head_output": HeadOutput,
+class Slot(NamedTuple):
+    """What the parts on an axis are: their base class, and the fields of ``AttentionCall`` that the axis lets them set."""
+
+    base: type
+    fields: tuple[str, ...] = ()
+
+    @property
+    def holds_tensors(self) -> bool:
+        """False if a value is a formula without tensors, such as an activation."""
+        return issubclass(self.base, Part)
+
+
+SLOTS: dict[str, Slot] = {
+    "projection": Slot(Projection),
+    "score": Slot(ScoreFunction),
+    "score_mixing": Slot(Mixing, ("score_mixing",)),
+    "activation": Slot(Softmax, ("activation",)),
+    "mixing": Slot(Mixing, ("prob_mixing",)),
+    "head_map": Slot(HeadMap),
+    "head_output": Slot(HeadOutput),
 }
-"""The base class of the parts on each axis."""
+"""The axes whose values are parts."""
+
+MODULE_AXES = tuple(axis for axis, slot in SLOTS.items() if issubclass(slot.base, nn.Module))
+"""The axes whose choice is a module of the layer, under the name of the axis. Most start as the identity."""
+
+
+class LayerParts:
+    """The parts that are modules of a layer, by axis, or ``None``."""
+
+    score_mixing: Mixing | None
+    mixing: Mixing | None
+    head_map: HeadMap | None
+    head_output: HeadOutput | None
+
 
 PARTS: dict[str, dict[str, Any]] = {
     "projection": {},
@@ -230,9 +257,9 @@ def _check(method: Method) -> None:
         if axis not in PARTS:
             refuse(f"parts[{axis!r}]: expected one of {', '.join(PARTS)}")
         if not (
-            isinstance(part, type) and issubclass(part, _BASES[axis]) and isinstance(getattr(part, "name", 0), str)
+            isinstance(part, type) and issubclass(part, SLOTS[axis].base) and isinstance(getattr(part, "name", 0), str)
         ):
-            refuse(f"parts[{axis!r}]={part!r}: expected a subclass of {_BASES[axis].__name__} with a name")
+            refuse(f"parts[{axis!r}]={part!r}: expected a subclass of {SLOTS[axis].base.__name__} with a name")
         known = PARTS[axis].get(part.name, part)
         if part.name in PARTS[axis] and part not in (known, type(known)):
             refuse(f"parts[{axis!r}]: {known!r} has the name {part.name!r} already. Choose another name.")

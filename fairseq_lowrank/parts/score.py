@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
-from fairseq_lowrank.parts.part import Part
+from fairseq_lowrank.parts.part import Part, Place
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
 
 
@@ -28,8 +28,6 @@ class ScoreFunction(Part):
         ValueError: a layer in which these scores cannot work.
     """
 
-    keys_reason: ClassVar[str | None] = None
-    """See :attr:`.Projection.keys_reason`."""
     has_queries: ClassVar[bool] = True
     """False if scores are computed without queries."""
     bounded_rank: ClassVar[bool] = True
@@ -41,6 +39,12 @@ class ScoreFunction(Part):
         self.projection = projection
         self.state_sizes = projection.state_sizes
         self.scale = projection.dims.head_dim**-0.5
+
+    @classmethod
+    def check_place(cls, axis: str, place: Place) -> None:
+        super().check_place(axis, place)
+        if place.rotary and cls.positions_reason is not None:
+            raise ValueError(f"rotary with {axis} {cls.name!r}: {cls.positions_reason}. Use {axis} 'dot-product'.")
 
     @property
     def num_parameters(self) -> int:
