@@ -29,7 +29,7 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     if args.transformers:
-        from fairseq_lowrank.tools.transformers_models import table_of_classes
+        from fairseq_lowrank.huggingface.models import table_of_classes
 
         logging.getLogger("transformers").setLevel(logging.ERROR)
         classes = table_of_classes(args.names)

@@ -22,22 +22,22 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
 from fairseq_lowrank.huggingface import (
     CONFIG,
+    SITES,
     WEIGHTS,
     apply_attention,
     attention_modules,
     attention_weights,
-    chosen_axes,
     load_attention,
-    mixing_tensors,
-    open_axes,
-    recorded_attention,
 )
+from fairseq_lowrank.huggingface.added import mixing_tensors
+from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
+from fairseq_lowrank.huggingface.models import query_sizes
+from fairseq_lowrank.huggingface.saving import recorded_attention
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
 from fairseq_lowrank.tools.advice.measured import SCORES, TIMES
 from fairseq_lowrank.tools.inspection import describe
 from fairseq_lowrank.tools.spectrum import Spectra
-from fairseq_lowrank.tools.transformers_models import SITES, query_sizes
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}
 

@@ -9,8 +9,8 @@ from transformers_families import BART, FAMILIES, SEQUENCE, SIZES, TOKENS, build
 
 from fairseq_lowrank import huggingface
 from fairseq_lowrank.huggingface import apply_attention, attention_modules, attention_weights
+from fairseq_lowrank.huggingface.models import describe, other_attention, small_model
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.transformers_models import describe, other_attention, small_model
 
 BERT = SIZES | TOKENS | {"intermediate_size": 64}
 

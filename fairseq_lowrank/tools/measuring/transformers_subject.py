@@ -15,6 +15,7 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.pytorch_utils import Conv1D
 
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
+from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.tools import pretrained
@@ -30,7 +31,6 @@ from fairseq_lowrank.tools.measuring.subject import (
     Subject,
     enough,
 )
-from fairseq_lowrank.tools.transformers_models import query_sizes
 
 MASKED_SHARE = 0.15
 PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("query_proj", "key_proj"))

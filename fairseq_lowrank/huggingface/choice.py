@@ -1,0 +1,102 @@
+"""Which attention a model can get, in which of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.huggingface.models import describe
+from fairseq_lowrank.huggingface.sites import SITES
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import AXES, METHODS, PRESETS
+
+OPEN = ("score_mixing", "activation", "mixing", "head_output")
+"""The axes that a model of transformers leaves open. The others belong to its projections."""
+
+
+def open_axes() -> list[str]:
+    """Return the axes that a model of transformers leaves open, and the options of the parts on them."""
+    return [*OPEN, *(name for name, axis in AXES.items() if any(reader in OPEN for reader, _ in axis.readers))]
+
+
+def chosen_axes(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recorded choice, with defaults for options that are newer than the record."""
+    return {name: record.get(name, AXES[name].default) for name in open_axes()}
+
+
+def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
+    """Return the choice of a preset, with ``axes`` over it, if a model of transformers can take it.
+
+    Raises:
+        UserError: the preset or an axis changes projections or scores, which are the model's own.
+    """
+    spec = AttentionSpec.from_preset(preset, **axes)
+    plain = AttentionSpec()
+    changed = [axis for axis in AXES if axis not in open_axes() and getattr(spec, axis) != getattr(plain, axis)]
+    reason = f"sets {', '.join(changed)}, which belong to the projections of the model" if changed else ""
+    if spec.queries_per_head > 1:
+        reason = "has two heads of queries for each output, which the projections of the model do not have"
+    if reason:
+        possible = (name for name in PRESETS if METHODS[name].needs is None and PRESETS[name].keys() <= set(OPEN))
+        usable = [name for name in possible if AttentionSpec.from_preset(name).queries_per_head == 1]
+        raise UserError(
+            f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(open_axes())}."
+        )
+    return spec
+
+
+def collection(name: str, values: object, kind: type, example: str) -> list:
+    """Return the values of an argument as a list.
+
+    Raises:
+        UserError: it is no collection, or holds values of another type.
+    """
+    if (
+        isinstance(values, str)
+        or not isinstance(values, Collection)
+        or not all(type(value) is kind for value in values)
+    ):
+        raise UserError(f"{name}={values!r}: expected a list such as {example}")
+    return list(values)
+
+
+def chosen_modules(
+    model: PreTrainedModel,
+    found: list[tuple[nn.Module, str, int]],
+    others: list[nn.Module],
+    sites: list[str] | None,
+    layers: list[int] | None,
+) -> list[nn.Module]:
+    """Return the modules that a choice of sites and layers means.
+
+    Raises:
+        UserError: there are none, a layer does not exist, or only a part of the model can be mixed and nothing asks for a part.
+    """
+    name = type(model).__name__
+    if not found:
+        raise UserError(
+            f"{name} computes its attention itself, so it cannot be chosen. "
+            "Use a model for which supported(model_class) is true."
+        )
+    if others and sites is None and layers is None:
+        there = [site for site in SITES if any(site == known for _, known, _ in found)]
+        raise UserError(
+            f"{name}: attention can be chosen in {len(found)} of {len(found) + len(others)} layers, and not in "
+            f"{describe(others)}. Ask for this part with sites={there}, or with layers=."
+        )
+    here = [(module, index) for module, site, index in found if sites is None or site in sites]
+    counts = {site: sum(site == known for _, known, _ in found) for site in SITES}
+    has = ", ".join(f"{count} {site}" for site, count in counts.items() if count)
+    if not here:
+        raise UserError(f"sites={sites}: {name} has no such attention layer, only {has}. Use these sites.")
+    if absent := [layer for layer in layers or () if layer not in {index for _, index in here}]:
+        raise UserError(
+            f"layers={layers}: {name} has no layer {absent[0]} there. It has {has}. Count from 0, within each site."
+        )
+    if layers is not None and not layers:
+        raise UserError("layers=[]: expected at least one layer, or None for all")
+    return [module for module, index in here if layers is None or index in layers]

@@ -1,0 +1,161 @@
+"""The attention modules of models of ``transformers``, and the models whose attention can be chosen."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Collection
+
+import torch
+import transformers
+from torch import nn
+from tqdm import tqdm
+from transformers import PretrainedConfig, PreTrainedModel
+
+from fairseq_lowrank.huggingface.sites import SITES, callers_of, names_used, site_of
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts.projection import AttentionDims
+
+_PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum"))
+_OWN_FUNCTIONS = frozenset(
+    ("scaled_dot_product_attention", "flash_attn_func", "flex_attention", "multi_scale_deformable_attention")
+)
+
+
+def attention_modules(model: nn.Module) -> list[tuple[nn.Module, str, int]]:
+    """Return the modules whose attention can be chosen, each with its site and its index within the site."""
+    counts = dict.fromkeys(SITES, 0)
+    found = []
+    callers = callers_of(model)
+    for module in model.modules():
+        if calls_the_interface(type(module)) and query_sizes(module):
+            site = site_of(module, callers)
+            found.append((module, site, counts[site]))
+            counts[site] += 1
+    return found
+
+
+def other_attention(model: nn.Module) -> list[nn.Module]:
+    """Return the modules whose attention cannot be chosen: they compute it themselves, or do not say how many heads they have."""
+    chosen = {id(module) for module, _, _ in attention_modules(model)}
+    others: list[nn.Module] = []
+    within: set[int] = set()
+    for module in model.modules():
+        if id(module) in within or id(module) in chosen or not _is_attention(type(module)):
+            continue
+        parts = {id(part) for part in module.modules()}
+        if not parts & chosen:  # else it is a shell around a module that can be chosen
+            others.append(module)
+            within |= parts
+    return others
+
+
+def describe(modules: Collection[nn.Module]) -> str:
+    """Return how many modules there are of each class, such as ``12 SwinAttention, 1 SiglipMultiheadAttentionPoolingHead``."""
+    kinds = Counter(type(module).__name__ for module in modules)
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+
+
+def sites_of_class(model_class: type[PreTrainedModel], config: PretrainedConfig | None = None) -> list[str]:
+    """Return the sites at which the attention of this class's models can be chosen.
+
+    The model is built without memory (on the meta device), from ``config`` or from the defaults of its configuration, with at most
+    two layers.
+    """
+    return _sites(small_model(model_class, config))
+
+
+def small_model(model_class: type[PreTrainedModel], config: PretrainedConfig | None = None) -> PreTrainedModel:
+    """Return a model on the meta device with the sizes of ``config``; by default the class's own, with at most two layers."""
+    if config is None:
+        assert model_class.config_class is not None
+        config = small_config(model_class.config_class())
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def _sites(model: PreTrainedModel) -> list[str]:
+    sites = {site for _, site, _ in attention_modules(model)} if model._can_set_attn_implementation() else ()
+    return [site for site in SITES if site in sites]
+
+
+def table_of_classes(names: Collection[str] = ()) -> list[tuple[str, list[str], str]]:
+    """Return the base models of the installed transformers: name, sites, and which of its attention cannot be chosen.
+
+    Args:
+        names: class names such as ``BertModel``; by default all base models.
+
+    Raises:
+        UserError: a name that transformers does not have.
+    """
+    mapped = transformers.models.auto.modeling_auto.MODEL_MAPPING_NAMES.values()
+    known = sorted({name for entry in mapped for name in ([entry] if isinstance(entry, str) else entry)})
+    if unknown := [name for name in names if not hasattr(transformers, name)]:
+        raise UserError(f"{unknown[0]}: transformers has no such class. Give a name such as BertModel.")
+    rows = []
+    for name in tqdm(list(names) or known, desc="models", disable=None):
+        try:
+            model = small_model(getattr(transformers, name))
+            sites, others = _sites(model), other_attention(model)
+            reason = (
+                f"not: {describe(others)}" if sites and others else "" if sites else "computes its attention itself"
+            )
+        except Exception as error:  # a model whose defaults do not build: its own message says why
+            sites, reason = [], f"not built: {' '.join(str(error).split())[:80] or type(error).__name__}"
+        rows.append((name, sites, reason))
+    return rows
+
+
+def supported(model_class: type[PreTrainedModel], config: PretrainedConfig | None = None) -> bool:
+    """Return True if the attention of this class's models can be chosen; see :func:`sites_of_class`."""
+    return bool(sites_of_class(model_class, config))
+
+
+def small_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Return ``config`` with at most two layers in each part, which is enough to see how the model computes attention."""
+    names = (
+        "num_hidden_layers",
+        "num_layers",
+        "n_layer",
+        "encoder_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+        "depth",
+    )
+    parts = [config, *(part for name in config.sub_configs if (part := getattr(config, name, None)) is not None)]
+    for part in parts:
+        for name in names:
+            if isinstance(value := getattr(part, name, None), int) and value > 2:
+                setattr(part, name, 2)
+        if isinstance(types := getattr(part, "layer_types", None), list):
+            part.layer_types = types[:2]
+    return config
+
+
+def calls_the_interface(kind: type[nn.Module]) -> bool:
+    """Return True if the class's own ``forward`` looks a function up in ``ALL_ATTENTION_FUNCTIONS``."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def query_sizes(module: nn.Module) -> AttentionDims | None:
+    """Return the sizes of a module's query heads, or None if the module does not say them."""
+    config = getattr(module, "config", None)
+    heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
+    heads = heads or _first(config, "num_attention_heads", "num_heads", "n_head")
+    size = _first(module, "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+    width = _first(module, "embed_dim", "hidden_size", "d_model") or _first(config, "hidden_size", "d_model") or 0
+    return AttentionDims(width, heads, size, size, width, width) if heads and size else None
+
+
+def _first(holder: object, *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := getattr(holder, name, None), int)), None)
+
+
+def _is_attention(kind: type[nn.Module]) -> bool:
+    """Return True if a class is attention: it says so, or it multiplies what a softmax returns."""
+    names = names_used(kind)  # type: ignore[arg-type]
+    if names & _OWN_FUNCTIONS or calls_the_interface(kind):
+        return True
+    computes = "softmax" in names and bool(names & _PRODUCTS)
+    return computes or kind.__name__.endswith(("Attention", "AttentionPoolingHead"))

@@ -1,0 +1,131 @@
+"""Save the mixing of a model alone, and load it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fairseq_lowrank.huggingface.added import added_modules, mixing_state, mixing_tensors
+from fairseq_lowrank.huggingface.apply import apply_attention
+from fairseq_lowrank.huggingface.choice import chosen_axes
+from fairseq_lowrank.huggingface.models import attention_modules, query_sizes
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts.parameters import NoDecayModule
+
+WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
+
+
+def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Write the mixing alone to a folder: its tensors as safetensors, its choice as JSON.
+
+    ``model.save_pretrained`` needs no help: it writes the mixing with the other weights.
+
+    Raises:
+        UserError: no attention was applied to the model.
+    """
+    folder = Path(folder)
+    if (record := getattr(model.config, "lowrank_attention", None)) is None:
+        raise UserError(f"{type(model).__name__} has no chosen attention. Call apply_attention(model, preset) first.")
+    added = [part for module in model.modules() for part in added_modules(module)]
+    if wrapped := [type(part).__name__ for part in added if not isinstance(part, NoDecayModule)]:
+        raise UserError(
+            f"the mixing is wrapped in {wrapped[0]}. Save the adapter with its own save_pretrained, or call "
+            "merge_and_unload() and give save_attention the model that it returns."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
+    names = {module: name for name, module in model.named_modules()}
+    sizes = [
+        {"name": names[module], "site": site, "layer": layer, "num_heads": dims.num_heads, "head_dim": dims.head_dim}
+        for module, site, layer in attention_modules(model)
+        if mixing_tensors(module) and (dims := query_sizes(module)) is not None
+    ]
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(record | {"modules": sizes}, indent=1) + "\n", encoding="utf-8")
+
+
+def recorded_attention(folder: Path) -> dict | None:
+    """Return the arguments of :func:`apply_attention` that a folder records, or None.
+
+    Raises:
+        UserError: the folder holds two choices that differ.
+    """
+    records = {path.name: record for path in (folder / CONFIG, folder / "config.json") if (record := _record(path))}
+    if len(records) == 2:
+        own, whole = (chosen_axes(record) for record in records.values())
+        if own != whole:
+            differing = next(name for name in own if own[name] != whole[name])
+            raise UserError(
+                f"{folder} holds two choices of attention: {differing} is {own[differing]!r} in {CONFIG}, and "
+                f"{whole[differing]!r} in config.json. Delete {CONFIG} and {WEIGHTS}, or give a folder with one of them."
+            )
+    return next(iter(records.values()), None)
+
+
+def _record(path: Path) -> dict | None:
+    if not path.is_file():
+        return None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    record = content if path.name == CONFIG else content.get("lowrank_attention")
+    return None if record is None else {name: value for name, value in record.items() if name != "modules"}
+
+
+def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:
+    """Apply the attention that a folder holds, with its weights, and return the model.
+
+    Args:
+        model: a model of the same architecture and sizes, with or without the head of a task.
+        folder: what :func:`save_attention` wrote, or what ``save_pretrained`` wrote for a model with chosen attention.
+        train: as in :func:`apply_attention`.
+
+    Raises:
+        UserError: the folder holds no mixing, one of other sizes, or two that differ.
+    """
+    folder = Path(folder)
+    record = recorded_attention(folder)
+    files = [path for path in (folder / WEIGHTS, *sorted(folder.glob("model*.safetensors"))) if path.is_file()]
+    if not record or not files:
+        raise UserError(f"{folder}: no mixing here. Give a folder that save_attention or save_pretrained wrote.")
+    apply_attention(model, "mha", train=train, **record)
+    wanted = mixing_state(model)
+    loaded = _saved_tensors(files, model.base_model_prefix, wanted)
+    for name, tensor in wanted.items():
+        if (saved := loaded.get(name)) is None or saved.shape != tensor.shape:
+            there = "nothing" if saved is None else f"a tensor {list(saved.shape)}"
+            raise UserError(f"{folder}: expected {name} {list(tensor.shape)}, and found {there}")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(loaded[name])
+    return model
+
+
+def _saved_tensors(files: list[Path], prefix: str, names: Collection[str]) -> dict[str, Tensor]:
+    """Return the tensors of these names; a model with the head of a task has the base model's prefix in front of them.
+
+    Raises:
+        UserError: two files hold different tensors of one name.
+    """
+    found: dict[str, tuple[Path, Tensor]] = {}
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            keys = set(tensors.keys())
+            for name in names:
+                candidates = (name, f"{prefix}.{name}", name.removeprefix(f"{prefix}."))
+                if (key := next((key for key in candidates if key in keys), None)) is None:
+                    continue
+                tensor = tensors.get_tensor(key)
+                if name in found and not torch.equal(found[name][1], tensor):
+                    raise UserError(
+                        f"{file.parent} holds two mixings that differ: {key} in {found[name][0].name} and in {file.name}. "
+                        f"Delete {WEIGHTS} and {CONFIG} if save_pretrained is the newer, else save into another folder."
+                    )
+                found.setdefault(name, (file, tensor))
+    return {name: tensor for name, (_, tensor) in found.items()}
