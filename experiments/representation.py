@@ -82,7 +82,7 @@ def closed_form(x: Tensor, target: Tensor, head_dim: int) -> tuple[Tensor, Tenso
         W_q and W_k, each `[..., d, d_k]`.
     """
     if torch.linalg.matrix_rank(x) < x.size(0):
-        raise ValueError(f"X of shape [{x.size(0)}, {x.size(1)}] does not have full row rank")
+        raise ValueError(f"X of shape [{x.size(0)}, {x.size(1)}]: expected full row rank")
     scores = target.log()
     scores = (scores - scores.mean(-1, keepdim=True)) * math.sqrt(head_dim)
     u, s, vt = torch.linalg.svd(scores)

@@ -1,9 +1,12 @@
 """Errors with fields, and what a command prints of an exception."""
 
+import ast
 import json
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,3 +119,84 @@ def test_report_shows_the_traceback_of_an_unexpected_exception(error, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-1].startswith(f"command: error: {type(error).__name__}: ")
+
+
+ROOT = Path(__file__).resolve().parent.parent
+RAISED = {
+    "UserError",
+    "FlagError",
+    "InvalidCheckpoint",
+    "StateDictMismatch",
+    "ValueError",
+    "TypeError",
+    "error",
+    "refuse",
+}
+# The verbs with which a remedy begins. Values and shapes may say "expected …" instead.
+REMEDY = re.compile(
+    r"(?:^|[.:;,] |, or | or | and )"
+    r"(?:Add|Ask|Build|Call|Change|Check|Choose|Convert|Copy|Count|Create|Declare|Delete|Download|Escape|Fix|Free|Give|Keep|Leave"
+    r"|Load|Lower|Make|Merge|Move|Pass|Predict|Prepare|Put|Raise|Remove|Rename|Run|Save|Score|See|Set|Shorten|Split|Train|Turn"
+    r"|Use|Write)\b|expected|expects|Did you mean",
+    re.IGNORECASE,
+)
+# Messages that another one contains, or that have no remedy of their own, with the reason.
+WITHOUT_REMEDY = {
+    ("fairseq_lowrank/attention/states.py", "StateDictMismatch"): "the class has the remedy",
+    ("fairseq_lowrank/plugin/states.py", "StateDictMismatch"): "the class has the remedy",
+    ("fairseq_lowrank/cli/__init__.py", "error"): "argparse's own text for flags that do not exist",
+    ("fairseq_lowrank/parts/registry.py", "UserError"): "its callers pass the remedy",
+    ("fairseq_lowrank/tools/architecture.py", "UserError"): "argparse's own text",
+    ("fairseq_lowrank/tools/reporting/comparison.py", "UserError"): "the message of a line of results",
+    ("experiments/commands/representation.py", "UserError"): "its table has what is expected",
+}
+
+
+def text_of(node, strings):
+    """Return the text of an expression, with the texts of the names in it; other values are "…"."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(value, strings) for value in node.values)
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else "…"
+    if isinstance(node, ast.Name):
+        return ". ".join(strings.get(node.id, ["…"]))
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "did_you_mean":
+        return " Did you mean …?"
+    return ". ".join(text_of(child, strings) for child in ast.iter_child_nodes(node)) or "…"
+
+
+def messages(path):
+    """Yield the line, the class and the text of each message in a file that is not the message of a caught error."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    strings = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            strings.setdefault(node.targets[0].id, []).append(text_of(node.value, {}))
+    around = {}  # the name of the caught message around a call
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and re.search("UserError|ValueError", ast.unparse(node.type or node)):
+            around |= dict.fromkeys(ast.walk(node), node.name)
+    for node in ast.walk(tree):
+        name = isinstance(node, ast.Call) and (getattr(node.func, "attr", None) or getattr(node.func, "id", None))
+        if name not in RAISED or not node.args:
+            continue
+        if node in around and re.search(
+            rf"\{{{around[node]}\}}['\"]$|^str\({around[node]}\)$", ast.unparse(node.args[0])
+        ):
+            continue  # the caught message is last, and has the remedy
+        yield (
+            node.lineno,
+            name,
+            ". ".join(text_of(one, strings) for one in (*node.args, *node.keywords)),
+        )
+
+
+@pytest.mark.parametrize("package", ["fairseq_lowrank", "experiments"])
+def test_messages_say_what_to_do(package):
+    without = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, name, text in messages(path)
+        if not REMEDY.search(text) and (str(path.relative_to(ROOT)), name) not in WITHOUT_REMEDY
+    ]
+    assert not without, "\n".join(without)

@@ -153,7 +153,9 @@ def build_layer(method: Method, heads: int, seed: int) -> MultiheadAttention:
     """
     projection = AttentionSpec.from_preset(method.preset, **method.axes).projection
     if projection in NOT_LINEAR:
-        raise ValueError(f"{method.name}: {NOT_LINEAR[projection]}, so the output is no linear map of the content")
+        raise ValueError(
+            f"{method.name}: {NOT_LINEAR[projection]}, so the output is not a linear map of the content. Choose another method."
+        )
     torch.manual_seed(seed)
     return build_attention(method.preset, EMBED_DIM, heads, bias=False, **method.axes).double()
 

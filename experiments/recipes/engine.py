@@ -115,7 +115,7 @@ class RecipeEngine(Engine[Run]):
             self.imported = True
         if run.published and not (self.settings.dry_run or run.published.is_file()):
             raise UserError(
-                f"{run.published} is not there: make it of a published BERT with fairseq-lowrank import-bert FOLDER --output "
+                f"{run.published} does not exist. Make it from a published BERT: fairseq-lowrank import-bert FOLDER --output "
                 f"{run.published.parent}"
             )
         return bool(run.published)
@@ -163,13 +163,13 @@ class RecipeEngine(Engine[Run]):
             words = [run.corpus, *self.settings.prepare]
             if (made := corpora.folder(words)) != corpora.folder(words[:1]):
                 raise UserError(
-                    f"PREPARE='{shlex.join(self.settings.prepare)}' makes {made.name}, and {run.row} is trained on {run.corpus}: "
-                    "leave out what makes another form of a corpus, or puts it elsewhere"
+                    f"PREPARE='{shlex.join(self.settings.prepare)}' makes {made.name}, and {run.row} is trained on {run.corpus}. "
+                    "Remove arguments that make another form of a corpus, or put it elsewhere."
                 )
             if (changed := corpora.changes(words)) and not self.settings.smoke:
                 raise UserError(
-                    f"PREPARE='{shlex.join(self.settings.prepare)}': {', '.join(changed)} would make other data under the name "
-                    f"{run.corpus}, which a line of results could not tell from {run.corpus}'s: leave it out"
+                    f"PREPARE='{shlex.join(self.settings.prepare)}': {', '.join(changed)} changes the data but not the name "
+                    f"{run.corpus}, so results could not be told apart. Remove it."
                 )
             self.commands.script(self.root / "scripts" / "prepare.sh", words)
             self.prepared.add(run.corpus)
@@ -213,7 +213,7 @@ class RecipeEngine(Engine[Run]):
         try:
             check(line)
         except ValueError as error:
-            raise UserError(f"{run}: {error}; nothing is recorded") from error
+            raise UserError(f"{run}: nothing is recorded: {error}") from error
         base, place = run.base, line.get("pretraining")
         while base and not base.published:
             place["log"] = self.keep_log(base)
@@ -276,7 +276,7 @@ class RecipeEngine(Engine[Run]):
         rows = [word for word in rows if not word.startswith("--")]
         for row in rows:
             if row not in self.recipe.rows:
-                raise UserError(f"no row '{row}' here; rows: {' '.join(self.recipe.rows)}")
+                raise UserError(f"no row '{row}' here. Choose from {' '.join(self.recipe.rows)}.")
         runs = [self.recipe.run(self.recipe.rows[row], self.settings) for row in rows]
         for run in runs if not self.settings.dry_run else ():
             if not (run.best.exists() and has_ended(run)) and self.make_ready(run):

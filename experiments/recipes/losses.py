@@ -37,10 +37,10 @@ def sentence_losses(
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
-        raise UserError(f"subset {subset!r}: the data has no such subset ({error})") from error
+        raise UserError(f"subset {subset!r}: the data has no such subset ({error}). Choose another one.") from error
     dataset = task.dataset(subset)
     if not (own_source or isinstance(dataset, LanguagePairDataset)):
-        raise UserError(f"own_source=False: needs a translation task; sentences of {subset!r} have no source")
+        raise UserError(f"own_source=False: sentences of {subset!r} have no source. Use a translation task.")
     chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count].sort().values
     place = {index: position for position, index in enumerate(chosen.tolist())}
     other = dict(zip(chosen.tolist(), chosen.roll(-1).tolist(), strict=True))

@@ -99,7 +99,7 @@ class Recipe:
             else:
                 setattr(recipe, key, _pairs(values[0]) if key == "fit" else values[0])
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
-            raise UserError(f"the recipe declares no {' and no '.join(missing)}")
+            raise UserError(f"the recipe declares no {' and no '.join(missing)}. Add what is missing.")
         return recipe
 
     def declare(self, key: str, row: Row) -> None:
@@ -110,13 +110,13 @@ class Recipe:
         """
         rows = self.rows if key == "row" else self.bases
         if row.name in rows:
-            raise UserError(f"{key} '{row.name}' is declared twice")
+            raise UserError(f"{key} '{row.name}' is declared twice. Rename one of them.")
         try:
             parse_corpus_name(row.corpus)
         except ValueError as error:
             raise UserError(f"{key} '{row.name}': {error}") from error
         if row.base and row.base not in self.bases:
-            raise UserError(f"{key} '{row.name}': no pre-training '{row.base}' is declared")
+            raise UserError(f"{key} '{row.name}': no pre-training '{row.base}' is declared. Declare it first.")
         rows[row.name] = row
 
     def start_from(self, folder: Path, work: Path) -> None:

@@ -151,7 +151,7 @@ def read_scores(path: Path) -> dict:
     """
     found = {split: one for split, one in json.loads(path.read_text(encoding="utf-8")).items() if one["measures"]}
     if not found:
-        raise UserError(f"{path} has no scores")
+        raise UserError(f"{path} has no scores. Delete it, and run the recipe again.")
     kind = "test" if "test" in found else "valid"
     main, further = found[kind], found.get(f"{kind}1")
     scores = {further["name"]: further["score"]} if further else {}

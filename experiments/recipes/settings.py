@@ -126,4 +126,4 @@ def words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(environ.get(name, "")))
     except ValueError as error:
-        raise UserError(f"{name}={environ[name]}: {str(error).lower()}") from error
+        raise UserError(f"{name}={environ[name]}: {str(error).lower()}. Write it as in a shell.") from error

@@ -59,7 +59,9 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
         check_data(run)
         if has_ended(run):
             if not run.best.exists():
-                raise UserError(f"{run}: trained, but {checkpoints} lacks {run.best.name}, which is scored")
+                raise UserError(
+                    f"{run}: trained, but {checkpoints} has no {run.best.name} to score. Move {run.folder} away."
+                )
             say(f"{run}: trained already, see {run.folder}")
             return
         record_start(run, settings, root)
@@ -176,7 +178,9 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
         for folder in run.stale_dirs:
             say(f"{run}: {folder} holds this row with other flags: {difference(run, folder)}")
     elif wrong := difference(run, run.folder):
-        raise UserError(f"{run.folder} holds a training with other flags: {wrong}")
+        raise UserError(
+            f"{run.folder} has a training with other flags: {wrong}. Use its flags, or move that folder away."
+        )
     manifest["starts"].append(
         {
             "commit": provenance.commit(root),

@@ -37,7 +37,8 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
     queries, keys, values = layer.projection.plain(layer)
     if spec.score != "dot-product" or layer.bias_k is not None or layer.add_zero_attn:
         raise UserError(
-            f"score={spec.score!r} or appended keys: the plain layer is written for dot products without appended keys"
+            f"score={spec.score!r} or appended keys: the plain layer is written for dot products without appended keys. "
+            "Keep the layer as it is."
         )
     if layer.head_map is not None:
         queries, keys, values = _mapped(layer, queries, keys, values)

@@ -42,7 +42,10 @@ def _check_tensor(sizes: InputSizes, tensor: Tensor, name: str, size_name: str, 
         shape = f"[batch, time, {size}]" if sizes.batch_first else f"[time, batch, {size}]"
         raise ValueError(f"{name} of shape {list(tensor.shape)}: expected {shape}")
     if tensor.size(2) != size:
-        raise ValueError(f"{name} of size {tensor.size(2)}: this layer was built with {size_name}={size}")
+        raise ValueError(
+            f"{name} of size {tensor.size(2)}: this layer was built with {size_name}={size}. Pass inputs of this size, or build "
+            f"the layer with {size_name}={tensor.size(2)}."
+        )
     raise ValueError(f"{name} of {tensor.dtype}: expected a float tensor")
 
 

@@ -356,7 +356,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             cache = self.cache.get(state)
             if cache is None or key is not None or value is not None:
                 raise ValueError(
-                    "key and value may be None only where incremental_state holds saved ones, and only together"
+                    "key and value may be None only together, and only if incremental_state has saved ones. Pass both."
                 )
             return cache.tensors, cache.padding
         states = self.score.project_key_value(modules, key, value)

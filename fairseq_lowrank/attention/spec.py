@@ -113,23 +113,23 @@ class AttentionSpec:
             if axis in parts and parts[axis].reads_queries and not score.has_queries:
                 raise ValueError(
                     f"{axis} {parts[axis].name!r} is computed from the queries, and score {self.score!r} has none. Use another mixing, "
-                    "or another score"
+                    "or another score."
                 )
         if not projection.composes and self.score != AXES["score"].default:
             raise ValueError(
-                f"projection={self.projection!r} works only with score 'dot-product', not with {self.score!r}"
+                f"projection={self.projection!r} works only with score 'dot-product', not with {self.score!r}. Remove one of the two."
             )
         plain = (self.projection, self.score) == (AXES["projection"].default, AXES["score"].default)
         for name in ("head_map", "head_output"):
             if name in parts and parts[name].changes_queries and not plain:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} works only with projection 'independent' and score 'dot-product', not with "
-                    f"{self.projection!r} and {self.score!r}"
+                    f"{self.projection!r} and {self.score!r}. Use these two, or remove {name}."
                 )
         if output is not None and output.heads_per_output > 1 and parts.keys() & {"mixing", "score_mixing"}:
             raise ValueError(
                 f"head_output={self.head_output!r} has {output.heads_per_output} heads of queries for each output, which mixing "
-                f"{self.mixing!r} and score mixing {self.score_mixing!r} cannot mix"
+                f"{self.mixing!r} and score mixing {self.score_mixing!r} cannot mix. Remove the mixing, or head_output."
             )
 
     @property
@@ -154,7 +154,7 @@ class AttentionSpec:
         if need is not None and need.axis not in chosen:
             flag = AXES[need.axis].flag.replace("_", "-")
             raise ValueError(
-                f"attention preset {preset!r} needs {need.what} (--{flag} N, {need.axis}=N): {need.advice}"
+                f"attention preset {preset!r} needs {need.what}: {need.advice}. Give it with --{flag} N, or {need.axis}=N."
             )
         return cls(**PRESETS[preset] | chosen)
 
@@ -247,7 +247,9 @@ class AttentionSpec:
             ValueError: these scores cannot work in such a layer.
         """
         if projection.dims.unused_key_projection and self.score != "synthesizer-dense":
-            raise ValueError(f"unused_key_projection with score {self.score!r}: it works only with 'synthesizer-dense'")
+            raise ValueError(
+                f"unused_key_projection with score {self.score!r}: it works only with 'synthesizer-dense'. Remove it."
+            )
         part = PARTS["score"][self.score]
         score = part(projection, **self.options_of(part))
         if score.num_parameters > LARGEST_PROJECTION:

@@ -18,7 +18,9 @@ class _DisabledInProj:
     def __torch_function__(
         cls, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict | None = None
     ) -> NoReturn:
-        raise TypeError("queries, keys and values have separate projections: there is no in_proj_weight")
+        raise TypeError(
+            "queries, keys and values have separate projections: there is no in_proj_weight. Use q_proj, k_proj and v_proj."
+        )
 
 
 class TorchMHACompat(nn.Module):

@@ -51,7 +51,7 @@ def run(args) -> int:
         remedy = "Set TRITON_INTERPRET=1 and add --device cpu to interpret the kernels."
         raise FlagError("--device", args.device, "there is no GPU", remedy)
     if (reason := triton.device_unsupported_reason(device, dtype)) is not None:
-        raise UserError(f"--device {args.device}, --dtype {args.dtype}: {reason}")
+        raise UserError(f"--device {args.device}, --dtype {args.dtype}: {reason}. Choose another device or dtype.")
     from fairseq_lowrank.ops.attention import selfcheck
 
     wrong = 0

@@ -72,6 +72,8 @@ def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
     """Return the result of `read` for a file; its errors name the flag."""
     try:
         return read(path)
+    except UserError as error:
+        raise UserError(f"{flag} {path}: {error}") from error
     except (OSError, ValueError) as error:
         wrong = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{flag} {path}: {wrong}. Give the file that the command wrote.") from error
@@ -89,7 +91,7 @@ def _bleu(path: Path) -> dict:
 
     hypotheses = scores.read_hypotheses(path)
     if not hypotheses:
-        raise UserError("has no hypotheses of fairseq-generate")
+        raise UserError("has no hypotheses. Give the log of fairseq-generate.")
     return scores.bleu(hypotheses, scores.read_references(path))
 
 

@@ -55,8 +55,10 @@ def run(args) -> None:
     if not found and not plots:
         asked = "".join(f" for {name}" for name in (args.paper, args.table) if name)
         where = ", ".join(map(str, args.results))
-        hint = ". Add --table NAME to show its published values." if args.paper and not args.table else ""
-        raise UserError(f"no results{asked} in {where}{hint}")
+        remedy = (
+            "Add --table NAME to show its published values." if args.paper and not args.table else "Give other files."
+        )
+        raise UserError(f"no results{asked} in {where}. {remedy}")
     drawn = plot_figures(plots, args.width) if args.output else {}
     text = tables.as_markdown(found, {name: f"{file}.png" for name, (file, _) in drawn.items()})
     pages = {"report.md": text}

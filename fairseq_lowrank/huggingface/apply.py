@@ -68,7 +68,8 @@ def apply_attention(
         and any(site == "cross" and module in chosen for module, site, _ in found)
     ):
         raise UserError(
-            f"attention {preset!r} reads each position's own value, so it needs sites=['encoder', 'decoder']"
+            f"attention {preset!r} reads each position's own value, which cross attention does not have. "
+            "Set sites=['encoder', 'decoder']."
         )
     for module, _, _ in found:
         for name in (*MODULES, "attention_activation", "attention_inputs"):

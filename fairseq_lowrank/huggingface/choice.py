@@ -86,7 +86,7 @@ def chosen_modules(
         there = [site for site in SITES if any(site == known for _, known, _ in found)]
         raise UserError(
             f"{name}: attention can be chosen in {len(found)} of {len(found) + len(others)} layers, and not in "
-            f"{describe(others)}. Ask for this part with sites={there}, or with layers=."
+            f"{describe(others)}. Choose this part with sites={there}, or with layers=."
         )
     here = [(module, index) for module, site, index in found if sites is None or site in sites]
     counts = {site: sum(site == known for _, known, _ in found) for site in SITES}

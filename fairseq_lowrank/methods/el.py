@@ -29,13 +29,12 @@ class ELProjection(SharedKeyValue):
         embed_dim, num_heads, head_dim = dims[:3]
         if dims.kdim != embed_dim:
             raise ValueError(
-                f"projection {self.name!r} uses the hidden states as keys and needs kdim = embed_dim: "
-                f"kdim={dims.kdim}, embed_dim={embed_dim}"
+                f"kdim={dims.kdim}: projection {self.name!r} uses the hidden states as keys. Set kdim = embed_dim = {embed_dim}."
             )
         if head_dim * num_heads != embed_dim:
             raise ValueError(
-                f"projection {self.name!r} cuts the hidden states into heads and needs head_dim = embed_dim / num_heads = "
-                f"{embed_dim / num_heads:g}: head_dim={head_dim}"
+                f"head_dim={head_dim}: projection {self.name!r} cuts the hidden states into heads. Set head_dim = embed_dim / "
+                f"num_heads = {embed_dim / num_heads:g}."
             )
         super().__init__(dims)
 

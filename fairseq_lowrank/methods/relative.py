@@ -39,16 +39,16 @@ class RelativePositions(ScoreFunction):
         if projection.dims.cross:
             raise ValueError(
                 "score 'relative' needs queries and keys of one sequence, which cross attention does not have. Use it for "
-                "self-attention only (--attention-sites encoder,decoder)"
+                "self-attention only (--attention-sites encoder,decoder)."
             )
         if projection.dims.has_appended_keys:
             raise ValueError(
-                "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position"
+                "score 'relative' does not work with add_bias_kv or add_zero_attn: an appended key has no position. Remove them."
             )
         if not projection.projects_keys:
             raise ValueError(
-                f"score 'relative' projects positions like keys, and projection {projection.name!r} projects no keys: expected another "
-                "projection"
+                f"score 'relative' projects positions like keys, and projection {projection.name!r} projects no keys. Choose another "
+                "projection."
             )
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:

@@ -34,12 +34,12 @@ class SharedKeyValue(Projection):
         super().__init__(dims)
         if dims.vdim != dims.kdim:
             raise ValueError(
-                f"projection {self.name!r} uses the keys as values and needs vdim = kdim: vdim={dims.vdim}, kdim={dims.kdim}"
+                f"vdim={dims.vdim}: projection {self.name!r} uses the keys as values. Set vdim = kdim = {dims.kdim}."
             )
         if dims.value_dim != dims.head_dim:
             raise ValueError(
-                f"projection {self.name!r} uses the keys as values and needs value_dim = head_dim: "
-                f"value_dim={dims.value_dim}, head_dim={dims.head_dim}"
+                f"value_dim={dims.value_dim}: projection {self.name!r} uses the keys as values. Set value_dim = head_dim = "
+                f"{dims.head_dim}."
             )
         self.state_sizes = {"key": dims.head_dim}
 

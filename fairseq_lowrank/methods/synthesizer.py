@@ -38,20 +38,21 @@ class Synthesizer(ScoreFunction):
         if projection.dims.cross:
             raise ValueError(
                 f"score {self.name!r} scores positions of one sentence, and cross attention has two. Use it for "
-                "self-attention only (--attention-sites encoder,decoder)"
+                "self-attention only (--attention-sites encoder,decoder)."
             )
         if projection.dims.has_appended_keys:
             raise ValueError(
-                f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position"
+                f"score {self.name!r} does not work with add_bias_kv or add_zero_attn: an appended key has no position. "
+                "Remove them."
             )
         if projection.needs_keys:
             raise ValueError(
-                f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use projection 'independent'"
+                f"projection {projection.name!r} needs keys, and score {self.name!r} has none. Use projection 'independent'."
             )
         positions = projection.dims.max_positions
         if positions is None:
             raise ValueError(
-                f"score {self.name!r} learns parameters for every position. Pass the greatest length: max_positions=N"
+                f"score {self.name!r} learns parameters for every position. Pass the greatest length: max_positions=N."
             )
         if not isinstance(positions, Integral) or isinstance(positions, bool) or positions < 1:
             raise ValueError(f"max_positions={positions!r}: expected a positive integer")
@@ -82,11 +83,11 @@ class Synthesizer(ScoreFunction):
         queries, keys = q.size(2), values.size(2)
         if keys > self.max_positions:
             raise ValueError(
-                f"a sentence of {keys} positions, and score {self.name!r} was built for up to {self.max_positions} "
-                "(--max-target-positions, --max-source-positions, max_positions)"
+                f"a sentence of {keys} positions, and score {self.name!r} was built for up to {self.max_positions}. Shorten it, or "
+                "build the model for more (--max-target-positions, --max-source-positions, max_positions)."
             )
         if queries > keys:
-            raise ValueError(f"{queries} queries of {keys} keys: score {self.name!r} needs both of one sentence")
+            raise ValueError(f"{queries} queries of {keys} keys: score {self.name!r} expected both of one sentence")
         padding, positions = mask.key_padding, None
         if padding is not None and not is_right_padding(padding):
             positions = (~padding).cumsum(dim=1).sub(1).clamp(min=0)

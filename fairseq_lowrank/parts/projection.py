@@ -103,7 +103,9 @@ class Projection(Part):
     @classmethod
     def check_place(cls, axis: str, place: Place) -> None:
         if place.has_appended_keys and not cls.composes:
-            raise ValueError(f"{axis} {cls.name!r} takes no appended keys (add_bias_kv, add_zero_attn)")
+            raise ValueError(
+                f"{axis} {cls.name!r} does not work with add_bias_kv or add_zero_attn. Remove them, or choose another {axis}."
+            )
         super().check_place(axis, place)
 
     @property
@@ -247,4 +249,6 @@ def check_value_is_key(name: str, key: Tensor, value: Tensor) -> None:
         key.data_ptr() == value.data_ptr() and key.shape == value.shape and key.stride() == value.stride()
     )
     if not same:
-        raise ValueError(f"projection {name!r} computes keys and values from one input: value must be key itself")
+        raise ValueError(
+            f"projection {name!r} computes keys and values from one input. Pass the same tensor as key and value."
+        )

@@ -93,7 +93,9 @@ def arguments_of(cfg: DictConfig) -> argparse.Namespace:
         if name is None:
             raise UserError(f"{section}: missing. Add {section}=NAME, or +{section}._name=NAME.")
         if section == "model" and checks.model_class(name) is None:
-            raise UserError(f"model._name={name}: no such model. `fairseq-lowrank architectures` lists the names.")
+            raise UserError(
+                f"model._name={name}: no such model. Choose from the list of fairseq-lowrank architectures."
+            )
         values[flag] = name
     return argparse.Namespace(**values)
 

@@ -30,12 +30,13 @@ def load(file: BinaryIO, allowed: Sequence[Any] = ()) -> Any:
                 raise zipfile.BadZipFile("a tensor has more elements than its storage")
         except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, EOFError) as error:
             reason = f"it is damaged, cut short or another kind of file ({error})"
-            raise InvalidCheckpoint(file.name, reason) from error
+            raise InvalidCheckpoint(file.name, reason, "Copy or download it again.") from error
         except pickle.UnpicklingError as error:  # torch's message advises to switch its safety off
             file.seek(0)
             classes = [] if legacy else torch.serialization.get_unsafe_globals_in_checkpoint(file)
             reason = f"it contains {', '.join(classes) or 'damaged parts or classes'}, which no checkpoint needs"
-            raise InvalidCheckpoint(file.name, reason) from error
+            remedy = "Use a checkpoint that has only tensors and settings."
+            raise InvalidCheckpoint(file.name, reason, remedy) from error
     return content
 
 

@@ -79,7 +79,7 @@ def load_file(file: typing.BinaryIO, **options: object) -> dict:
     """Return the content of an opened checkpoint, see :func:`load_checkpoint`; options of ``torch.load`` are ignored."""
     state = checkpoint_file.load(file, CHECKPOINT_CLASSES)
     if not isinstance(state, dict) or "model" not in state:
-        raise InvalidCheckpoint(file.name, "it has no 'model' entry")
+        raise InvalidCheckpoint(file.name, "it has no 'model' entry", "Give a file that fairseq-train wrote.")
     return state
 
 

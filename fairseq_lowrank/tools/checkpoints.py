@@ -30,7 +30,7 @@ def load_state(path: Path, overrides: dict | None = None) -> dict:
         raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
     state = checkpoint_utils.load_checkpoint_to_cpu(str(path), overrides)
     if not (state.get("cfg") or state.get("args")):
-        raise InvalidCheckpoint(path, "it has no configuration of fairseq")
+        raise InvalidCheckpoint(path, "it has no configuration of fairseq", "Give a file that fairseq-train wrote.")
     return state
 
 

@@ -401,19 +401,25 @@ def remix(
     query_weight = tensors.pop("mixing.query_weight", like.new_zeros(head_dim, num_heads))
     matrix = identity if spec.mixing == "none" else tensors.pop("mixing.weight", None)
     if matrix is None:
-        raise UserError(f"the checkpoint has no mixing.weight, which {spec.mixing} mixing needs")
+        raise UserError(
+            f"the checkpoint has no mixing.weight, which {spec.mixing} mixing needs. Use a complete checkpoint."
+        )
     matrix = matrix.diag() if matrix.dim() == 1 else matrix
     if mixing == "positionwise":
         return tensors | {"mixing.weight": matrix, "mixing.query_weight": query_weight}, False
     if query_weight.any():
-        raise UserError("its mixing depends on the query (W^M is not 0), which no other mixing can compute")
+        raise UserError(
+            "its mixing depends on the query (W^M is not 0), which no other mixing can compute. Keep the mixing."
+        )
     if mixing == "static":
         return tensors | {"mixing.weight": matrix}, False
     diagonal = torch.equal(matrix, matrix.diag().diag())
     if mixing == "diagonal" and diagonal:
         return tensors | {"mixing.weight": matrix.diag().clone()}, False
     if mixing == "diagonal":
-        raise UserError("its M has entries off the diagonal, which mix heads")
+        raise UserError(
+            "its M has entries off the diagonal, which mix heads. Use --head-mixing static or positionwise."
+        )
     if torch.equal(matrix, identity):
         return tensors, False
     return fold(tensors, spec.projection, matrix, diagonal), True
@@ -443,7 +449,7 @@ def fold(tensors: dict[str, Tensor], projection: str, matrix: Tensor, diagonal: 
     else:
         raise UserError(
             f"its M mixes heads that have separate values (projection {projection}): without mixing, Σ_j M[j,i] P_j V_i needs "
-            "values of size h·d_k. Only a diagonal M, or one shared value, can be converted."
+            "values of size h·d_k. Keep the mixing, because only a diagonal M or one shared value can be converted."
         )
     folded = heads.flatten(1).to(weight.dtype)
     if not folded.isfinite().all():

@@ -225,7 +225,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         with open(present(pickled), "rb") as file:
             tensors = checkpoint_file.load(file)
         if not isinstance(tensors, Mapping) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise InvalidCheckpoint(pickled, "it contains more than tensors by name")
+            raise InvalidCheckpoint(pickled, "it contains more than tensors by name", "Give the weights of a BERT.")
     bare = not any(name.startswith("bert.") for name in tensors)  # BertModel alone
     old = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -245,7 +245,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise InvalidCheckpoint(path, str(error)) from error
+        raise InvalidCheckpoint(path, str(error), "Download it again.") from error
 
 
 def read_normalisation(folder: Path, words: list[str]) -> dict[str, bool | None]:

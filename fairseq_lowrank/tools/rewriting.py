@@ -27,7 +27,7 @@ def layer_with(module: MultiheadAttention, tensors: dict[str, Tensor]) -> Multih
         layer.load_state_dict(tensors)
     except RuntimeError as error:  # names and shapes, one a line
         found = " ".join(str(error).split())
-        raise UserError(f"the layer's tensors cannot be loaded: {found} Keep the checkpoint as it is.") from error
+        raise UserError(f"the layer's tensors cannot be loaded ({found}). Keep the checkpoint as it is.") from error
     return layer
 
 

@@ -80,5 +80,7 @@ def measure(names: Sequence[str], predictions: Values, targets: Values) -> dict[
         ValueError: there are no predictions, or their number differs from that of targets.
     """
     if not predictions or len(predictions) != len(targets):
-        raise ValueError(f"{len(predictions)} predictions for {len(targets)} targets")
+        raise ValueError(
+            f"{len(predictions)} predictions for {len(targets)} targets: expected one for each, and at least one"
+        )
     return {name: 100 * float(MEASURES[name](predictions, targets)) for name in names}

@@ -38,7 +38,7 @@ def test_every_combination_computes_its_formula_or_is_refused(
 ):
     axes = {"projection": projection, "activation": activation, "mixing": mixing, "head_dim": head_dim}
     if projection == "el" and head_dim is not None:
-        with pytest.raises(ValueError, match="needs head_dim = embed_dim / num_heads = 4: head_dim="):
+        with pytest.raises(ValueError, match="Set head_dim = embed_dim / num_heads = 4"):
             make(**axes)
         return
     layer, x = make(**axes, self_attention=True), inputs(KEYS, BATCH, EMBED_DIM)

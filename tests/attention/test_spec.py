@@ -75,12 +75,12 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         (
             "fixedhead",
             {},
-            r"'fixedhead' needs a head size \(--head-dim N.*\): the paper sets it to the sequence length",
+            r"'fixedhead' needs a head size: the paper sets it to the sequence length\. Give it with --head-dim N",
         ),
         (
             "gqa",
             {},
-            r"'gqa' needs a number of key and value heads \(--key-value-heads N.*\): the paper takes 8 for 64 heads",
+            r"'gqa' needs a number of key and value heads: the paper takes 8 for 64 heads\. Give it with --key-value-heads N",
         ),
         ("gqa", {"key_value_heads": 2}, "key_value_heads=2: expected a divisor of num_heads=3"),
         ("gqa", {"key_value_heads": 6}, "key_value_heads=6: expected a divisor of num_heads=3"),
@@ -92,10 +92,14 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
         ("mhe-add", {"key_value_heads": 3}, "key_value_heads=3: projection 'head-embedding-add' expects none"),
         ("mha", {"num_heads": 5}, "embed_dim=12 is not divisible by num_heads=5: .*give a head size"),
         ("mha", {"num_heads": 0}, "num_heads=0: expected a positive integer"),
-        ("el", {"head_dim": 5}, "'el' cuts the hidden states into heads and needs .* = 4: head_dim=5"),
-        ("el", {"kdim": 8, "vdim": 8}, "'el' uses the hidden states as keys and needs kdim = embed_dim: kdim=8"),
-        ("el", {"vdim": 8}, "'el' uses the keys as values and needs vdim = kdim: vdim=8, kdim=12"),
-        ("skv", {"kdim": 8}, "'shared-kv' uses the keys as values and needs vdim = kdim: vdim=12, kdim=8"),
+        ("el", {"head_dim": 5}, "head_dim=5: projection 'el' cuts the hidden states into heads. Set .* = 4"),
+        (
+            "el",
+            {"kdim": 8, "vdim": 8},
+            "kdim=8: projection 'el' uses the hidden states as keys. Set kdim = embed_dim = 12",
+        ),
+        ("el", {"vdim": 8}, "vdim=8: projection 'el' uses the keys as values. Set vdim = kdim = 12"),
+        ("skv", {"kdim": 8}, "vdim=12: projection 'shared-kv' uses the keys as values. Set vdim = kdim = 8"),
         ("mha", {"backend": "flash"}, "backend='flash': expected one of auto, reference, sdpa"),
         (
             "talking-heads",

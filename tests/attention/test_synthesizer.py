@@ -255,7 +255,9 @@ def test_what_belongs_to_one_synthesizer_is_refused_elsewhere(axes, message):
 
 def test_more_queries_than_keys_are_refused(make, inputs):
     layer = synthesizer(make, score="synthesizer-dense")
-    with pytest.raises(ValueError, match="4 queries of 3 keys: score 'synthesizer-dense' needs both of one sentence"):
+    with pytest.raises(
+        ValueError, match="4 queries of 3 keys: score 'synthesizer-dense' expected both of one sentence"
+    ):
         layer(inputs(4, 2, 12), inputs(3, 2, 12), inputs(3, 2, 12))
 
 

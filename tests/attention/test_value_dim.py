@@ -86,9 +86,12 @@ def test_none_is_the_head_size():
         ({"value_dim": 10**11}, "value_dim=100000000000.*expected sizes that make at most"),
         (
             {"preset": "skv", "value_dim": 5},
-            "'shared-kv' uses the keys as values and needs value_dim = head_dim: value_dim=5, head_dim=4",
+            "value_dim=5: projection 'shared-kv' uses the keys as values. Set value_dim = head_dim = 4",
         ),
-        ({"preset": "el", "value_dim": 5}, "'el' uses the keys as values and needs value_dim = head_dim: value_dim=5"),
+        (
+            {"preset": "el", "value_dim": 5},
+            "value_dim=5: projection 'el' uses the keys as values. Set value_dim = head_dim",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(options, message):

@@ -40,17 +40,17 @@ def test_help_shows_every_flag(capsys):
     [
         ("--attention mixhead", "argument --attention: invalid choice: 'mixhead' (choose from"),
         ("--head-mixing a", "argument --head-mixing: invalid choice: 'a' (choose from"),
-        ("--attention fixedhead", "'fixedhead' needs a head size (--head-dim N"),
+        ("--attention fixedhead", "'fixedhead' needs a head size"),
         ("--encoder-attention-heads 3", "encoder attention: embed_dim=512 is not divisible by num_heads=3"),
         ("--decoder-attention-heads 3", "decoder attention: embed_dim=512 is not divisible by num_heads=3"),
         ("--head-dim 0", "head_dim=0: expected a positive integer"),
-        ("--attention el --encoder-embed-dim 256", "cross attention: projection 'el' uses the hidden states as keys"),
-        ("--attention el --head-dim 64", "encoder attention: projection 'el' cuts the hidden states into heads"),
+        ("--attention el --encoder-embed-dim 256", "projection 'el' uses the hidden states as keys"),
+        ("--attention el --head-dim 64", "projection 'el' cuts the hidden states into heads"),
         (
             "--attention skv --value-dim 7",
-            "encoder attention: projection 'shared-kv' uses the keys as values and needs value_dim",
+            "projection 'shared-kv' uses the keys as values. Set value_dim",
         ),
-        ("--attention gqa", "'gqa' needs a number of key and value heads (--key-value-heads N"),
+        ("--attention gqa", "'gqa' needs a number of key and value heads"),
         (
             "--attention gqa --key-value-heads 3",
             "encoder attention: key_value_heads=3: expected a divisor of num_heads=4",

@@ -112,7 +112,9 @@ class AttentionCall(TensorTree):
             if tensor is None:
                 continue
             if not _broadcasts(tensor, shape):
-                raise ValueError(f"{name} of shape {list(tensor.shape)} does not broadcast to scores {list(shape)}")
+                raise ValueError(
+                    f"{name} of shape {list(tensor.shape)}: expected one that broadcasts to scores {list(shape)}"
+                )
             if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
                 kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
                 raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")

@@ -76,7 +76,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why this backend does not run on a device in a dtype, or ``None``."""
     if dtype not in DTYPES:
-        return "its kernels compute in float32, bfloat16 and float16 alone"
+        return "its kernels compute only in float32, bfloat16 and float16"
     if device.type == "meta":
         return None
     if not _INSTALLED:

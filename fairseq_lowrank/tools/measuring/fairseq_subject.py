@@ -114,7 +114,7 @@ def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject
         found = ", ".join(f"{kind.__name__} ({site})" for site, kind in foreign.items())
         raise UserError(f"{name} computes attention by {found}, which is not measured. Use a model without it.")
     if not layers:
-        raise UserError(f"{name} has no attention with queries and keys, so there is nothing to measure.")
+        raise UserError(f"{name} has no attention with queries and keys. Use a model with attention.")
     tokens = sum(sample["ntokens"] for sample in samples) / len(samples)
     return LayerSubject(name, layers, samples, score, metric, tokens)
 
@@ -132,7 +132,7 @@ def scoring(model: nn.Module, sample: dict, task: Any) -> tuple[Metric, Callable
         )
     target = next((key for key in ("target", "lm_target") if key in sample), None)
     if target is None or not torch.is_tensor(sample[target]) or "net_input" not in sample:
-        raise UserError(f"{name}: its data has no words or labels to compare with, so the cost of a cut is unknown.")
+        raise UserError(f"{name}: its data has no words or labels to compare with. Use data with a target.")
     head = getattr(task.cfg, "classification_head_name", None)
     if head is not None and head in getattr(model, "classification_heads", {}):
         if getattr(task.cfg, "regression_target", False):
@@ -145,7 +145,9 @@ def scoring(model: nn.Module, sample: dict, task: Any) -> tuple[Metric, Callable
 
         return ACCURACY, accuracy
     if sample[target].is_floating_point() or sample[target].dim() != 2:
-        raise UserError(f"{name}: its task ({type(task).__name__}) has no words as targets, so it is not measured.")
+        raise UserError(
+            f"{name}: its task ({type(task).__name__}) has no words as targets. Use a model that predicts words."
+        )
     padding = task.target_dictionary.pad() if task.target_dictionary is not None else task.source_dictionary.pad()
 
     def bits(sample: dict) -> tuple[float, float]:

@@ -62,7 +62,9 @@ def measure(
             progress.update()
         probe.gathering = False
         if not probe.layers:
-            raise UserError(f"{subject.name}: no attention layer ran on these sequences, so none is measured")
+            raise UserError(
+                f"{subject.name}: no attention layer ran on these sequences. Use other sequences, or another model."
+            )
         uncut = trial.values({}, held_out)
         cuts: dict[str, dict] = {}
         for kind in KINDS:

@@ -36,7 +36,10 @@ def factors(call: AttentionCall) -> tuple[Tensor, Tensor]:
     """
     scores = call.scores
     if not isinstance(scores, DotProduct):
-        raise UserError(f"{type(scores).__name__} scores are not products of queries and keys, so no rank bounds them")
+        raise UserError(
+            f"{type(scores).__name__} scores are not products of queries and keys, so no rank bounds them. Use a model with "
+            "--attention-score dot-product."
+        )
     heads = scores.q.size(1)
     if call.score_mixing is None:
         return scores.q, scores.k.repeat_interleave(heads // scores.k.size(1), dim=1)

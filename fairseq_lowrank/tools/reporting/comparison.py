@@ -49,7 +49,7 @@ def prr(score: float, mha_score: float) -> float:
     The MHE poster prints values without a formula; this formula gives its values.
     """
     if mha_score <= 0:
-        raise ValueError(f"mha_score={mha_score}: PRR needs a positive score")
+        raise ValueError(f"mha_score={mha_score}: expected a positive score")
     return 100 * score / mha_score
 
 
@@ -60,7 +60,10 @@ def peop(score: float, sha_score: float, parameters: int, sha_parameters: int) -
     output projection and without biases. Then the poster's printed scores give its PEoP, up to rounding.
     """
     if sha_score <= 0 or parameters == sha_parameters:
-        raise ValueError("PEoP needs a positive SHA score and a parameter count that differs from SHA's")
+        raise ValueError(
+            f"sha_score={sha_score}, sha_parameters={sha_parameters}: expected a positive score, and a count other than "
+            f"parameters={parameters}"
+        )
     return (score / sha_score - 1) / (parameters / sha_parameters - 1)
 
 
@@ -73,7 +76,7 @@ def load_results(paths: Iterable[Path]) -> list[dict]:
     if broken and not lines:
         raise UserError(broken[0])
     for complaint in broken:
-        say(f"{complaint}. The line is left out.")
+        say(f"{complaint.removesuffix('.')}. The line is left out.")
     return lines
 
 

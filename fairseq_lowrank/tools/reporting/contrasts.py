@@ -333,23 +333,23 @@ def read_prediction(text: str) -> tuple[str, float]:
     """
     match = re.fullmatch(rf"({'|'.join(SIDES)}) (-?\d+(?:\.\d+)?)", text) if isinstance(text, str) else None
     if match is None:
-        raise UserError(f"prediction must be one of {', '.join(SIDES)}, with a number")
+        raise UserError(f"prediction is {text!r}, expected one of {', '.join(SIDES)}, with a number")
     return SIDES[match[1]], float(match[2])
 
 
 def _check_planned(one: PlannedContrast) -> None:
     """Raise UserError unless a contrast is complete."""
     if not all(isinstance(value, str) for value in (one.name, one.metric, one.split)):
-        raise UserError("name, metric and split must be texts")
+        raise UserError("expected texts as name, metric and split")
     if len(one.rows) not in (2, 4):
-        raise UserError("rows must be 2 or 4 names")
+        raise UserError(f"{len(one.rows)} rows, expected 2 or 4 names")
     side, _ = read_prediction(one.prediction)
     if one.margin is None:
         return
     if side != "=":
-        raise UserError("a margin works only with the prediction '= 0'")
+        raise UserError(f"a margin with the prediction {one.prediction!r}, expected '= 0'")
     if isinstance(one.margin, bool) or not isinstance(one.margin, (int, float)) or not 0 < one.margin < math.inf:
-        raise UserError("margin must be a number above 0")
+        raise UserError(f"margin is {one.margin!r}, expected a number above 0")
 
 
 def compare_planned(

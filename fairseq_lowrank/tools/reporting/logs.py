@@ -63,7 +63,7 @@ def read_training_log(path: Path) -> dict:
                 losses.append(float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan)
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if not finished:
-        raise UserError(f"{path} has no finished epoch of fairseq-train")
+        raise UserError(f"{path} has no finished epoch. Give the log of a fairseq-train that finished one.")
     before, tokens, seconds, curve = 0, 0.0, 0.0, []
     for epoch in finished:
         train, valid = epoch["train"], epoch.get("valid", {})
@@ -95,6 +95,6 @@ def read_validation(path: Path) -> dict:
     found = [found[1] for line in read_lines(path) if (found := progress(line)) and found[0] == "test"]
     fields = found[-1] if found else {}
     if "ppl" not in fields:
-        raise UserError(f"{path} has no perplexity of fairseq-validate")
+        raise UserError(f"{path} has no perplexity. Give the log of fairseq-validate.")
     accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}
     return {"metric": "perplexity", "value": float(fields["ppl"]), **accuracy}

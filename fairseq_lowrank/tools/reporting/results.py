@@ -123,9 +123,9 @@ def read_results(
 def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> None:
     """Raise UserError unless `line` is a result with the required fields."""
     if not isinstance(line, dict):
-        raise UserError(f"{text[:40]} is not a result, which is a JSON object")
+        raise UserError(f"{text[:40]} is not a result, expected a JSON object")
     if missing := [field for field in required if field not in line]:
-        raise UserError(f"lacks {', '.join(missing)}")
+        raise UserError(f"has no {', '.join(missing)}. Add what is missing.")
     for field, kinds in (FIELDS | OPTIONAL).items():
         if field in line:
             check_type(field, line[field], kinds)
@@ -156,7 +156,7 @@ def check_sentences(line: dict) -> None:
 def check_measurement(line: dict) -> None:
     """Raise UserError unless `line` is a measurement."""
     if missing := [field for field in MEASURED if field not in line]:
-        raise UserError(f"lacks {', '.join(missing)}")
+        raise UserError(f"has no {', '.join(missing)}. Add what is missing.")
     for field, kinds in MEASURED.items():
         check_type(field, line[field], kinds)
     check_sentences(line)
@@ -187,7 +187,7 @@ def append_result(path: Path, line: dict) -> None:
         UserError: a field is missing, has a wrong type, or is not finite.
     """
     if missing := [field for field in (*FIELDS, "commit") if field not in line]:
-        raise UserError(f"a result needs {', '.join(missing)}")
+        raise UserError(f"the result has no {', '.join(missing)}. Add what is missing.")
     check(line)
     _append(path, line)
 
@@ -246,7 +246,7 @@ def _append(path: Path, line: dict) -> None:
             data = b"\n" + data
         try:
             if os.write(handle, data) < len(data):
-                raise OSError(f"{path}: the disk is full")
+                raise OSError(f"{path}: the disk is full. Free some space.")
             os.fsync(handle)
         except OSError:
             os.ftruncate(handle, size)

@@ -28,7 +28,10 @@ def read_sentences(path: Path, pattern: str) -> list[str]:
         if match := re.match(pattern, text):
             found.setdefault(int(match[1]), match[2])  # with --nbest, the best comes first
     if sorted(found) != list(range(len(found))):
-        raise UserError(f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}")
+        raise UserError(
+            f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}. Run fairseq-generate on "
+            "all sentences."
+        )
     return [found[index] for index in range(len(found))]
 
 
@@ -53,7 +56,9 @@ def bleu(hypotheses: list[str], references: list[str], raw: list[str] | None = N
         lowercase = not any(line != line.lower() for line in hypotheses)
     for text in (references, raw):
         if text is not None and len(text) != len(hypotheses):
-            raise UserError(f"{len(hypotheses)} hypotheses for {len(text)} references")
+            raise UserError(
+                f"{len(hypotheses)} hypotheses for {len(text)} references. Run fairseq-generate on all sentences."
+            )
     check_words("hypotheses", hypotheses)
     check_words("references", references)
     # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
@@ -83,7 +88,7 @@ def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
     scores = re.findall(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)", text)
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
     if not scores or not tokens:
-        raise UserError(f"{path} has no perplexity of fairseq-eval-lm")
+        raise UserError(f"{path} has no perplexity. Give the log of fairseq-eval-lm.")
     loss, perplexity = map(float, scores[-1])
     value = perplexity if metric == "perplexity" else round(loss * math.log(2), 4)
     return {"metric": metric, "value": value, "tokens": int(tokens[-1].replace(",", ""))}

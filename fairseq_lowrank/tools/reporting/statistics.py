@@ -75,16 +75,16 @@ def paired_differences(first: Scores, second: Scores) -> tuple[list[int], NDArra
     """
     seeds = sorted(set(first) & set(second))
     if not seeds:
-        raise UserError(f"no common seed: {sorted(first)} and {sorted(second)}")
+        raise UserError(f"no common seed: {sorted(first)} and {sorted(second)}. Train both rows with the same seeds.")
     rows = [[np.atleast_1d(np.asarray(scores[seed], dtype=float)) for scores in (first, second)] for seed in seeds]
     shapes = sorted({score.shape for pair in rows for score in pair})
     if len(shapes) > 1:
-        raise UserError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
+        raise UserError(f"the rows have scores of shapes {shapes}. Score all of them on the same sentences.")
     if len(shapes[0]) != 1:
         raise UserError(f"scores of shape {shapes[0]}: expected one per sentence")
     matrix = np.stack([one - other for one, other in rows])
     if not np.isfinite(matrix).all():
-        raise UserError("a score is infinite or not a number")
+        raise UserError("a score is infinite or not a number. Remove its run.")
     return seeds, matrix
 
 
@@ -141,7 +141,7 @@ def compare_matrix(matrix: NDArray, *, resolution: float = 0.0, draws: int = DRA
         ValueError: there are no differences.
     """
     if not matrix.size:
-        raise ValueError("no scores: a comparison needs at least one")
+        raise ValueError("no scores: expected at least one")
     count = matrix.shape[1]
     # a draw of sentences is used for all seeds, because a sentence that is easy for one seed is easy for every seed
     over_seeds = matrix.mean(0)[:, None]
@@ -189,11 +189,12 @@ def compare_counts(rows: Sequence[Scores], measure: Measure = bleu, *, draws: in
     signs = np.array((1.0, -1.0, -1.0, 1.0)[: len(rows)])
     seeds = sorted(set.intersection(*(set(row) for row in rows)))
     if not seeds:
-        raise UserError(f"no common seed: {' and '.join(str(sorted(row)) for row in rows)}")
+        given = " and ".join(str(sorted(row)) for row in rows)
+        raise UserError(f"no common seed: {given}. Train all rows with the same seeds.")
     counts = [[np.asarray(row[one], dtype=float) for one in seeds] for row in rows]
     shapes = sorted({array.shape for arrays in counts for array in arrays})
     if len(shapes) > 1:
-        raise UserError(f"scores of different sentences cannot be paired: their shapes are {shapes}")
+        raise UserError(f"the rows have scores of shapes {shapes}. Score all of them on the same sentences.")
     stacked = np.array(counts)  # [rows, seeds, sentences, counts]
     _, _, sentences, width = stacked.shape
     by_seed = signs @ measure(stacked.sum(2))

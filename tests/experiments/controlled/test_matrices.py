@@ -98,7 +98,7 @@ def test_training_follows_the_gradient_and_is_the_same_each_time():
 
 @pytest.mark.parametrize("preset", ["mhe-add", "tpa"])
 def test_a_method_whose_output_is_no_linear_map_of_the_content_is_refused(preset):
-    with pytest.raises(ValueError, match=f"{preset}: .* no linear map of the content"):
+    with pytest.raises(ValueError, match=f"{preset}: .* not a linear map of the content"):
         matrices.build_layer(Method(preset, preset), 8, seed=1)
 
 

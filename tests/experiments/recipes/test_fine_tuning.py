@@ -134,7 +134,7 @@ def test_a_published_checkpoint_stands_for_a_pre_training_but_not_in_a_trial(wor
     settings = Settings(work=work, rows=("mha@published",))
     with pytest.raises(
         ValueError,
-        match=r"bert-base/model\.pt is not there: make it of a published BERT with fairseq-lowrank import-bert",
+        match=r"bert-base/model\.pt does not exist. Make it from a published BERT: fairseq-lowrank import-bert",
     ):
         engine(own, settings).run_rows()
     assert commands.calls == []
@@ -168,7 +168,7 @@ def test_a_trial_takes_small_tasks_of_the_same_form(corpus, small):
 
 def test_a_row_of_a_pre_training_that_is_not_declared_is_refused(request):
     records = [["paper", "own"], ["table", "tiny"], ["row", "mha@rte", "rte", "bert", "", "--attention", "mha"]]
-    with pytest.raises(ValueError, match=r"^row 'mha@rte': no pre-training 'bert' is declared$"):
+    with pytest.raises(ValueError, match=r"^row 'mha@rte': no pre-training 'bert' is declared\. Declare it first\.$"):
         Recipe.read("fine-tuning", request.config.rootpath, records)
 
 

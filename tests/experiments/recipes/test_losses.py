@@ -64,7 +64,7 @@ def test_beside_another_source_a_sentence_loses_what_it_loses_with_that_source_i
 
 
 def test_no_other_source_is_taken_where_sentences_have_none(trained):
-    with pytest.raises(ValueError, match="needs a translation task"):
+    with pytest.raises(ValueError, match="Use a translation task"):
         sentence_losses(*load_model(trained("mixhead-b")), "valid", own_source=False)
 
 

@@ -135,7 +135,7 @@ def test_a_damaged_note_or_a_training_without_a_best_checkpoint_is_refused_in_on
     training.write_manifest(run.folder, training.read_manifest(run.folder) | {"ended": True})
     run.last.parent.mkdir()
     run.last.touch()
-    with pytest.raises(ValueError, match=r"lacks checkpoint_best\.pt"):
+    with pytest.raises(ValueError, match=r"has no checkpoint_best\.pt"):
         train(run, settings())
 
 

@@ -73,9 +73,12 @@ Q, K = torch.zeros(2, 3, 4, 6), torch.zeros(2, 1, 5, 6)
         ({"mask": AttentionMask(window=2)}, r"mask.window=2: .* together with causal=True"),
         (
             {"mask": AttentionMask(additive=torch.zeros(4, 4))},
-            r"mask.additive of shape \[4, 4\] does not broadcast to scores \[2, 3, 4, 5\]",
+            r"mask.additive of shape \[4, 4\]: expected one that broadcasts to scores \[2, 3, 4, 5\]",
         ),
-        ({"score_bias": torch.zeros(1, 2, 3, 4, 5)}, r"score_bias of shape \[1, 2, 3, 4, 5\] does not broadcast"),
+        (
+            {"score_bias": torch.zeros(1, 2, 3, 4, 5)},
+            r"score_bias of shape \[1, 2, 3, 4, 5\]: expected one that broadcasts",
+        ),
         ({"prob_mixing": StaticMixing(torch.eye(2))}, r"weight of static mixing: \[2, 2\], expected \[3, 3\]"),
         ({"score_mixing": StaticMixing(torch.ones(3))}, r"weight of static mixing: \[3\], expected \[3, 3\]"),
         ({"prob_mixing": DiagonalMixing(torch.eye(3))}, r"weight of diagonal mixing: \[3, 3\], expected \[3\]"),

@@ -34,7 +34,7 @@ def test_it_is_refused_on_a_cpu_in_one_line(monkeypatch):
     )
     with pytest.raises(ValueError, match=expected):
         attention(AttentionCall(DotProduct(x, x), x), "triton")
-    with pytest.raises(ValueError, match="in float32, bfloat16 and float16 alone"):
+    with pytest.raises(ValueError, match="only in float32, bfloat16 and float16"):
         attention(AttentionCall(DotProduct(x.double(), x.double()), x.double()), "triton")
 
 

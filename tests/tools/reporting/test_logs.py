@@ -70,5 +70,5 @@ def test_a_validation_is_that_of_the_test_set(tmp_path):
     file.write_text(written([("test", fields)]))
     assert logs.read_validation(file) == {"metric": "perplexity", "value": 1563.79}
     file.write_text(written([("valid", {"valid_ppl": "3"})]))
-    with pytest.raises(ValueError, match="no perplexity of fairseq-validate"):
+    with pytest.raises(ValueError, match=r"no perplexity\. Give the log of fairseq-validate"):
         logs.read_validation(file)

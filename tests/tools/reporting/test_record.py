@@ -69,12 +69,12 @@ def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp
 @pytest.mark.parametrize(
     "flag, text, words",
     [
-        ("--generate-log", "nothing", "has no hypotheses of fairseq-generate"),
+        ("--generate-log", "nothing", "has no hypotheses. Give the log of fairseq-generate"),
         ("--generate-log", TRANSLATED.format(1, "a", "a"), "has 1 sentences, but not those"),
         ("--generate-log", TRANSLATED.format(0, "a dog", "▁a ▁do g"), "Add --remove-bpe sentencepiece"),
         ("--generate-log", TRANSLATED.format(0, "a do@@ g", "a dog"), "Add --remove-bpe subword_nmt"),
-        ("--eval-log", "nothing", "has no perplexity of fairseq-eval-lm"),
-        ("--train-log", "nothing", "has no finished epoch of fairseq-train"),
+        ("--eval-log", "nothing", "has no perplexity. Give the log of fairseq-eval-lm"),
+        ("--train-log", "nothing", "has no finished epoch. Give the log of a fairseq-train"),
         ("--score", "[1]", "expected an object such as"),
         ("--score", '{"metric": "accuracy", "value": "high"}', "value is"),
     ],

@@ -79,14 +79,14 @@ def test_values_that_are_no_result_are_neither_written_nor_read(tmp_path, change
 
 def test_an_incomplete_line_is_not_written_and_broken_ones_are_named_by_their_numbers(tmp_path):
     path, said = tmp_path / "results.jsonl", []
-    with pytest.raises(ValueError, match="needs seed"):
+    with pytest.raises(ValueError, match="has no seed"):
         results.append_result(path, {key: value for key, value in LINE.items() if key != "seed"})
-    with pytest.raises(ValueError, match="needs commit"):
+    with pytest.raises(ValueError, match="has no commit"):
         results.append_result(path, {key: value for key, value in LINE.items() if key != "commit"})
     assert not path.exists() and results.read_results(path) == []
     path.write_text("\n".join(["{}", json.dumps(LINE), "{", "7", "", "[" * 100_000]) + "\n")
     assert results.read_results(path, said.append) == [LINE]
-    broken = [(1, "lacks paper, table"), (3, "not JSON"), (4, "7 is not a result"), (5, "not JSON"), (6, "not JSON")]
+    broken = [(1, "has no paper, table"), (3, "not JSON"), (4, "7 is not a result"), (5, "not JSON"), (6, "not JSON")]
     for text, (number, wrong) in zip(said, broken, strict=True):
         assert text.startswith(f"{path}, line {number}: {wrong}")
     path.write_bytes(b"\xff\xfe")
@@ -115,7 +115,7 @@ def test_measurements_are_read_where_they_are_asked_for(tmp_path):
     results.append_measurement(path, line | {"commit": "0" * 40})
     assert results.read_results(path) == []
     assert results.read_results(path, measurements=True) == [line | {"commit": "0" * 40}]
-    with pytest.raises(ValueError, match="lacks commit"):
+    with pytest.raises(ValueError, match="has no commit"):
         results.append_measurement(path, line)
     with pytest.raises(ValueError, match="expected a finite number"):
         results.append_measurement(path, line | {"commit": "", "value": float("nan")})

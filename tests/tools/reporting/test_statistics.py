@@ -86,7 +86,7 @@ def test_bleu_is_compared_by_adding_up_the_counts_of_sentences():
     assert result.sentences_low < result.mean < result.sentences_high and 0 < result.sentences_p < 1
     both = statistics.compare_counts([{1: COUNTS}, {1: worse}, {1: COUNTS}, {1: worse}])
     assert (both.mean, both.sentences_low, both.sentences_high) == (0, 0, 0)
-    with pytest.raises(ValueError, match="different sentences"):
+    with pytest.raises(ValueError, match="on the same sentences"):
         statistics.compare_counts([{1: COUNTS}, {1: COUNTS[:2]}])
     with pytest.raises(ValueError, match=r"no common seed: \[1\] and \[2\]"):
         statistics.compare_counts([{1: COUNTS}, {2: COUNTS}])
@@ -126,7 +126,7 @@ def test_pairs_are_of_the_same_seed_and_sentence():
 def test_what_cannot_be_paired_is_refused():
     with pytest.raises(ValueError, match=r"no common seed: \[1\] and \[2\]"):
         statistics.paired_differences({1: 0}, {2: 0})
-    with pytest.raises(ValueError, match="different sentences"):
+    with pytest.raises(ValueError, match="on the same sentences"):
         statistics.paired_differences({1: [1, 2]}, {1: [1, 2, 3]})
     with pytest.raises(ValueError, match="infinite or not a number"):
         statistics.paired_differences({1: math.nan}, {1: 0})
