@@ -17,10 +17,10 @@ class StructuredScores(Projection):
 
     Source: structured score matrices (Kuang et al. 2025, arXiv 2509.07963), their bilinear block tensor-train of two cores and rank 1;
     start, norm and scale from ``YilunKuang/structured-attention``. With c blocks of e = d / c features, the first matrix maps
-    each block to c numbers for each head, and the second maps the c numbers of one place in all blocks to d / c outputs. Both start
-    normal with variance 1 / inputs. Differs from the source: the query is mapped and the input of the keys is the one key of all heads
-    (there the keys are mapped, so every head has keys of size d), and the two matrices are not rescaled when they grow. A token caches
-    d + h·d_v numbers.
+    each block to e numbers for each head, and the second maps the c numbers of one place in all blocks to c outputs. So M_i can be the
+    identity, for every c. Both start normal with variance 1 / inputs. Differs from the source: the query is mapped and the input of the
+    keys is the one key of all heads (there the keys are mapped, so every head has keys of size d), and the two matrices are not
+    rescaled when they grow. A token caches d + h·d_v numbers.
     """
 
     name = "structured"
@@ -54,10 +54,10 @@ class StructuredScores(Projection):
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
         dims, blocks = self.dims, self.blocks
-        inputs, rows = dims.embed_dim // blocks, dims.num_heads * blocks
+        inputs, rows = dims.embed_dim // blocks, dims.num_heads * dims.kdim // blocks
         return {
             "query_first": nn.Parameter(torch.randn(blocks, inputs, rows) / math.sqrt(inputs)),
-            "query_second": nn.Parameter(torch.randn(rows, dims.kdim // blocks, blocks) / math.sqrt(blocks)),
+            "query_second": nn.Parameter(torch.randn(rows, blocks, blocks) / math.sqrt(blocks)),
             "query_norm": nn.LayerNorm(dims.kdim, bias=False),
         }
 
@@ -65,8 +65,8 @@ class StructuredScores(Projection):
         dims, blocks = self.dims, self.blocks
         first, second = (modules[name].to(query.dtype) for name in ("query_first", "query_second"))
         inputs = query.unflatten(-1, (blocks, -1)).flatten(0, 1).transpose(0, 1)  # [c, T·B, d/c]
-        inner = torch.bmm(inputs, first).permute(2, 0, 1)  # [h·c, c, T·B]
-        outer = torch.bmm(second, inner).unflatten(0, (dims.num_heads, blocks))  # [h, c, kdim/c, T·B]
+        inner = torch.bmm(inputs, first).permute(2, 0, 1)  # [h·kdim/c, c, T·B]
+        outer = torch.bmm(second, inner).unflatten(0, (dims.num_heads, -1))  # [h, kdim/c, c, T·B]
         mapped = outer.permute(3, 0, 2, 1).flatten(2).unflatten(0, query.shape[:2])  # [T, B, h, kdim]
         scaled = modules["query_norm"](mapped) * math.sqrt(dims.head_dim / dims.kdim)  # scores are divided by √d_k
         return scaled.permute(1, 2, 0, 3)
@@ -87,7 +87,7 @@ register(
             "M_i: d × d, two block-diagonal matrices of c blocks with a permutation between them"
         ),
         parts={"projection": StructuredScores},
-        parameters="2·c·d·h + d + 2·d·h·d_k",
+        parameters="c·d·h + h·d²/c + d + 2·d·h·d_k",
         cached="d + h·d_k",
         kind="QK",
         papers=(

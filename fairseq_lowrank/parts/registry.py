@@ -294,7 +294,7 @@ def _add_option(method: str, axis: str, part: str, option: Option) -> None:
 
 
 def evaluate(formula: str, sizes: dict[str, int]) -> int:
-    """Return the value of a sum of products of numbers and sizes, such as ``4·d·h·d_k + h²``.
+    """Return the value of a sum of products of numbers, sizes and exact quotients, such as ``4·d·h·d_k + h²`` or ``h·d²/c``.
 
     Args:
         sizes: the sizes by name.
@@ -304,7 +304,9 @@ def evaluate(formula: str, sizes: dict[str, int]) -> int:
     """
 
     def value(factor: str) -> int:
+        factor, _, divisor = factor.partition("/")
         base = factor.removesuffix("²")
-        return (int(base) if base.isdecimal() else sizes[base]) ** (2 if factor.endswith("²") else 1)
+        power = (int(base) if base.isdecimal() else sizes[base]) ** (2 if factor.endswith("²") else 1)
+        return power // (sizes[divisor] if divisor else 1)
 
     return sum(math.prod(value(factor) for factor in term.split("·")) for term in formula.split(" + "))

@@ -121,3 +121,17 @@ def test_it_learns_and_its_state_says_what_it_is(latent, inputs):
     with pytest.raises(StateDictMismatch) as error:
         build_attention("mha", 12, HEADS, dtype=torch.float64).load_state_dict(layer.state_dict())
     assert (error.value.saved["projection"], error.value.current["projection"]) == ("own-latent", "independent")
+
+
+@pytest.mark.parametrize("blocks", [2, 4, 8])
+def test_a_structured_map_can_be_the_identity_for_every_number_of_blocks(blocks):
+    layer = build_attention("structured", 16, 2, blocks=blocks, bias=False)
+    first, second = layer.query_first, layer.query_second
+    rows = torch.eye(16 // blocks).repeat(1, 2)
+    with torch.no_grad():
+        first.copy_(rows.expand_as(first))
+        second.copy_(torch.eye(blocks).expand_as(second))
+    x = torch.randn(3, 2, 16)
+    query = layer.projection.project_query(layer._modules | layer._parameters, x)
+    expected = torch.nn.functional.layer_norm(x, (16,)) * (layer.head_dim / 16) ** 0.5
+    torch.testing.assert_close(query, expected.transpose(0, 1).unsqueeze(1).expand_as(query))

@@ -51,7 +51,9 @@ def test_the_formula_of_low_rank_embeddings_counts_a_built_model():
     assert parts.evaluate(VARIANTS["low-rank-embeddings"].parameters, {"V": 100, "r": 8, "d": 32}) == built
 
 
-@pytest.mark.parametrize(("formula", "value"), [("4·d·h", 24), ("2·d² + h", 20), ("h²·d + 3", 15), ("d·h + d·h", 12)])
+@pytest.mark.parametrize(
+    ("formula", "value"), [("4·d·h", 24), ("2·d² + h", 20), ("h²·d + 3", 15), ("d·h + d·h", 12), ("h·d²/d", 6)]
+)
 def test_formulas_are_sums_of_products(formula, value):
     assert parts.evaluate(formula, {"d": 3, "h": 2}) == value
 
