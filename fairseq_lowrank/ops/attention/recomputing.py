@@ -52,7 +52,8 @@ def compute(call: AttentionCall, backend: RecomputeBackend) -> Tensor:
     if traced:
         operator = getattr(torch.ops.fairseq_lowrank, f"{backend.name}_attention")
         return call.scaled(operator(tensors, seed, encode(structure), numbers))
-    return call.scaled(_Attention.apply(backend, structure, numbers, 0 if seed is None else int(seed), *tensors))
+    number = 0 if seed is None else int(seed)
+    return call.scaled(_Attention.apply(backend, blocks, structure, numbers, number, *tensors))
 
 
 class _Attention(torch.autograd.Function):
@@ -60,13 +61,15 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any,
         backend: RecomputeBackend,
+        call: AttentionCall,
         structure: Structure,
         numbers: list[float],
         seed: int,
         *tensors: Tensor,
     ) -> Tensor:
+        # The call itself is not kept: autograd alone holds its tensors, where hooks may move them to another place.
         ctx.backend, ctx.structure, ctx.numbers, ctx.seed = backend, structure, numbers, seed
-        heads, kept = backend.forward(unflatten(structure, tensors, numbers), seed)
+        heads, kept = backend.forward(call, seed)
         # The masks too: autograd then notices a mask that changes in place before the backward pass reads it.
         ctx.save_for_backward(*tensors, *kept)
         ctx.count = len(tensors)
@@ -81,7 +84,7 @@ class _Attention(torch.autograd.Function):
         with torch.no_grad():
             call = unflatten(ctx.structure, tensors, ctx.numbers)
             gradients = backend.backward(call, ctx.seed, grad_output, kept)
-        return None, None, None, None, *first_order(gradients, (*tensors, grad_output), backend.message)
+        return None, None, None, None, None, *first_order(gradients, (*tensors, grad_output), backend.message)
 
     @staticmethod
     def jvp(ctx: Any, backend: RecomputeBackend, *tangents: Tensor | None) -> NoReturn:

@@ -49,24 +49,33 @@ def unflatten(structure: Structure, tensors: Iterable[Tensor], numbers: Iterable
     return _unflatten(structure, iter(tensors), iter(numbers))
 
 
-def _flatten(value: Any, tensors: list[Tensor], numbers: list[float]) -> Any:
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return TENSOR
-    if isinstance(value, float):
-        numbers.append(value)
-        return NUMBER
-    if isinstance(value, TensorTree):
-        fields = [_flatten(getattr(value, name), tensors, numbers) for name in type(value).__dataclass_fields__]
-        return (type(value), *fields)
-    return value
+# One call for each tree and none for each field: eager code flattens every call whose gradient it needs.
+def _flatten(tree: TensorTree, tensors: list[Tensor], numbers: list[float]) -> Structure:
+    structure: list[Any] = [type(tree)]
+    for name in type(tree).__dataclass_fields__:
+        value = getattr(tree, name)
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            value = TENSOR
+        elif isinstance(value, float):
+            numbers.append(value)
+            value = NUMBER
+        elif isinstance(value, TensorTree):
+            value = _flatten(value, tensors, numbers)
+        structure.append(value)
+    return tuple(structure)
 
 
-def _unflatten(structure: Any, tensors: Iterator[Tensor], numbers: Iterator[float]) -> Any:
-    if isinstance(structure, tuple):
-        kind, *fields = structure
-        return kind(*[_unflatten(field, tensors, numbers) for field in fields])
-    return next(tensors) if structure == TENSOR else next(numbers) if structure == NUMBER else structure
+def _unflatten(structure: Structure, tensors: Iterator[Tensor], numbers: Iterator[float]) -> Any:
+    kind, *fields = structure
+    for index, field in enumerate(fields):
+        if isinstance(field, tuple):
+            fields[index] = _unflatten(field, tensors, numbers)
+        elif field == TENSOR:
+            fields[index] = next(tensors)
+        elif field == NUMBER:
+            fields[index] = next(numbers)
+    return kind(*fields)
 
 
 def is_traced(tensor: Tensor) -> bool:

@@ -1,14 +1,17 @@
 """A kind of scores that no file of the package names is computed by every backend that can, and differentiated."""
 
 import json
+import weakref
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, PositionwiseMixing, StaticMixing, attention
+from fairseq_lowrank.ops.attention import blocked, recomputing
 from fairseq_lowrank.ops.attention.blocks import slice_block
 from fairseq_lowrank.ops.attention.mask import select_head
+from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.tree import TensorTree, decode, encode, flatten, unflatten
 from fairseq_lowrank.ops.penalties import head_overlap
 
@@ -175,3 +178,28 @@ def test_a_running_call_is_not_serialised(backend, monkeypatch):
     call = AttentionCall(DotProduct(q, k), v, AttentionMask(True), prob_mixing=StaticMixing(weight))
     attention(call, backend)[0].sum().backward()
     assert all(tensor.grad is not None for tensor in (q, k, v, weight))
+
+
+def test_eager_forward_computes_the_call_itself_and_keeps_only_its_tensors():
+    q, k, v = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    call = AttentionCall(DotProduct(q, k), v, AttentionMask(True), prob_mixing=StaticMixing(torch.eye(2)))
+    seen = []
+
+    def forward(given, seed):
+        seen.append(given is call)
+        return blocked.attend(given, seed)
+
+    def backward(given, *arguments):
+        seen.append(type(given) is AttentionCall and given.mask == AttentionMask(True))
+        return blocked.input_gradients(given, *arguments)
+
+    heads = recomputing.compute(call, RecomputeBackend("blocked", forward, backward))
+    assert seen == [True]
+    kept = weakref.ref(call)
+    del call
+    assert kept() is None
+    call = AttentionCall(DotProduct(q, k), v, AttentionMask(True), prob_mixing=StaticMixing(torch.eye(2)))
+    expected = torch.autograd.grad(attention(call, "reference")[0].sum(), (q, k, v))
+    for gradient, wanted in zip(torch.autograd.grad(heads.sum(), (q, k, v)), expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+    assert seen == [True, True]
