@@ -6,6 +6,8 @@
                   (Amsel, Yehudai and Bruna 2024), so it separates wider queries and keys from wider values
   recall          find the value that followed a key (zoology's MQAR): sparse attention, for which small heads are enough
                   in theory
+  regression      predict ⟨w, x⟩ from a prompt of such pairs (Kuang et al. 2025): needs scores whose rank over all heads
+                  is that of the inputs
 
 Each finished run is a line of the results file. Runs that have a line are not repeated, so an interrupted grid resumes.
 A run of recall can take ten minutes; it resumes after its last test, from a .pt file next to the results. The table and the
@@ -27,7 +29,7 @@ from fairseq_lowrank.messages import UserError
 
 NAME = "controlled"
 HELP = "train one or two attention layers on tasks with a known answer"
-TASK_NAMES = ("matrices", "nearest-point", "recall")
+TASK_NAMES = ("matrices", "nearest-point", "recall", "regression")
 
 
 def add_arguments(parser) -> None:

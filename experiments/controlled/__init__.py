@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from experiments.controlled import matrices, nearest_point, recall
+from experiments.controlled import matrices, nearest_point, recall, regression
 
-TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices, nearest_point, recall)}
+TASKS: dict[str, ModuleType] = {task.TABLE: task for task in (matrices, nearest_point, recall, regression)}
 """The tasks by name."""

@@ -135,7 +135,7 @@ def rows() -> Iterator[tuple[Method, int]]:
     for preset in ("gated", "mla", "dcmha", "diff", "xsa", "tpa", "gated-head", "collaborative"):
         yield Method(preset, preset), 8
     yield Method("mfa", "mfa", {"head_dim": 32}), 8
-    for preset in ("lrkv", "knocking-linear", "mea"):
+    for preset in ("lrkv", "knocking-linear", "mea", "structured"):
         yield Method(preset, preset), 8
 
 
