@@ -5,6 +5,7 @@ Lines may be there that the page does not tell of yet: they are recorded as each
 """
 
 import csv
+import gzip
 import json
 import math
 import re
@@ -279,7 +280,9 @@ CONTROLS = {  # what a page compares learned mixing with, and the labels of `spe
 def test_effective_ranks_are_printed_as_recorded(page, name, seeds):
     ratios = defaultdict(list)
     for seed in seeds:
-        with (RESULTS / "evidence-spectra" / f"{name}-seed{seed}.csv").open(newline="", encoding="utf-8") as file:
+        with gzip.open(
+            RESULTS / "evidence-spectra" / f"{name}-seed{seed}.csv.gz", "rt", newline="", encoding="utf-8"
+        ) as file:
             layers = [line for line in csv.DictReader(file) if not line["head"]]
         for site in ("encoder", "decoder", "cross"):
             ranks = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from experiments.corpora import __main__ as corpora
 from experiments.corpora.own import check_binarised
 from experiments.engine import Engine, Key
+from experiments.packing import read_log
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
@@ -232,7 +233,8 @@ class RecipeEngine(Engine[Run]):
     def keep_log(self, run: Run) -> str:
         """Pack a run's log next to the results, without this machine's paths. Return its path from the results' folder.
 
-        A log of that name that another run left stays: this one's name then carries the run's fingerprint.
+        A log of that name that another run left stays: this one's name then carries the run's fingerprint. The command
+        ``python -m experiments pack`` moves kept logs into an archive.
         """
         folder = Path("logs") / run.root_dir.name
         places = {sys.prefix: "$VIRTUAL_ENV", str(Path(sys.prefix).resolve()): "$VIRTUAL_ENV"}
@@ -240,13 +242,14 @@ class RecipeEngine(Engine[Run]):
         text = "".join(f"{line}\n" for line in read_lines(run.log))
         for place in sorted(places, key=len, reverse=True):
             text = text.replace(place, places[place])
-        data = gzip.compress(text.encode(), mtime=0)
+        data = text.encode()
         kept = folder / f"{run.row}-seed{run.seed}.log.gz"
-        file = self.results.parent / kept
-        if file.exists() and file.read_bytes() != data:
+        if (other := read_log(self.results.parent, kept.as_posix())) not in (None, data):
             kept = folder / f"{run.row}-seed{run.seed}-{run.fingerprint}.log.gz"
+        elif other == data:
+            return kept.as_posix()
         with whole_file(self.results.parent / kept, "wb") as file:
-            file.write(data)
+            file.write(gzip.compress(data, mtime=0))
         return kept.as_posix()
 
     def report(self, options: Sequence[str]) -> int:

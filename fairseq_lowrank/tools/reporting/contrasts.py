@@ -19,6 +19,7 @@ from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.tools.reporting import statistics
 from fairseq_lowrank.tools.reporting.comparison import family, listed, lower_is_better, scores_of
 from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
+from fairseq_lowrank.tools.reporting.sentences import VALUES
 
 KEY = ("paper", "table", "metric", "split")
 
@@ -117,13 +118,13 @@ def load(paths: Iterable[Path]) -> list[dict]:
     """
     lines = []
     for file in results_files(paths):
-        lines += read_results(file, scores=True)
+        lines += read_results(file, scores=True, sentences=True)
     return [one for line in lines if not line.get("smoke") for one in (line, *_further_scores(line))]
 
 
 def _further_scores(line: dict) -> list[dict]:
     """Return the other scores of a line as lines; those that do not depend on decoding have no `scoring`, its flags."""
-    own = {"sentence_values", "sentence_counts", "losses"}
+    own = {"sentences", *VALUES, "losses"}
     kept = {name: value for name, value in line.items() if name not in own}
     found = []
     for (metric, split), value in scores_of({"split": None} | line).items():
@@ -390,8 +391,7 @@ def compare_planned(
 
 def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
     """Refuse rows with different sentences, by the corpus in their lines; older lines have no corpus, so by their table."""
-    by_sentence = ("sentence_values", "sentence_counts")
-    chosen = [line for line in lines if line["row"] in rows and any(name in line for name in by_sentence)]
+    chosen = [line for line in lines if line["row"] in rows and any(name in line for name in VALUES)]
     names = ("corpus", "split") if all("corpus" in line for line in chosen) else ("paper", "table", "split")
     for name in names:
         if len(values := {str(line.get(name)) for line in chosen}) > 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 from fairseq_lowrank.files import read_lines, say
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.tools.reporting.sentences import add_sentences, append_sentences, take_sentences
 
 Number, Text = (int, float), (str,)
 # Every line has these fields, of these types.
@@ -28,6 +29,7 @@ OPTIONAL: dict[str, tuple[type, ...]] = {
     ),
     **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
     **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,), "patches": (dict,)},
+    "sentences": (int,),
 }
 # A measurement without a training has these fields, and no architecture.
 MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
@@ -53,7 +55,7 @@ ORIGIN: dict[str, tuple[type, ...]] = {
     "machine": OPTIONAL["machine"],
     "versions": FIELDS["versions"],
 }
-LOSS: dict[str, tuple[type, ...]] = {"bits": Number, "sentence_values": (list,)}
+LOSS: dict[str, tuple[type, ...]] = {"bits": Number}
 TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
 
 
@@ -86,13 +88,15 @@ def read_results(
     measurements: bool = False,
     scores: bool = False,
     recorded: bool = False,
+    sentences: bool = False,
 ) -> list[dict]:
     """Return the trainings in a results file; empty if the file does not exist.
 
     A broken line is left out, after a call of `complain` with its number and fault. A measurement of a model, without a row, is
     left out too. A measurement without a training (it has no
     architecture) is left out unless `measurements` is true. With `scores`, every line with a row, a seed, a metric and a value is
-    used. With `recorded`, the lines of `record` are completed as lines of a paper called "recorded".
+    used. With `recorded`, the lines of `record` are completed as lines of a paper called "recorded". With `sentences`, lines have
+    the values of their sentences, see :func:`~fairseq_lowrank.tools.reporting.sentences.add_sentences`.
     """
     lines = []
     for number, text in enumerate(read_lines(path) if path.exists() else (), start=1):
@@ -117,6 +121,8 @@ def read_results(
             complain(f"{path}, line {number}: {wrong}")
         else:
             lines.append(line)
+    if sentences:
+        add_sentences(path, lines, complain)
     return lines
 
 
@@ -133,10 +139,6 @@ def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> Non
         check_fields("curve", point, POINT)
     for start in line.get("earlier_starts", []):
         check_fields("earlier_starts", start, ORIGIN)
-    for split, loss in line.get("losses", {}).items():
-        check_fields(f"losses of {split}", loss, LOSS)
-        for value in loss["sentence_values"]:
-            check_type(f"a sentence's loss of {split}", value, Number)
     for metric, value in line.get("scores", {}).items():
         check_type(f"score {metric}", value, Number)
     check_sentences(line)
@@ -144,6 +146,12 @@ def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> Non
 
 def check_sentences(line: dict) -> None:
     """Raise UserError unless a line's values of sentences are numbers."""
+    check_type("losses", line.get("losses", {}), (dict,))
+    for split, loss in line.get("losses", {}).items():
+        check_fields(f"losses of {split}", loss, LOSS)
+        check_type(f"sentence_values of {split}", loss.get("sentence_values", []), (list,))
+        for value in loss.get("sentence_values", []):
+            check_type(f"a sentence's loss of {split}", value, Number)
     check_type("sentence_values", line.get("sentence_values", []), (list,))
     for value in line.get("sentence_values", []):
         check_type("a sentence's value", value, Number)
@@ -181,7 +189,7 @@ def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
 def append_result(path: Path, line: dict) -> None:
     """Append one line, completely or not at all; several processes may append at the same time.
 
-    If the last line has no end, because a process was killed, it is ended first.
+    Values of sentences go to the compressed file next to it, see :mod:`~fairseq_lowrank.tools.reporting.sentences`. If the last line has no end, because a process was killed, it is ended first.
 
     Raises:
         UserError: a field is missing, has a wrong type, or is not finite.
@@ -237,10 +245,13 @@ def check_writable(path: Path) -> None:
 
 
 def _append(path: Path, line: dict) -> None:
+    line, record = take_sentences(line)
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
         assert handle is not None  # it waits for other processes
+        if record:
+            append_sentences(path, [record])
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data

@@ -16,7 +16,7 @@ def test_a_recipe_with_fit_records_losses_that_are_compared_by_sentence(recipe, 
     own, settings = recipe(mha="--attention mha", gain="--attention gain --lr 0.05"), settings(**SHORT)
     own.fit = 50
     engine(own, settings).run_rows()
-    lines = {line["row"]: line for line in read_results(settings.results)}
+    lines = {line["row"]: line for line in read_results(settings.results, sentences=True)}
     sizes = {split: len(found["sentence_values"]) for split, found in lines["mha"]["losses"].items()}
     assert sizes == {"fit": 50, "valid": 20, "test": 12}
     for found in lines["mha"]["losses"].values():

@@ -1,15 +1,15 @@
 """The command that makes lines of results from fairseq's logs."""
 
-import gzip
 import json
 from pathlib import Path
 
 import pytest
 
+from experiments.packing import read_log
 from fairseq_lowrank import __version__, cli
+from fairseq_lowrank.tools.reporting.results import read_results
 
-LOG = Path(__file__).resolve().parents[3] / "results" / "logs"
-TRAINED = next(path for path in sorted(LOG.rglob("*.log.gz")) if "fast-start" in str(path))
+RESULTS = Path(__file__).resolve().parents[3] / "results"
 TRANSLATED = "S-{0}\tein hund\nT-{0}\t{1}\nH-{0}\t-0.5\t{2}\nD-{0}\t-0.5\t{2}\n"
 
 
@@ -21,7 +21,7 @@ def results(tmp_path):
 @pytest.fixture
 def train_log(tmp_path):
     path = tmp_path / "train.log"
-    path.write_bytes(gzip.decompress(TRAINED.read_bytes()))
+    path.write_bytes(read_log(RESULTS, "logs/evidence-fast-start/h4-mha-2e-3-seed1.log.gz"))
     return path
 
 
@@ -63,7 +63,8 @@ def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp
     assert record(results, "--eval-log", log, "--table", "lm") == 0
     assert {"metric": "perplexity", "value": 32.0, "tokens": 1200, "table": "lm"}.items() <= line(results).items()
     assert record(results, "--score", score) == 0
-    assert line(results)["sentence_values"] == [0, 1]
+    assert line(results)["sentences"] == 2
+    assert read_results(results, scores=True, sentences=True)[-1]["sentence_values"] == [0, 1]
 
 
 @pytest.mark.parametrize(
