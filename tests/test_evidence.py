@@ -202,9 +202,9 @@ def test_named_contrasts_are_between_rows_of_the_recipe(declared, table):
         assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
 
 
-def test_contrasts_at_one_rate_are_between_rows_of_the_recipe(declared):
-    rows, page = declared("fast_start.sh"), DOCS / "controls-at-one-rate.md"
-    for one in read_planned(EVIDENCE / "contrasts_one_rate.json", "fast-start"):
+def test_contrasts_at_mixings_rate_are_between_rows_of_the_recipe(declared):
+    rows, page = declared("fast_start.sh"), DOCS / "controls-at-mixings-rate.md"
+    for one in read_planned(EVIDENCE / "contrasts_at_mixings_rate.json", "fast-start"):
         assert set(one.rows) <= set(rows), one
         assert f"| {one.name.split()[0]} |" in page.read_text(encoding="utf-8")
 
@@ -234,7 +234,7 @@ def test_contrasts_of_the_published_bert_are_between_rows_of_the_recipe(declared
         ("above_head_size.sh", "h32-gain-x8", "h32-gain", ["--mixing-lr-scale", "8"]),
     ],
 )
-def test_rows_at_one_rate_add_one_flag_to_a_row(declared, recipe, row, plain, added):
+def test_rows_at_mixings_rate_add_one_flag_to_a_row(declared, recipe, row, plain, added):
     flags, expected = declared(recipe)[row][1], list(declared(recipe)[plain][1])
     at = expected.index("--attention") + 1
     if added is None:  # gain with 4 heads is no row there

@@ -18,8 +18,9 @@ import pytest
 
 pytest.importorskip("scipy")
 
+from experiments.controlled import TASKS
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import leads as gains
+from experiments.evidence import gains
 from fairseq_lowrank.tools.reporting import contrasts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +60,33 @@ def key_of(row: dict[str, str]) -> str | None:
 
 
 TRAININGS, SOURCE_USE = lines("evidence.jsonl"), lines("evidence-source-use.jsonl")
+
+
+def name_of(title: str) -> str:
+    """Return an experiment's name as files have it: "Above the head size: …" is above-head-size."""
+    words = re.sub(r"\b(the|a) ", "", title.partition(":")[0].lower()).replace("'", "")
+    return "-".join(re.findall(r"[a-z0-9]+", words))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_experiment_has_one_name_in_file_and_title(page):
+    title = PAGES[page].partition("\n")[0].removeprefix("# ")
+    assert page in name_of(title)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "evidence").glob("*.sh")), ids=lambda path: path.stem)
+def test_an_experiment_has_one_name_in_page_table_and_recipe(recipe):
+    text = recipe.read_text(encoding="utf-8")
+    named = name_of(re.search(r"^# Evidence, ([^:]+):", text, re.MULTILINE)[1])
+    declared = re.search(r"TABLE=(\S+)", text)
+    assert named in PAGES
+    assert declared is None or named == declared[1]
+    assert recipe.stem.replace("_", "-").startswith(named)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_controlled_task_has_a_page_of_its_name(task):
+    assert task in PAGES
 
 
 def prints(cell: str, value: float) -> bool:
@@ -139,7 +167,7 @@ with (RESULTS / "evidence-damping.csv").open(encoding="utf-8", newline="") as fi
 """A line for each layer: the sums of the weights of its mixed heads."""
 
 
-@pytest.mark.parametrize("page", ["fast-start", "above-head-size", "controls-at-one-rate"])
+@pytest.mark.parametrize("page", ["fast-start", "above-head-size", "controls-at-mixings-rate"])
 def test_medians_of_damping_are_printed_as_recorded(page):
     for row in table(page, "median by seed"):
         name, _, site = key_of(row).partition("/")
@@ -149,15 +177,15 @@ def test_medians_of_damping_are_printed_as_recorded(page):
             assert prints(cell, median(sums)), (name, seed, median(sums))
 
 
-@pytest.mark.parametrize("page", ["controls-at-one-rate", "gates"])
-def test_rows_at_one_rate_have_as_many_seeds_as_lines(page):
+@pytest.mark.parametrize("page", ["controls-at-mixings-rate", "gates"])
+def test_rows_at_mixings_rate_have_as_many_seeds_as_lines(page):
     for row in table(page, "row", "seeds run"):
         name, of = re.fullmatch(r"`(.+?)`(?:, table (.+))?", row["row"]).groups()
         assert int(row["seeds run"]) == len(TRAININGS.get((of or "fast-start", name), {})), name
 
 
-@pytest.mark.parametrize(("page", "measure"), [("controls-at-one-rate", "mixhead-a"), ("gates", "small-start")])
-def test_each_training_at_one_rate_is_printed_as_recorded(page, measure):
+@pytest.mark.parametrize(("page", "measure"), [("controls-at-mixings-rate", "mixhead-a"), ("gates", "small-start")])
+def test_each_training_at_mixings_rate_is_printed_as_recorded(page, measure):
     printed = table(page, "row", "seed", "gain over `mha`")
     for row in printed:
         name, seed = row["row"].strip("`"), int(row["seed"])
@@ -221,9 +249,9 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         assert printed == [f"{bits[worse] - bits[better]:.3f}" for worse, better in pairs], name
 
 
-def test_each_search_at_one_rate_is_printed_as_recorded():
+def test_each_search_at_mixings_rate_is_printed_as_recorded():
     found = lines("evidence-decoding.jsonl")
-    for row in table("controls-at-one-rate", "row", "as trained"):
+    for row in table("controls-at-mixings-rate", "row", "as trained"):
         name, seed = row["row"].strip("`"), int(row["seed"])
         for column, end in (("as trained", ""), ("decoder unmixed in the search", "-decoder-unmixed")):
             assert prints(row[column], found["fast-start-decoding", name + end][seed]["value"]), (name, seed, column)
@@ -243,7 +271,7 @@ def test_each_training_joined_by_ten_is_printed_as_recorded():
 @pytest.mark.parametrize(
     ("of", "planned", "page"),
     [(of, "contrasts", of) for of in ("fast-start", "joined-by-ten", "above-head-size")]
-    + [("fast-start", "contrasts_one_rate", "controls-at-one-rate")],
+    + [("fast-start", "contrasts_at_mixings_rate", "controls-at-mixings-rate")],
 )
 def test_named_contrasts_are_printed_as_they_come_out(of, planned, page):
     named = contrasts.read_planned(ROOT / "examples" / "evidence" / f"{planned}.json", of)
@@ -345,7 +373,7 @@ PARTS = {  # heading and updates
 def test_each_error_of_the_known_matrices_is_printed_as_recorded(heading):
     updates = PARTS[heading]
     checked = 0
-    page = PAGES["known-patterns"]
+    page = PAGES["matrices"]
     section = re.search(rf"^### {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)[1]
     for header, _, *rows in tables(section):
         methods = [name for name in header[1:] if ("matrices", f"n16-shared-h8-{name}") in MATRICES]
@@ -372,7 +400,7 @@ def matrices(name: str, updates: int) -> list[float]:
 
 
 def test_shares_of_the_lead_of_fixedhead_are_printed_as_recorded():
-    for row in table("known-patterns", "share, problem"):
+    for row in table("matrices", "share, problem"):
         for column, cell in list(row.items())[1:]:
             if cell:
                 label = f"{key_of(row)}-h{column.split()[0]}"
@@ -399,8 +427,8 @@ def numbers(page: str) -> set[str]:
     return set(NUMBER.findall(text))
 
 
-def test_gains_at_one_rate_are_printed_as_recorded():
-    assert gains.markdown() in PAGES["controls-at-one-rate"]
+def test_gains_at_mixings_rate_are_printed_as_recorded():
+    assert gains.markdown() in PAGES["controls-at-mixings-rate"]
 
 
 def test_n_gram_models_of_the_picture_are_those_of_the_page():

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Evidence, part 6: what of mixing's gain with 32 heads of 4 is damping, and what heads that do not find the source lack. Settings
-# of above_head_size.sh, whose table these rows share; the controls are a plugin: M with column sums held at 1 (it mixes and cannot
-# damp), output weights that start at half (it damps at the start and does not mix), and
-# such a start with mixing. Environment variables: see ../common.sh.
+# Evidence, above the head size: how much of mixing's gain with 32 heads of 4 is damping, and what heads lack that do not find
+# the source. Settings and table are those of above_head_size.sh. The controls are a plugin: M with column sums held at 1, which
+# mixes and cannot damp; output projections that start at half, which damp at first and do not mix; and such a start with mixing.
+# Environment variables: see ../common.sh.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 PLUGIN=examples/evidence/controls FIT=2000

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Evidence, part 4: what the fast start of mixing is. Multi30k, 3+3 layers, d 128, 6 epochs, with 4 heads of 32 and 32 of 4, at
-# three rates that decay to 0, and twice the highest with 4 heads. Controls: one factor per head (gain), M with column sums held at
-# 1, output weights that start at half. See docs/evidence/fast-start.md for which rows are run with which seeds, and ../common.sh
-# for environment variables. The last rows give the control mixing's own speed: see docs/evidence/controls-at-one-rate.md.
+# Evidence, fast start: why mixing trains faster at first. Multi30k, 3+3 layers, d 128, 6 epochs, with 4 heads of 32 and 32 of 4.
+# Three rates decay to 0; with 4 heads there is also twice the highest. Controls: one factor per head (gain), M with column sums
+# held at 1, and output projections that start at half.
+# See docs/evidence/fast-start.md for which rows are run with which seeds, and ../common.sh for environment variables.
+# The last rows give the control mixing's rate: see docs/evidence/controls-at-mixings-rate.md.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=fast-start SPLIT=test_2016_flickr CORPUS=multi30k PLUGIN=examples/evidence/controls FIT=2000

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Evidence, part 5: the Mixhead paper's ten concatenated sentences (§4.2.4), n about 145 with heads of 32, 3+3
-# layers, d 128, 10 epochs; at the paper's kind of rate and at tuned ones. The paper's kind: fairseq's recipe for IWSLT'14,
-# whose 5e-4 for d 512 is 1e-3 for d 128 by the rule of d^-0.5 and whose warm-up of 4,000 updates is 4.3 epochs there, 560
-# updates (4.2 epochs) here; it is not decayed to 0. The tuned ones are. Environment variables: see ../common.sh.
+# Evidence, joined by ten: the Mixhead paper's ten concatenated sentences (§4.2.4), n about 145 with heads of 32, 3+3 layers,
+# d 128, 10 epochs. One rate is of the paper's kind, and the others are tuned and decay to 0.
+# The paper's kind is fairseq's recipe for IWSLT'14: its 5e-4 for d 512 is 1e-3 for d 128 by the rule of d^-0.5, and its warm-up
+# of 4,000 updates is 4.3 epochs there, as 560 updates are 4.2 epochs here. It does not decay to 0.
+# See docs/evidence/joined-by-ten.md for the results, and ../common.sh for environment variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=joined-by-ten SPLIT=test_2016_flickr CORPUS=multi30k-x10 PLUGIN=examples/evidence/controls FIT=2000

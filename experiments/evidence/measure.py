@@ -53,7 +53,7 @@ def nearest(method: Method, heads: int, seed: int) -> LayerSubject:
 
 
 def patterns(heads: int, rank: int, seed: int, *, length: int = 16) -> LayerSubject:
-    """Return a layer that was trained on eight known patterns, with random contents."""
+    """Return a layer that was trained on eight known matrices, with random contents."""
     positions, wanted = matrices.problem(length, rank, "own", seed)
     layer = matrices.trained(Method("mha", "mha"), heads, positions, wanted, seed, matrices.STEPS, quiet)
     generator = torch.Generator().manual_seed(2_000_000 + seed)
@@ -67,7 +67,7 @@ def patterns(heads: int, rank: int, seed: int, *, length: int = 16) -> LayerSubj
         answer = torch.einsum("cts,scd->tcd", wanted, slices).flatten(1)
         return (output[:, 0] - answer).square().sum().item(), answer.square().sum().item()
 
-    return LayerSubject("known patterns", [("layer", "encoder", 0, layer)], samples, error, ERROR, length)
+    return LayerSubject("known matrices", [("layer", "encoder", 0, layer)], samples, error, ERROR, length)
 
 
 def recalled(heads: int, metric: Metric, seed: int) -> LayerSubject:

@@ -3,7 +3,7 @@
 The gain is the training loss of `mha` minus that of the row, in bits per token, within each seed (Multi30k, 786 updates at
 2e-3). The language models are those of the Brown corpus by bytes: loss on the test set.
 
-    python -m experiments.evidence.leads --output docs/pictures/leads.png
+    python -m experiments.evidence.gains --output docs/pictures/gains.png
 """
 
 import argparse
