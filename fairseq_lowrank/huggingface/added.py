@@ -1,11 +1,15 @@
-"""What is added to an attention module of a model: mixing, output and activation."""
+"""What is added to an attention module of a model: one object, and the parts that are modules.
+
+The parts are children of the attention module under the names of their axes, such as ``mixing``. So state dicts, optimizers and
+adapters have them under these names.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,67 +18,137 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts.parameters import NoDecayModule
+from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.parts import MODULE_AXES, SLOTS, AttentionDims, NoDecayModule, Stages
 
-MODULES = ("mixing", "score_mixing", "head_output")
-"""The names of the modules that are added to an attention module."""
+SLOT = "lowrank_attention"
+"""The attribute of an attention module that holds its :class:`AddedAttention`."""
+
+# Optimizers save their states by the position of a parameter, so this order never changes.
+ADDED_AXES = tuple(sorted(MODULE_AXES, key=lambda axis: (not SLOTS[axis].fields, SLOTS[axis].fields)))
+"""The axes whose parts are children of an attention module, in the order of its parameters."""
+
+
+class AddedAttention(NamedTuple):
+    """The attention that is chosen for one module.
+
+    It never changes. A call of the module and a context put a copy with other values in its place, and then the original again.
+    So a copy of the module, or a replica of it in another thread, has its own.
+
+    Args:
+        settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
+        stages: the parts that fill each stage.
+        dims: the sizes for which the parts were built; ``None`` without parts.
+        inputs: ``[B, T, embed_dim]``, the input of the layer, during a call and if parts read it.
+        receive: gets the weights ``[B, H, T, S]`` of each call; see :func:`.attention_weights`.
+        change: returns the call to compute in place of another; see :func:`.attention_calls`.
+    """
+
+    settings: dict[str, Any]
+    stages: Stages = Stages()
+    dims: AttentionDims | None = None
+    inputs: Tensor | None = None
+    receive: Callable[[Tensor], None] | None = None
+    change: Callable[[AttentionCall], AttentionCall] | None = None
+
+    @property
+    def reads_inputs(self) -> bool:
+        """True if a part reads the input of the layer. The attention function gets projected tensors only."""
+        return bool(self.stages.read_inputs or self.stages.heads or self.stages.weights)
+
+
+def added_to(module: nn.Module) -> AddedAttention:
+    """Return what is added to an attention module.
+
+    Raises:
+        UserError: nothing is added, which a model from ``from_pretrained`` shows in its first call.
+    """
+    if (added := vars(module).get(SLOT)) is None:
+        folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
+        raise UserError(
+            f"{type(module).__name__} has no mixing, because from_pretrained does not load it. "
+            f'Call load_attention(model, "{folder}"), or model.set_attn_implementation("sdpa") to leave the mixing out.'
+        )
+    return added
+
+
+def replace_fields(module: nn.Module, **fields: Any) -> None:
+    """Put a copy of what is added to a module in its place, with other values of these fields."""
+    vars(module)[SLOT] = added_to(module)._replace(**fields)
+
+
+def parts_of(module: nn.Module) -> dict[str, Any]:
+    """Return the parts that are added to a module, by axis; another library may have wrapped them."""
+    if SLOT not in vars(module):
+        return {}
+    return {axis: part for axis in ADDED_AXES if (part := module._modules.get(axis)) is not None}
 
 
 def added_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
     """Return the parameters that are added to an attention module."""
-    for added in added_modules(module):
-        yield from added.parameters()
+    for part in parts_of(module).values():
+        yield from part.parameters()
 
 
-def added_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that are added to an attention module; another library may have wrapped them."""
-    if "attention_activation" not in vars(module):
-        return []
-    return [added for name in MODULES if (added := module._modules.get(name)) is not None]
+def mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that are added to a module, by their names in the module's state dict."""
+    return {
+        f"{axis}.{name}": tensor
+        for axis, part in parts_of(module).items()
+        for name, tensor in (*part.named_parameters(), *part.named_buffers())
+    }
 
 
-def add_modules(module: Any, spec: AttentionSpec) -> None:
-    """Add mixing, output and activation of ``spec`` to one attention module."""
+def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the tensors of the mixing, by their names in the model's state dict."""
+    return {
+        f"{name}.{key}": tensor
+        for name, module in model.named_modules()
+        for key, tensor in mixing_tensors(module).items()
+    }
+
+
+def choose(module: nn.Module, spec: AttentionSpec) -> None:
+    """Give an attention module the attention of ``spec``, in place of what an earlier call added."""
+    for axis in parts_of(module):
+        delattr(module, axis)
     dims = query_sizes(module)
-    assert dims is not None
-    for name in MODULES:
-        setattr(module, name, _placed(spec.build(name, dims), module))
-    module.attention_activation = spec.activation
-    mixings = (module.mixing, module.score_mixing)
-    if module.head_output is not None or any(mixing is not None and mixing.reads_inputs for mixing in mixings):
-        # the attention function gets projected tensors only, and these modules read the input of the layer
-        module.attention_inputs_hooks = (
-            module.register_forward_pre_hook(_remember_inputs, with_kwargs=True),
-            module.register_forward_hook(_forget_inputs, always_call=True),
-        )
+    parts = {} if dims is None else {axis: part for axis in ADDED_AXES if (part := spec.build(axis, dims)) is not None}
+    for axis, part in parts.items():
+        setattr(module, axis, _placed(part, module))
+    added = AddedAttention(spec.call_settings, Stages.of(parts), dims if parts else None)
+    if added.reads_inputs and _remember_inputs not in module._forward_pre_hooks.values():
+        module.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
+        module.register_forward_hook(_forget_inputs, always_call=True)
+    vars(module)[SLOT] = added
 
 
-def _placed(added: NoDecayModule | None, module: nn.Module) -> NoDecayModule | None:
-    """Put what is added to a module on the module's device, in float32, or float64 where the module is.
+def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
+    """Put a part on the module's device, in float32, or float64 where the module is.
 
     The device is where the module computes: weights on a disk are loaded there at each call.
     """
-    if added is None:
-        return None
     tensors = [*module.parameters(), *module.buffers()]
-    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
+    hooks = (getattr(child, "_hf_hook", None) for child in module.modules())
     device = next((place for hook in hooks if (place := getattr(hook, "execution_device", None)) is not None), None)
     if device is None:
         device = tensors[0].device if tensors else torch.device("cpu")
-    added.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
-    added.keeps_float32 = True
-    return added
+    part.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
+    part.keeps_float32 = True
+    return part
 
 
-def _remember_inputs(module: Any, args: tuple, kwargs: dict) -> None:
+def _remember_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    added = added_to(module)
+    if not added.reads_inputs:
+        return
     inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
-    dims = query_sizes(module)
-    if dims is not None and (width := dims.embed_dim) != inputs.size(-1):
+    if added.dims is not None and added.dims.embed_dim != inputs.size(-1):
         raise UserError(
-            f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for {width}. "
-            "Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
+            f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for "
+            f"{added.dims.embed_dim}. Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
         )
-    module.attention_inputs = inputs
+    replace_fields(module, inputs=inputs)
 
 
 @functools.cache
@@ -84,24 +158,4 @@ def _first_argument(kind: type[nn.Module]) -> str:
 
 def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
     """Keep nothing of a call: its tensors would stay in copies and in files of the model."""
-    vars(module).pop("attention_inputs", None)
-
-
-def mixing_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the tensors of the mixing, by their names in the model's state dict."""
-    state: dict[str, Tensor] = {}
-    for name, module in model.named_modules():
-        if "attention_activation" in vars(module):
-            state |= {f"{name}.{key}": tensor for key, tensor in mixing_tensors(module).items()}
-    return state
-
-
-def mixing_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a module's mixing, by their names in the module's state dict."""
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name in MODULES:
-            if (added := getattr(module, name, None)) is not None:
-                yield from ((f"{name}.{key}", t) for key, t in (*added.named_parameters(), *added.named_buffers()))
-
-    return dict(tensors())
+    replace_fields(module, inputs=None)

@@ -10,14 +10,14 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention.spec import AttentionSpec
-from fairseq_lowrank.huggingface.added import MODULES, add_modules, added_parameters
+from fairseq_lowrank.huggingface.added import added_parameters, choose
 from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_axes, spec_of
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import attention_modules, calls_the_interface, describe, other_attention
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import PARTS
+from fairseq_lowrank.parts import Place
 
 
 def apply_attention(
@@ -61,27 +61,14 @@ def apply_attention(
         )
     found, others = attention_modules(model), other_attention(model)
     chosen = chosen_modules(model, found, others, sites, layers)
-    output = PARTS["head_output"][spec.head_output]
-    if (
-        output is not None
-        and output.reads_own_value
-        and any(site == "cross" and module in chosen for module, site, _ in found)
-    ):
-        raise UserError(
-            f"attention {preset!r} reads each position's own value, which cross attention does not have. "
-            "Set sites=['encoder', 'decoder']."
-        )
-    for module, _, _ in found:
-        for name in (*MODULES, "attention_activation", "attention_inputs"):
-            if name in vars(module) or name in module._modules:
-                delattr(module, name)
-        for hook in vars(module).pop("attention_inputs_hooks", ()):
-            hook.remove()
+    for site in dict.fromkeys(site for module, site, _ in found if module in chosen):
+        try:
+            spec.check_place(Place(self_attention=site != "cross"))
+        except ValueError as error:
+            raise UserError(f"attention {preset!r} in {site} attention: {error}") from error
     for module in model.modules():
         if calls_the_interface(type(module)):
-            vars(module)["attention_activation"] = "softmax"
-    for module in chosen:
-        add_modules(module, spec)
+            choose(module, spec if module in chosen else AttentionSpec())
     freeze(model, train)
     record = {axis: getattr(spec, axis) for axis in open_axes()}
     model.config.lowrank_attention = record | {"sites": sites, "layers": layers}

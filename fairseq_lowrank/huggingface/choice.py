@@ -12,20 +12,36 @@ from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.huggingface.models import describe
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import AXES, METHODS, PRESETS
+from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, SLOTS, LayerPart
 
-OPEN = ("score_mixing", "activation", "mixing", "head_output")
-"""The axes that a model of transformers leaves open. The others belong to its projections."""
+_BEFORE_HEADS = frozenset(("map_query", "map_states"))
+"""The stages of a part that a model of transformers computes itself, as a part of its projections."""
+
+
+def _is_open(axis: str, value: str) -> bool:
+    """Return True if a model of transformers leaves a value of an axis open."""
+    part = PARTS[axis][value]
+    if part is None or not SLOTS[axis].holds_tensors:
+        return True
+    return issubclass(part, LayerPart) and part.filled.isdisjoint(_BEFORE_HEADS)
 
 
 def open_axes() -> list[str]:
     """Return the axes that a model of transformers leaves open, and the options of the parts on them."""
-    return [*OPEN, *(name for name, axis in AXES.items() if any(reader in OPEN for reader, _ in axis.readers))]
+    values = {axis: [value for value, part in PARTS[axis].items() if part is not None] for axis in PARTS}
+    axes = [axis for axis in PARTS if any(_is_open(axis, value) for value in values[axis])]
+    return [*axes, *(name for name, axis in AXES.items() if any(_is_open(*reader) for reader in axis.readers))]
 
 
 def chosen_axes(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recorded choice, with defaults for options that are newer than the record."""
     return {name: record.get(name, AXES[name].default) for name in open_axes()}
+
+
+def usable_presets() -> list[str]:
+    """Return the presets that a model of transformers can take."""
+    names = (name for name in PRESETS if METHODS[name].needs is None)
+    return [name for name in names if not _refusal(AttentionSpec.from_preset(name))]
 
 
 def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
@@ -35,18 +51,24 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
         UserError: the preset or an axis changes projections or scores, which are the model's own.
     """
     spec = AttentionSpec.from_preset(preset, **axes)
-    plain = AttentionSpec()
-    changed = [axis for axis in AXES if axis not in open_axes() and getattr(spec, axis) != getattr(plain, axis)]
-    reason = f"sets {', '.join(changed)}, which belong to the projections of the model" if changed else ""
-    if spec.queries_per_head > 1:
-        reason = "has two heads of queries for each output, which the projections of the model do not have"
-    if reason:
-        possible = (name for name in PRESETS if METHODS[name].needs is None and PRESETS[name].keys() <= set(OPEN))
-        usable = [name for name in possible if AttentionSpec.from_preset(name).queries_per_head == 1]
+    if reason := _refusal(spec):
         raise UserError(
-            f"attention {preset!r} {reason}. Choose from {', '.join(usable)}, or set {', '.join(open_axes())}."
+            f"attention {preset!r} {reason}. Choose from {', '.join(usable_presets())}, or set {', '.join(open_axes())}."
         )
     return spec
+
+
+def _refusal(spec: AttentionSpec) -> str:
+    """Return why a model of transformers cannot take a choice; empty if it can."""
+    if spec.queries_per_head > 1:
+        return "has two heads of queries for each output, which the projections of the model do not have"
+    free = open_axes()
+    closed = [
+        name
+        for name, value in spec.choices.items()
+        if name not in free or (name in PARTS and not _is_open(name, value))
+    ]
+    return f"sets {', '.join(closed)}, which belong to the projections of the model" if closed else ""
 
 
 def collection(name: str, values: object, kind: type, example: str) -> list:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from fairseq_lowrank.huggingface.added import MODULES
-from fairseq_lowrank.huggingface.models import attention_modules, query_sizes
+from fairseq_lowrank.huggingface.added import added_to, parts_of, replace_fields
+from fairseq_lowrank.huggingface.models import attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 
@@ -32,36 +32,37 @@ _USED_ELSEWHERE = frozenset(
 )
 
 
-@contextlib.contextmanager
-def attention_weights(model: PreTrainedModel, receive: Callable[[nn.Module, str, int, Tensor], None]) -> Iterator[None]:
+def attention_weights(
+    model: PreTrainedModel, receive: Callable[[nn.Module, str, int, Tensor], None]
+) -> contextlib.AbstractContextManager[None]:
     """Call ``receive(module, site, layer, weights)`` with each layer's mixed weights ``[B, H, T, S]`` while the context is open.
 
     The model has its attention from :func:`apply_attention`.
     """
-    found: list[tuple[Any, str, int]] = attention_modules(model)
-    for module, site, layer in found:
-        module.attention_weights_receiver = functools.partial(receive, module, site, layer)
-    try:
-        yield
-    finally:
-        for module, _, _ in found:
-            del module.attention_weights_receiver
+    return _watched(model, "receive", lambda index, *place: functools.partial(receive, *place))
 
 
-@contextlib.contextmanager
-def attention_calls(model: PreTrainedModel, change: Callable[[int, AttentionCall], AttentionCall]) -> Iterator[None]:
+def attention_calls(
+    model: PreTrainedModel, change: Callable[[int, AttentionCall], AttentionCall]
+) -> contextlib.AbstractContextManager[None]:
     """Compute ``change(index, call)`` in place of each layer's call while the context is open.
 
     The index counts :func:`attention_modules`. The model has its attention from :func:`apply_attention`.
     """
-    found: list[tuple[Any, str, int]] = attention_modules(model)
-    for index, (module, _, _) in enumerate(found):
-        module.attention_call_hook = functools.partial(change, index)
+    return _watched(model, "change", lambda index, *place: functools.partial(change, index))
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, field: str, function_of: Callable[..., Callable]) -> Iterator[None]:
+    """Give each attention module a function while the context is open, in a field of its :class:`AddedAttention`."""
+    places = attention_modules(model)
+    for index, place in enumerate(places):
+        replace_fields(place[0], **{field: function_of(index, *place)})
     try:
         yield
     finally:
-        for module, _, _ in found:
-            del module.attention_call_hook
+        for module, _, _ in places:
+            replace_fields(module, **{field: None})
 
 
 def attention_forward(
@@ -102,13 +103,8 @@ def attention_forward(
             f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
             'Call model.set_attn_implementation("sdpa") to use this model without mixing.'
         )
-    if (activation := vars(module).get("attention_activation")) is None:
-        folder = getattr(getattr(module, "config", None), "name_or_path", "") or "FOLDER"
-        raise UserError(
-            f"{type(module).__name__} has no mixing, because from_pretrained does not load it. "
-            f'Call load_attention(model, "{folder}"), or model.set_attn_implementation("sdpa") to leave the mixing out.'
-        )
-    receive = vars(module).get("attention_weights_receiver")
+    added = added_to(module)
+    stages, inputs = added.stages, added.inputs
     query_length, key_length = query.size(2), key.size(2)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal and attention_mask is None and query_length > 1
@@ -118,40 +114,44 @@ def attention_forward(
     hidden = attention_mask
     if hidden is not None and hidden.dtype == torch.bool:
         hidden = ~hidden
-    modules: dict[str, Any] = {name: module._modules.get(name) for name in MODULES}
-    inputs = vars(module).get("attention_inputs")
-    for added in modules.values():  # a module whose weights were moved by hooks may compute on another device
-        if added is not None and any(
-            tensor.device != query.device for tensor in (*added.parameters(), *added.buffers())
-        ):
-            added.to(query.device)
-    dims = query_sizes(module) if any(modules.values()) else None
-    if dims is not None and (mixed := dims.num_heads) != query.size(1):
+    given: dict[str, Any] = {"score_bias": position_bias, "score_cap": softcap, "sinks": s_aux}
+    if twice := [name for name, value in given.items() if value is not None and name in stages.fields]:
         raise UserError(
-            f"{type(module).__name__}: mixing of {mixed} heads, and the model passes {query.size(1)}. "
+            f"{type(module).__name__} sets {twice[0]} of its attention, and the chosen attention does too. "
+            "Leave this layer out with layers= or sites=."
+        )
+    parts = parts_of(module)
+    for part in parts.values():  # a part whose weights were moved by hooks may compute on another device
+        if any(tensor.device != query.device for tensor in (*part.parameters(), *part.buffers())):
+            part.to(query.device)
+    if added.dims is not None and added.dims.num_heads != query.size(1):
+        raise UserError(
+            f"{type(module).__name__}: mixing of {added.dims.num_heads} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
         )
+    fields = given | added.settings
+    for axis, part in parts.items():
+        if axis in stages.call:
+            fields = fields | part.call_fields(query, inputs)
     call = AttentionCall(
         DotProduct(query, key, scaling),
         value,
         AttentionMask(causal=causal, additive=hidden),
-        score_bias=position_bias,
-        activation=activation,
         dropout_p=dropout,
-        need_weights=bool(output_attentions) or receive is not None,
-        score_mixing=None if modules["score_mixing"] is None else modules["score_mixing"].operation(query, inputs),
-        prob_mixing=None if modules["mixing"] is None else modules["mixing"].operation(query, inputs),
-        score_cap=softcap,
-        sinks=s_aux,
+        need_weights=bool(output_attentions) or added.receive is not None,
+        **fields,
     )
-    if (hook := vars(module).get("attention_call_hook")) is not None:
-        call = hook(call)
+    if added.change is not None:
+        call = added.change(call)
     heads, weights = attention(call)
-    if receive is not None:
-        receive(weights)
-    if (output := modules["head_output"]) is not None:
-        own = _own_values(value, query, attention_mask) if output.reads_own_value else None
-        heads = output(heads, inputs, own).to(query.dtype)
+    own = _own_values(value, query, attention_mask) if stages.read_own_values else None
+    for axis, part in parts.items():
+        if axis in stages.heads:
+            heads = part(heads, inputs, own).to(query.dtype)
+        if axis in stages.weights and weights is not None:
+            weights = part.combine_weights(weights, inputs)
+    if added.receive is not None and weights is not None:
+        added.receive(weights)
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
 
 

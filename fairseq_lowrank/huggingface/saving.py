@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fairseq_lowrank.huggingface.added import added_modules, mixing_state, mixing_tensors
+from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
 from fairseq_lowrank.huggingface.models import attention_modules, query_sizes
@@ -34,7 +34,7 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     folder = Path(folder)
     if (record := getattr(model.config, "lowrank_attention", None)) is None:
         raise UserError(f"{type(model).__name__} has no chosen attention. Call apply_attention(model, preset) first.")
-    added = [part for module in model.modules() for part in added_modules(module)]
+    added = [part for module in model.modules() for part in parts_of(module).values()]
     if wrapped := [type(part).__name__ for part in added if not isinstance(part, NoDecayModule)]:
         raise UserError(
             f"the mixing is wrapped in {wrapped[0]}. Save the adapter with its own save_pretrained, or call "

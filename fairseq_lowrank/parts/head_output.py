@@ -31,5 +31,6 @@ class HeadOutput(LayerPart):
         if cls.reads_own_value and (not place.self_attention or place.has_appended_keys):
             raise ValueError(
                 f"{axis} {cls.name!r} reads the value at each query's own position, so it needs self-attention "
-                "without appended keys. Choose sites without cross attention (--attention-sites encoder,decoder)."
+                "without appended keys. Choose sites without cross attention (--attention-sites encoder,decoder, "
+                "sites=['encoder', 'decoder'])."
             )

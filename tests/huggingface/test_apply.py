@@ -17,6 +17,7 @@ from fairseq_lowrank.huggingface import (
     save_attention,
     supported,
 )
+from fairseq_lowrank.huggingface.added import added_to
 from fairseq_lowrank.messages import UserError
 
 
@@ -83,7 +84,7 @@ def brute_force(
     for head in range(heads):
         score = query[:, head] @ key[:, head * groups // heads].mT * scaling
         scores.append(score if softcap is None else softcap * torch.tanh(score / softcap))
-    inputs = getattr(module, "attention_inputs", None)
+    inputs = added_to(module).inputs
     before = matrices(getattr(module, "score_mixing", None), query, inputs)
     scores = [sum(before[j, i] * scores[j] for j in range(heads)) for i in range(heads)]
     patterns = []
