@@ -142,7 +142,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         )
         for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
-        self._built = (*projections, *extra, *further, *MODULE_AXES, "dropout_module", "out_proj")
+        self._built = (*projections, *extra, *further, "dropout_module", "out_proj")
         self._call_settings, self._cancels_row_constants = config.spec.call_settings, config.spec.shift_invariant
         self.state_config = self._state_config()
         for name in self.state_config.markers:
@@ -157,7 +157,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in MODULE_AXES:  # a part is built, replaced, or taken out
-            self._stages = Stages.of(self._parts())
+            parts = self._parts()
+            self._stages, self._part_names = Stages.of(parts), tuple(parts)
 
     def _parts(self) -> dict[str, LayerPart]:
         """Return the parts that are modules of the layer, by axis."""
@@ -187,7 +188,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _built_modules(self) -> Modules:
         modules = self._modules  # nn.Module finds an attribute there only after a slow search elsewhere
-        return {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
+        built = {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
+        for name in self._part_names:
+            built[name] = modules[name]
+        return built
 
     def reset_parameters(self) -> None:
         """Initialise the projections as fairseq does. Other parameters are initialised where they are created."""

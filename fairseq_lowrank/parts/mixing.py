@@ -55,7 +55,8 @@ class Mixing(LayerPart):
         return None
 
     def call_fields(self, query: Tensor | None, inputs: Tensor | None) -> dict[str, Any]:
-        return dict.fromkeys(self.fields, self.operation(query, inputs))
+        (field,) = self.fields
+        return {field: self.operation(query, inputs)}
 
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads.

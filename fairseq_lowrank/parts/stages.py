@@ -80,9 +80,9 @@ class Stages(NamedTuple):
         call: fill :meth:`LayerPart.call_fields`.
         heads: fill :meth:`LayerPart.forward`.
         weights: fill :meth:`LayerPart.combine_weights`.
-        fields: the fields of the call that parts set.
         read_inputs: a part reads the input of the layer for the call.
         read_own_values: a part reads the values at the positions of the queries.
+        rows_sum_to_one: the parts leave the sum of each row of weights at 1.
     """
 
     queries: tuple[str, ...] = ()
@@ -90,9 +90,9 @@ class Stages(NamedTuple):
     call: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
-    fields: frozenset[str] = frozenset()
     read_inputs: bool = False
     read_own_values: bool = False
+    rows_sum_to_one: bool = True
 
     @classmethod
     def of(cls, parts: Mapping[str, Any]) -> Stages:
@@ -115,12 +115,7 @@ class Stages(NamedTuple):
             call,
             heads,
             weights,
-            frozenset(fields),
             any(part.reads_inputs for part in parts.values()),
             any(part.reads_own_value for part in parts.values()),
+            not {"prob_mixing", "sinks"}.intersection(fields),
         )
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        """True if the parts leave the sum of each row of weights at 1."""
-        return self.fields.isdisjoint(("prob_mixing", "sinks"))
