@@ -31,7 +31,8 @@ from experiments.recipes.training import (
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.reporting.logs import read_training_log
-from fairseq_lowrank.tools.reporting.results import ORIGIN, append_result, check, check_writable
+from fairseq_lowrank.tools.reporting.results import append_result, check, check_writable
+from fairseq_lowrank.tools.reporting.schema import Origin, fields
 
 
 class RunLocked(Exception):
@@ -184,8 +185,9 @@ class RecipeEngine(Engine[Run]):
         if trained["valid_loss"] is None:
             del trained["valid_loss"]
         *earlier, last = starts = read_manifest(run.folder)["starts"]
-        earlier = [{key: start[key] for key in ORIGIN} for start in earlier]
-        earlier = [start for start in earlier if start != {key: last[key] for key in ORIGIN}]
+        origin = fields(Origin)
+        earlier = [{key: start[key] for key in origin} for start in earlier]
+        earlier = [start for start in earlier if start != {key: last[key] for key in origin}]
         line = {
             "paper": self.recipe.paper,
             "table": self.recipe.table,
@@ -202,7 +204,7 @@ class RecipeEngine(Engine[Run]):
             "split": self.recipe.split,
             "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
             **found,
-            **{key: last[key] for key in ORIGIN},
+            **{key: last[key] for key in origin},
             "patches": dict(run.patches),
             **({"earlier_starts": earlier} if earlier else {}),
             "alone": all(start["alone"] for start in starts),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,29 +10,10 @@ from pathlib import Path
 from fairseq_lowrank.files import read_lines, say
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.locks import locked
+from fairseq_lowrank.tools.reporting import schema
+from fairseq_lowrank.tools.reporting.schema import MEASUREMENT, TRAINING, Line
 from fairseq_lowrank.tools.reporting.sentences import add_sentences, append_sentences, take_sentences
 
-Number, Text = (int, float), (str,)
-# Every line has these fields, of these types.
-FIELDS: dict[str, tuple[type, ...]] = {
-    **{"paper": Text, "table": (str, int), "row": Text, "architecture": Text, "flags": (str, list), "seed": (int,)},
-    **{"updates": Number, "parameters": Number, "metric": Text, "value": Number, "split": Text},
-    **{"tokens_per_second": (*Number, type(None)), "versions": (dict,), "smoke": (bool,), "date": Text},
-}
-# Some lines have these fields; trainings of recipes have all of them. New lines have a commit, older ones do not.
-OPTIONAL: dict[str, tuple[type, ...]] = {
-    **{"commit": (*Text, type(None)), "machine": (dict, str), "log": Text, "curve": (list,)},
-    **dict.fromkeys(("attention_parameters", "tokens", "tokenised_bleu"), (*Number, type(None))),
-    **dict.fromkeys(
-        ("valid_tokenised_bleu", "valid_perplexity", "valid_loss", "next_sentence_accuracy"), (*Number, type(None))
-    ),
-    **{"alone": (bool,), "position": (int,), "losses": (dict,), "task": Text, "corpus": Text, "scoring": Text},
-    **{"pretraining": (dict,), "scores": (dict,), "measures": (dict,), "earlier_starts": (list,), "patches": (dict,)},
-    "sentences": (int,),
-}
-# A measurement without a training has these fields, and no architecture.
-MEASURED = {field: FIELDS[field] for field in ("paper", "table", "row", "seed", "metric", "value", "smoke")}
-MEASURED["commit"] = OPTIONAL["commit"]
 # A line of `record` has no paper. Reports read it as a row of a table with the name of its file.
 RECORDED = "recorded"
 UNKNOWN = {
@@ -45,18 +25,8 @@ UNKNOWN = {
     "tokens_per_second": None,
 }
 UNKNOWN |= {"versions": {}, "smoke": False, "date": ""}
-# A score to compare has at least these fields.
-SCORED = {field: FIELDS[field] for field in ("row", "seed", "metric", "value")}
 # A sentence's counts for BLEU: lengths of hypothesis and reference, matching and all n-grams of orders 1 to 4.
 COUNTS = 10
-POINT: dict[str, tuple[type, ...]] = {"updates": Number, "train_loss": Number, "valid_loss": (*Number, type(None))}
-ORIGIN: dict[str, tuple[type, ...]] = {
-    "commit": OPTIONAL["commit"],
-    "machine": OPTIONAL["machine"],
-    "versions": FIELDS["versions"],
-}
-LOSS: dict[str, tuple[type, ...]] = {"bits": Number}
-TYPES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true or false"}
 
 
 def results_files(paths: Iterable[Path]) -> list[Path]:
@@ -105,17 +75,17 @@ def read_results(
             if isinstance(line, dict) and "model" in line and "row" not in line:
                 continue  # what `fairseq-lowrank measure` found in a model, which is no score of a row
             if scores:
-                check(line, text, SCORED)
+                check(line, ())
                 lines.append(line)
                 continue
             if recorded and isinstance(line, dict) and "paper" not in line:
-                check(line, text, SCORED)
+                check(line, ())
                 lines.append(UNKNOWN | {"paper": RECORDED, "table": path.stem} | line)
                 continue
             measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
             if measured and not measurements:
                 continue
-            check_measurement(line) if measured else check(line, text)
+            check(line, MEASUREMENT if measured else TRAINING)
         except (ValueError, RecursionError) as error:
             wrong = f"not JSON ({error})" if isinstance(error, (json.JSONDecodeError, RecursionError)) else error
             complain(f"{path}, line {number}: {wrong}")
@@ -126,64 +96,16 @@ def read_results(
     return lines
 
 
-def check(line: object, text: str = "", required: Iterable[str] = FIELDS) -> None:
-    """Raise UserError unless `line` is a result with the required fields."""
+def check(line: object, needed: Iterable[str] = TRAINING) -> None:
+    """Raise UserError unless `line` is a score with the needed fields."""
     if not isinstance(line, dict):
-        raise UserError(f"{text[:40]} is not a result, expected a JSON object")
-    if missing := [field for field in required if field not in line]:
+        raise UserError(f"{json.dumps(line)[:40]} is not a result, expected a JSON object")
+    if missing := [field for field in (*schema.required(Line), *needed) if field not in line]:
         raise UserError(f"has no {', '.join(missing)}. Add what is missing.")
-    for field, kinds in (FIELDS | OPTIONAL).items():
-        if field in line:
-            check_type(field, line[field], kinds)
-    for point in line.get("curve") or []:
-        check_fields("curve", point, POINT)
-    for start in line.get("earlier_starts", []):
-        check_fields("earlier_starts", start, ORIGIN)
-    for metric, value in line.get("scores", {}).items():
-        check_type(f"score {metric}", value, Number)
-    check_sentences(line)
-
-
-def check_sentences(line: dict) -> None:
-    """Raise UserError unless a line's values of sentences are numbers."""
-    check_type("losses", line.get("losses", {}), (dict,))
-    for split, loss in line.get("losses", {}).items():
-        check_fields(f"losses of {split}", loss, LOSS)
-        check_type(f"sentence_values of {split}", loss.get("sentence_values", []), (list,))
-        for value in loss.get("sentence_values", []):
-            check_type(f"a sentence's loss of {split}", value, Number)
-    check_type("sentence_values", line.get("sentence_values", []), (list,))
-    for value in line.get("sentence_values", []):
-        check_type("a sentence's value", value, Number)
-    check_type("sentence_counts", line.get("sentence_counts", []), (list,))
+    schema.check(line, Line)
     for counts in line.get("sentence_counts", []):
-        if not isinstance(counts, list) or len(counts) != COUNTS or not all(isinstance(one, int) for one in counts):
+        if len(counts) != COUNTS:
             raise UserError(f"a sentence's counts are {json.dumps(counts)[:40]}, expected {COUNTS} whole numbers")
-
-
-def check_measurement(line: dict) -> None:
-    """Raise UserError unless `line` is a measurement."""
-    if missing := [field for field in MEASURED if field not in line]:
-        raise UserError(f"has no {', '.join(missing)}. Add what is missing.")
-    for field, kinds in MEASURED.items():
-        check_type(field, line[field], kinds)
-    check_sentences(line)
-
-
-def check_fields(name: str, value: object, fields: dict[str, tuple[type, ...]]) -> None:
-    """Raise UserError unless `value` is an object with all of the fields, of these types."""
-    if not isinstance(value, dict) or not fields.keys() <= value.keys():
-        raise UserError(f"{name} has {json.dumps(value)[:40]}, expected {', '.join(fields)}")
-    for field, kinds in fields.items():
-        check_type(f"{name}'s {field}", value[field], kinds)
-
-
-def check_type(field: str, value: object, kinds: tuple[type, ...]) -> None:
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        expected = list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
-        raise UserError(f"{field} is {json.dumps(value)[:40]}, expected {' or '.join(expected)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{field} is {value}, expected a finite number")
 
 
 def append_result(path: Path, line: dict) -> None:
@@ -194,9 +116,7 @@ def append_result(path: Path, line: dict) -> None:
     Raises:
         UserError: a field is missing, has a wrong type, or is not finite.
     """
-    if missing := [field for field in (*FIELDS, "commit") if field not in line]:
-        raise UserError(f"the result has no {', '.join(missing)}. Add what is missing.")
-    check(line)
+    check(line, (*TRAINING, "commit"))
     _append(path, line)
 
 
@@ -206,7 +126,7 @@ def append_measurement(path: Path, line: dict) -> None:
     Raises:
         UserError: a field is missing, has a wrong type, or is not finite.
     """
-    check_measurement(line)
+    check(line, MEASUREMENT)
     _append(path, line)
 
 
@@ -217,7 +137,7 @@ def append_score(path: Path, line: dict) -> None:
         UserError: the line lacks a field or a field is of a wrong type, or the file already has the same score.
     """
     try:
-        check(line, required=SCORED)
+        check(line, ())
     except ValueError as error:
         raise UserError(f"row {line.get('row')}, seed {line.get('seed')}: {error}") from error
     same = ("row", "seed", "metric", "split", "table")

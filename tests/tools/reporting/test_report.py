@@ -578,7 +578,7 @@ def test_a_table_can_be_shown_before_anything_was_run(tmp_path, capsys):
         ("", [], "no results in"),
         ("", ["--table", "table99"], "no results and no published values for table99. Choose from mixhead table1"),
         ("{", [], "line 1: not JSON"),
-        ('{"paper": "mixhead"}', [], "line 1: has no table"),
+        ('{"paper": "mixhead"}', [], "line 1: has no row"),
         ("7", [], "line 1: 7 is not a result"),
         (json.dumps(line("mha", None)), [], "line 1: value is null, expected a number"),
         (json.dumps(line("mha", 30.0)), ["--paper", "mhe"], "no results for mhe in"),

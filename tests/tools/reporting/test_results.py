@@ -50,21 +50,21 @@ def test_a_line_that_cannot_be_written_whole_leaves_the_file_as_it_was(tmp_path,
         ({"value": float("nan")}, "value is nan, expected a finite number"),
         ({"value": float("inf")}, "value is inf, expected a finite number"),
         ({"valid_perplexity": float("inf")}, "valid_perplexity is inf, expected a finite number"),
-        ({"curve": [{"updates": 1, "train_loss": float("nan"), "valid_loss": None}]}, "curve's train_loss is nan"),
-        ({"curve": [{"updates": 1}]}, "expected updates, train_loss, valid_loss"),
-        ({"losses": {"fit": 3}}, "losses of fit has 3, expected bits"),
+        ({"curve": [{"updates": 1, "train_loss": float("nan"), "valid_loss": None}]}, r"curve\[0\].train_loss is nan"),
+        ({"curve": [{"updates": 1}]}, r"curve\[0\] has no train_loss, valid_loss"),
+        ({"losses": {"fit": 3}}, "losses.fit is 3, expected an object"),
         (
             {"losses": {"fit": {"bits": "low", "sentence_values": []}}},
-            'losses of fit\'s bits is "low", expected a number',
+            'losses.fit.bits is "low", expected a number',
         ),
-        ({"losses": {"fit": {"bits": 1, "sentence_values": [None]}}}, "a sentence's loss of fit is null"),
-        ({"scores": {"rte": "high"}}, 'score rte is "high", expected a number'),
+        ({"losses": {"fit": {"bits": 1, "sentence_values": [None]}}}, r"losses.fit.sentence_values\[0\] is null"),
+        ({"scores": {"rte": "high"}}, 'scores.rte is "high", expected a number'),
         ({"value": True}, "value is true, expected a number"),
         ({"row": 3}, "row is 3, expected a text"),
         ({"versions": []}, r"versions is \[\], expected an object"),
         ({"smoke": "no"}, 'smoke is "no", expected true or false'),
         ({"flags": None}, "flags is null, expected a text or a list"),
-        ({"seed": "1"}, 'seed is "1", expected a number'),
+        ({"seed": "1"}, 'seed is "1", expected a whole number'),
     ],
 )
 def test_values_that_are_no_result_are_neither_written_nor_read(tmp_path, change, message):
@@ -86,7 +86,7 @@ def test_an_incomplete_line_is_not_written_and_broken_ones_are_named_by_their_nu
     assert not path.exists() and results.read_results(path) == []
     path.write_text("\n".join(["{}", json.dumps(LINE), "{", "7", "", "[" * 100_000]) + "\n")
     assert results.read_results(path, said.append) == [LINE]
-    broken = [(1, "has no paper, table"), (3, "not JSON"), (4, "7 is not a result"), (5, "not JSON"), (6, "not JSON")]
+    broken = [(1, "has no row, seed"), (3, "not JSON"), (4, "7 is not a result"), (5, "not JSON"), (6, "not JSON")]
     for text, (number, wrong) in zip(said, broken, strict=True):
         assert text.startswith(f"{path}, line {number}: {wrong}")
     path.write_bytes(b"\xff\xfe")
