@@ -80,6 +80,7 @@ class Stages(NamedTuple):
         call: fill :meth:`LayerPart.call_fields`.
         heads: fill :meth:`LayerPart.forward`.
         weights: fill :meth:`LayerPart.combine_weights`.
+        fields: the fields of the call that parts set.
         read_inputs: a part reads the input of the layer for the call.
         read_own_values: a part reads the values at the positions of the queries.
         rows_sum_to_one: the parts leave the sum of each row of weights at 1.
@@ -90,6 +91,7 @@ class Stages(NamedTuple):
     call: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
+    fields: frozenset[str] = frozenset()
     read_inputs: bool = False
     read_own_values: bool = False
     rows_sum_to_one: bool = True
@@ -115,6 +117,7 @@ class Stages(NamedTuple):
             call,
             heads,
             weights,
+            frozenset(fields),
             any(part.reads_inputs for part in parts.values()),
             any(part.reads_own_value for part in parts.values()),
             not {"prob_mixing", "sinks"}.intersection(fields),
