@@ -16,7 +16,7 @@ from sacremoses import MosesDetokenizer
 from experiments.corpora.__main__ import main as prepare
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.reporting.scores import read_sentences
+from fairseq_lowrank.tools.reporting.scores import read_hypotheses
 from fairseq_lowrank.tools.translation import Translator, raw_text
 
 PAIRS = [
@@ -79,7 +79,7 @@ def test_raw_text_is_translated_as_by_fairseq_generate(own, train, fairseq_comma
     join = ["--remove-bpe", "sentencepiece" if cut == "raw" else cut] if cut != "words" else []
     said = fairseq_command("generate", folder / "bin", "--path", checkpoint, "--cpu", "--beam", 3, *join)
     (tmp_path / "out").write_text(said, encoding="utf-8")
-    tokens = read_sentences(tmp_path / "out", r"H-(\d+)\t[^\t]*\t(.*)")
+    tokens = read_hypotheses(tmp_path / "out")
     expected = tokens if cut == "raw" else [MosesDetokenizer("en").detokenize(line.split()) for line in tokens]
     assert expected[0] == PAIRS[0][1]  # the model knows it by heart
     capsys.readouterr()

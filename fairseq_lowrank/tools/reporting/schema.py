@@ -95,17 +95,9 @@ class Line:
 # The fields of a measurement without a training, which has no architecture, and of a training. Old trainings have no commit.
 MEASUREMENT = ("paper", "table", "smoke", "commit")
 TRAINING = (
-    "paper",
-    "table",
-    "architecture",
-    "flags",
-    "updates",
-    "parameters",
-    "split",
-    "tokens_per_second",
-    "versions",
+    *("paper", "table", "architecture", "flags", "updates", "parameters", "split", "tokens_per_second", "versions"),
+    *("smoke", "date"),
 )
-TRAINING += ("smoke", "date")
 
 
 NAMES = {str: "a text", int: "a whole number", float: "a number", list: "a list", dict: "an object"}

@@ -13,20 +13,22 @@ from fairseq_lowrank.subwords import check_words
 
 def read_hypotheses(path: Path) -> list[str]:
     """Return the best hypotheses in a fairseq-generate output (subwords already joined), in the corpus's order."""
-    return read_sentences(path, r"H-(\d+)\t[^\t]*\t(.*)")
+    return [text.partition("\t")[2] for text in _read_column(path, "H")]  # the score is before the text
 
 
 def read_references(path: Path) -> list[str]:
     """Return the target sentences in a fairseq-generate output (subwords already joined), in the corpus's order."""
-    return read_sentences(path, r"T-(\d+)\t(.*)")
+    return _read_column(path, "T")
 
 
-def read_sentences(path: Path, pattern: str) -> list[str]:
-    """Return the texts of the lines that match a pattern, in the order of their numbers."""
+def _read_column(path: Path, kind: str) -> list[str]:
+    """Return the texts after the tab in lines `KIND-NUMBER<tab>TEXT`, in the order of their numbers."""
     found: dict[int, str] = {}
-    for text in read_lines(path):
-        if match := re.match(pattern, text):
-            found.setdefault(int(match[1]), match[2])  # with --nbest, the best comes first
+    for line in read_lines(path):
+        name, tab, text = line.partition("\t")
+        letter, _, number = name.partition("-")
+        if tab and letter == kind and number.isdecimal():
+            found.setdefault(int(number), text)  # with --nbest, the best comes first
     if sorted(found) != list(range(len(found))):
         raise UserError(
             f"{path} has {len(found)} sentences, but not those with the numbers 0 to {len(found) - 1}. Run fairseq-generate on "
@@ -84,6 +86,7 @@ def read_perplexity(path: Path, metric: str = "perplexity") -> dict:
     Args:
         metric: `perplexity`, or `loss` in nats per token, its natural logarithm (fairseq logs it in base 2).
     """
+    # fairseq-eval-lm has no other output: these lines are the same with --log-format json.
     text = "\n".join(read_lines(path))
     scores = re.findall(r"Loss \(base 2\): ([\d.]+|nan|inf), Perplexity: ([\d.]+|nan|inf)", text)
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", text)
