@@ -6,8 +6,8 @@
 #   row h4-mha --arch lowrank_transformer_iwslt_de_en --attention mha
 #   translation_rows                                           or language_model_rows, fine_tuning_rows
 #
-# Two things that a recipe may also set: PLUGIN, a folder of the repository that fairseq gets as --user-dir in place of the
-# package; FIT=2000, for losses a sentence on that many training pairs without dropout, on the validation and on the test set.
+# A recipe may also set PLUGIN, a folder of the repository that fairseq gets as --user-dir instead of the package. FIT=2000 scores
+# each sentence of the validation and test sets, and of 2,000 training pairs without dropout.
 #
 # Environment variables:
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
@@ -18,17 +18,17 @@
 #   PREPARE="--download …"       flags of the preparation script
 #   BERT=FOLDER                  a published BERT in transformers' layout (config.json, vocab.txt, model.safetensors) in place of the
 #                                one that rows start from; lines are of a table named for it, and SMOKE=1 starts from it too
-#   RERUN=1                      train again what other code than today's trained, instead of refusing it
+#   RERUN=1                      train again the rows that other code trained, instead of refusing them
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
 #                                without a line in FILE are trained for it
 #   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
-#   LOWRANK_DATA, LOWRANK_WORK   published corpora; what is made of them, checkpoints and logs
+#   LOWRANK_DATA                 folder of published corpora
+#   LOWRANK_WORK                 folder of prepared corpora, checkpoints and logs
 #
-# A row whose line is in RESULTS is skipped; one that was interrupted continues from its last checkpoint. Several processes may
-# run a recipe at once: each takes the rows at which no other one is. A run's folder is named for its flags, so that other
-# EXTRA or PRECISION, say, start another one. A checkpoint that other code trained is refused. All of this is in
-# experiments/recipes; here rows and settings are declared.
+# A row whose line is in RESULTS is skipped. An interrupted row continues from its last checkpoint. Several processes may run a
+# recipe at once: each skips the rows that another one is running. The folder of a run is named for its flags, so another EXTRA
+# or PRECISION trains in another folder. A checkpoint that other code trained is refused.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
@@ -76,7 +76,7 @@ pretraining() { DECLARED+=($(($# + 4)) pretraining "$1" "$CORPUS" "" "" "${@:2}"
 # continued NAME BASE FLAGS…: the same, where the optimizer and the count of updates are continued from the pre-training BASE.
 continued() { DECLARED+=($(($# + 3)) pretraining "$1" "$CORPUS" "$2" "" "${@:3}"); }
 
-# published NAME CHECKPOINT FLAGS…: the same of a published model, which only trials train.
+# published NAME CHECKPOINT FLAGS…: the same for a published model, which only trials train.
 published() { DECLARED+=($(($# + 3)) pretraining "$1" "$CORPUS" "" "${@:2}"); }
 
 # heads N: N attention heads in encoder and decoder.

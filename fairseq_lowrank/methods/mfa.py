@@ -24,7 +24,7 @@ class FactorizedQuery(MultiQuery):
     name = "factorized-query"
     groups = ()
     needs_keys = True
-    options = (Option("latent_dim", "size of the latent of queries (default: the embedding size)", letter="r"),)
+    options = (Option("latent_dim", "size of the latent vector of queries (default: the embedding size)", letter="r"),)
 
     def __init__(self, dims: AttentionDims, latent_dim: int | None = None) -> None:
         super().__init__(dims)

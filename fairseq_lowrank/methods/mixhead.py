@@ -17,8 +17,7 @@ MIXHEAD = Paper(
 )
 NORMALIZATION = Option(
     "mixing_normalization",
-    "divisor of each column of M: its sum (Mixhead paper, equation 13, which the paper calls numerically unstable because the sum can "
-    "be 0) or its l2 norm (equation 14)",
+    "divisor of each column of M: its sum, which can be 0 (Mixhead paper, equation 13), or its l2 norm (equation 14)",
     default="none",
     choices=("none", "sum", "l2"),
 )

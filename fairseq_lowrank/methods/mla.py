@@ -41,7 +41,7 @@ class LatentProjection(Projection):
     options = (
         Option(
             "latent_dim",
-            "size r of the vector from which keys and values are computed, all that a token caches (default: embedding size / 2)",
+            "size r of the cached vector from which keys and values are computed (default: embedding size / 2)",
             letter="r",
         ),
     )

@@ -29,7 +29,9 @@ class StructuredScores(Projection):
     composes = False
     options = (
         Option(
-            "blocks", "blocks of each structured matrix, c dividing d (default: the divisor nearest to √d)", letter="c"
+            "blocks",
+            "number c of blocks of each structured matrix, a divisor of d (default: the divisor nearest to √d)",
+            letter="c",
         ),
     )
 

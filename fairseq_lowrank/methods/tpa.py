@@ -31,8 +31,8 @@ class TensorProduct(Projection):
     groups = ()
     composes = False
     options = (
-        Option("factor_rank", "products of keys and values (default 2)", flag="rank", letter="r"),
-        Option("query_rank", "products of queries (default 6)", letter="r_q"),
+        Option("factor_rank", "number of products of keys and values (default 2)", flag="rank", letter="r"),
+        Option("query_rank", "number of products of queries (default 6)", letter="r_q"),
     )
 
     def __init__(self, dims: AttentionDims, factor_rank: int | None = None, query_rank: int | None = None) -> None:

@@ -105,18 +105,17 @@ PARTS: dict[str, dict[str, Any]] = {
 AXES: dict[str, Axis] = {
     "head_dim": Axis(
         "head_dim",
-        "size of a head's queries, keys and values, free of the embedding size (default: embedding size / heads); "
+        "size of a head's queries, keys and values (default: embedding size / heads); "
         "the FixedHead paper sets it to the sequence length",
     ),
     "value_dim": Axis(
         "value_dim",
-        "size of a head's values, free of that of its queries and keys: what helps outputs apart from what helps scores "
-        "(default: the head size)",
+        "size of a head's values, if it differs from that of its queries and keys (default: the head size)",
     ),
     "key_value_heads": Axis(
         "key_value_heads",
-        "heads of keys and values, g dividing the heads of queries: head i reads the keys of head floor(i g / h) "
-        "(default: as many as heads)",
+        "number g of heads of keys and values, a divisor of the heads; head i reads the keys of head floor(i g / h) "
+        "(default: one per head)",
     ),
     "projection": Axis(
         "attention_projection", "how heads get queries, keys and values", PARTS["projection"], "independent"

@@ -70,8 +70,8 @@ EMBED_RANK: Flag = (
 EMBED_KERNEL: Flag = (
     int,
     {"metavar": "K"},
-    "language models: embed each position by a convolution over the last K tokens, for a rank of K times that of one token's "
-    "embedding (vocabulary bottleneck paper, equations 2 and 4); works with and without --embed-rank (default: one token)",
+    "language models: embed each position by a convolution over the last K tokens, which multiplies the embedding's rank by up to K "
+    "(vocabulary bottleneck paper, equations 2 and 4; default: none)",
 )
 MODEL_FLAGS: dict[str, Flag] = {}
 """The flags of attention and those of the embedding."""
@@ -82,7 +82,7 @@ def read_registry() -> bool:
     of_axes = {axis.flag: _axis_flag(axis) for axis in AXES.values()}
     new = not of_axes.keys() <= FLAGS.keys()
     flags: dict[str, Flag] = {
-        "attention": (str, _choices(PRESETS), f"kind of attention: {', '.join(PRESETS)} (default: fairseq's own)"),
+        "attention": (str, _choices(PRESETS), f"attention variant: {', '.join(PRESETS)} (default: fairseq's own)"),
         **of_axes,
         "unused_key_projection": (
             bool,

@@ -85,7 +85,7 @@ def name_whole_checkpoints(load: Callable) -> Callable:
             if (intact := _newest_intact(last, suffix)) is None:
                 raise
             instead = " in place of --finetune-from-model" if cfg.finetune_from_model else ""
-            remedy = f"To resume from the newest intact checkpoint, add --restore-file {intact}{instead}."
+            remedy = f"To resume from the newest intact checkpoint, add --restore-file {intact}{instead}"
             raise InvalidCheckpoint(error.path, error.reason, remedy) from error
 
     return load_from_folder

@@ -92,7 +92,7 @@ def test_resume_names_no_checkpoint_that_would_not_help(train, refused, tmp_path
     train(*STOCK, *(["--no-epoch-checkpoints"] if not flags else []))
     last.write_bytes(last.read_bytes()[:1000])
     error = refused(*STOCK, *(flag.format(last=last) for flag in flags), kind=InvalidCheckpoint)
-    assert (error.path, error.remedy) == (str(last), "")
+    assert (error.path, error.remedy) == (str(last), "Copy or download it again.")
 
 
 @pytest.mark.parametrize(
