@@ -47,6 +47,9 @@ class Row:
         return self.name.partition("@")[0]
 
 
+RECORDS = ("paper", "table", "split", "plugin", "fit", "common", "pretraining", "row")
+
+
 def _pairs(text: str) -> int:
     if not text.isdecimal():
         raise UserError(f"FIT={text}: expected a number of training pairs.")
@@ -87,17 +90,29 @@ class Recipe:
         before the rows that need it, `pretraining` with NAME CORPUS BASE CHECKPOINT FLAG…. BASE and CHECKPOINT may be empty.
 
         Raises:
-            UserError: a row is declared twice, or has an unknown corpus or base, or `fit` is not a number.
+            UserError: a record is unknown, a row is declared twice, or has an unknown corpus or base, or `fit` is not a number.
         """
         recipe = cls(kind, root)
         for key, *values in records:
-            if key in ("row", "pretraining"):
-                name, corpus, base, checkpoint, *flags = values
-                recipe.declare(key, Row(name, corpus, tuple(flags), base, checkpoint))
-            elif key == "common":
-                recipe.common = tuple(values)
-            else:
-                setattr(recipe, key, _pairs(values[0]) if key == "fit" else values[0])
+            match key, values:
+                case "row" | "pretraining", [name, corpus, base, checkpoint, *flags]:
+                    recipe.declare(key, Row(name, corpus, tuple(flags), base, checkpoint))
+                case "common", flags:
+                    recipe.common = tuple(flags)
+                case "paper", [name]:
+                    recipe.paper = name
+                case "table", [name]:
+                    recipe.table = name
+                case "split", [name]:
+                    recipe.split = name
+                case "plugin", [folder]:
+                    recipe.plugin = folder
+                case "fit", [pairs]:
+                    recipe.fit = _pairs(pairs)
+                case _:
+                    raise UserError(
+                        f"{shlex.join([key, *values])}: is not a record of a recipe. Use {', '.join(RECORDS)}."
+                    )
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
             raise UserError(f"the recipe declares no {' and no '.join(missing)}. Add what is missing.")
         return recipe

@@ -65,3 +65,9 @@ def test_how_many_pairs_must_be_a_number(request):
     ]
     with pytest.raises(ValueError, match=r"^FIT=many: expected a number of training pairs"):
         Recipe.read("translation", request.config.rootpath, records)
+
+
+@pytest.mark.parametrize("record", [["root", "/"], ["rows", "mha"], ["paper", "a", "b"], ["row", "mha"]])
+def test_a_record_that_is_none_of_a_recipe_is_refused(request, record):
+    with pytest.raises(ValueError, match=rf"^{' '.join(record)}: is not a record of a recipe\. Use paper, table"):
+        Recipe.read("translation", request.config.rootpath, [["paper", "own"], record])
