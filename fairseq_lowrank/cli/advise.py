@@ -114,11 +114,9 @@ def run(args) -> None:
             "measurement": measure(args, data),
             "verdict": heads.verdict(summary),
             "findings": [finding.as_dict() for finding in findings],
-            "parameters": summary.what_if.total,
-            "kind": summary.kind,
-            "measured": [one.as_dict() for one in measured.measured_in(summary.kind)]
-            if summary.sites_too_small
-            else [],
+            "parameters": summary.total,
+            "kind": (kind := checks.kind_of(summary)),
+            "measured": [one.as_dict() for one in measured.measured_in(kind)] if summary.sites_too_small else [],
             "remedies_need": remedies_need(model_args, findings),
         },
     )

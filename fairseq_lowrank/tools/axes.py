@@ -19,7 +19,7 @@ def projection_of(module: Any, spec: AttentionSpec | None = None) -> Projection:
     return spec.projection_of(module.embed_dim, module.num_heads, module.kdim, module.vdim)
 
 
-def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, int | str]:
+def axes_of(module: Any, spec: AttentionSpec | None = None) -> dict[str, Any]:
     """Return an attention layer's choice or size on every axis, or that which it would have with another `spec`."""
     spec = spec or spec_of(module)
     projection = projection_of(module, spec)

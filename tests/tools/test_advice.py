@@ -8,6 +8,7 @@ import torch
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.parts import AXES, METHODS, PRESETS
 from fairseq_lowrank.tools.advice import checks
 from fairseq_lowrank.tools.advice import heads as rule
 from fairseq_lowrank.tools.advice.lengths import read_lengths, read_vocab_size
@@ -534,6 +535,15 @@ def test_a_smaller_head_is_no_remedy_for_wide_attention_if_it_is_too_small():
         for lengths in ({"text": numpy.array([129])}, {"text": numpy.array([130])})
     ]
     assert offered == [True, False]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_with_small_heads_gets_advice(preset):
+    needed = {} if METHODS[preset].needs is None else METHODS[preset].examples[0]
+    sizes = [word for name, value in needed.items() for word in (f"--{AXES[name].flag.replace('_', '-')}", str(value))]
+    flags = ["--attention", preset, "--decoder-attention-heads", "8", *sizes]
+    found = findings(LM, flags, lengths={"text": numpy.array([1200])})
+    assert {"embedding rank", "depth", "attention width"} <= {finding.topic for finding in found}
 
 
 def test_the_command_gives_its_verdict_first_and_folds_what_is_fine(capsys):

@@ -56,6 +56,12 @@ def speed(row):
 
 
 M = measured
+START, WIDER = (
+    "a half-scale start (output projections initialised at half)",
+    "larger heads at the same number (--attention fixedhead)",
+)
+PRE_NORM = "pre-norm (--encoder-normalize-before --decoder-normalize-before)"
+GAIN = "a gain for each head (--attention gain --mixing-lr-scale HEADS)"
 COMPUTED = {
     (M.SCORES, M.SYNTHETIC): lambda: {
         "mixed": error("h8-score-mixing"),
@@ -65,21 +71,21 @@ COMPUTED = {
     (M.SCORES, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-score-mixing")},
     (M.FEWER, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h4-mha")},
     (M.MIXHEAD, M.LANGUAGE_MODEL): lambda: {"behind": -text_lead("h32-mixhead-a")},
-    (M.START, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-small-start")},
-    (M.GAIN, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-gain-x8")},
+    (START, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-small-start")},
+    (GAIN, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-gain-x8")},
     (M.FEWER, M.TRANSLATION): lambda: {
         "lead": lead("h4-mha-2e-3", "h32-mha-2e-3"),
         "small_start": lead("h4-small-start-2e-3", "h32-small-start-2e-3"),
     },
-    (M.WIDER, M.TRANSLATION): lambda: {
+    (WIDER, M.TRANSLATION): lambda: {
         "behind": fit("h32-fixedhead", "above-head-size") - fit("h32-mha-wide", "above-head-size")
     },
-    (M.START, M.TRANSLATION): lambda: {
+    (START, M.TRANSLATION): lambda: {
         "large": lead("h4-small-start-2e-3", "h4-mha-2e-3"),
         "small": lead("h32-small-start-2e-3", "h32-mha-2e-3"),
     },
-    (M.PRE_NORM, M.TRANSLATION): lambda: {"lead": lead("h4-mha-pre-norm-2e-3", "h4-mha-2e-3")},
-    (M.GAIN, M.TRANSLATION): lambda: {
+    (PRE_NORM, M.TRANSLATION): lambda: {"lead": lead("h4-mha-pre-norm-2e-3", "h4-mha-2e-3")},
+    (GAIN, M.TRANSLATION): lambda: {
         "x4": lead("h4-gain-x4-2e-3", "h4-mha-2e-3"),
         "x32": lead("h32-gain-x32-2e-3", "h32-mha-2e-3"),
         "plain": lead("h4-gain-2e-3", "h4-mha-2e-3"),
@@ -106,7 +112,7 @@ def test_kinds_without_a_measurement_are_computed_from_the_table():
     by_change = {one.change: one.as_dict()["not_measured_in"] for one in MEASURED}
     assert by_change[M.SCORES] == [M.TRANSLATION, M.PRE_NORM_TRANSLATION, M.ENCODER]
     assert by_change[M.MIXHEAD] == []
-    assert M.LANGUAGE_MODEL not in by_change[M.START]
+    assert M.LANGUAGE_MODEL not in by_change[START]
 
 
 def test_measurements_are_those_of_the_kind():

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
-from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools.axes import axes_of, projection_of, spec_of
 
 BOTTLENECK, WORST, PARTLY, FINE, NOTE = "bottleneck", "worst case", "worst case of longer sequences", "fine", "note"
-FIXEDHEAD = "Bhojanapalli et al. 2020, Theorem 1"
 # A scale for each head mixes none with another.
 WITHOUT_MIXING = ("none", "diagonal")
 
@@ -60,7 +58,7 @@ class Heads:
         causal: the sites whose positions see none after them.
     """
 
-    def __init__(self, sites: dict[str, nn.Module], lengths: dict[str, numpy.ndarray], causal: Collection[str]) -> None:
+    def __init__(self, sites: dict[str, Any], lengths: dict[str, numpy.ndarray], causal: Collection[str]) -> None:
         self.sites, self.causal = sites, causal
         self.lengths = {site: lengths[site] for site in sites if site in lengths}
 
@@ -71,20 +69,19 @@ class Heads:
         whose scores can be moved by a constant a row). Under a causal mask it is 2·r + 1, and almost every matrix can be
         produced: all except a set of measure zero. ``tests/tools/test_causal_heads.py`` constructs the scores.
         """
-        rank = score_rank(self.sites[site])
-        return 2 * rank + 1 if site in self.causal else rank + 1
+        return (2 if site in self.causal else 1) * score_rank(self.sites[site]) + 1
 
-    def wanted_rank(self, site: str, length: float) -> int:
-        """Return the least rank of scores that is enough for a length: the inverse of :meth:`max_length`."""
-        return max(1, math.ceil((length - 1) / 2 if site in self.causal else length - 1))
+    def wanted_rank(self, site: str, length: float | None = None) -> int:
+        """Return the least rank of scores that is enough for a length, by default that of 95 % of a site's sequences.
+
+        This is the inverse of :meth:`max_length`.
+        """
+        length = describe_lengths(self.lengths[site])["p95"] if length is None else length
+        return max(1, math.ceil((length - 1) / (2 if site in self.causal else 1)))
 
     def share_beyond(self, site: str) -> float:
         """Return the share of sequences for which a site's heads are too small."""
         return float((self.lengths[site] > self.max_length(site)).mean())
-
-    def p95(self, site: str) -> float:
-        """Return the length that 95 % of a site's sequences do not exceed."""
-        return describe_lengths(self.lengths[site])["p95"]
 
     @property
     def judged_sites(self) -> list[str]:
@@ -97,7 +94,7 @@ class Heads:
         return [site for site in self.judged_sites if self.share_beyond(site) > 0.05]
 
 
-def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+def score_heads(module: Any, spec: AttentionSpec | None = None) -> int:
     """Return the number of heads of keys that each head's scores are made of: one, or all if scores are mixed.
 
     Args:
@@ -111,7 +108,7 @@ def score_heads(module: nn.Module, spec: AttentionSpec | None = None) -> int:
     return projection_of(module, spec).key_heads
 
 
-def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
+def score_rank(module: Any, spec: AttentionSpec | None = None) -> int:
     """Return the greatest rank of a head's scores: min(d, d_k), or min(d, h·d_k) if the scores of h heads are mixed.
 
     The projection says its own rank, which need not be d_k. The features of a dense synthesizer are no linear map of its inputs,
@@ -127,22 +124,10 @@ def score_rank(module: nn.Module, spec: AttentionSpec | None = None) -> int:
     return min(module.embed_dim, projection_of(module, spec).score_rank(mixed=mixed))
 
 
-def most_heads(module: nn.Module, wanted: int) -> int | None:
-    """Return the most heads of a layer's width whose scores have the wanted rank.
-
-    0: one head of the whole width is too small. None: the number of heads does not matter, because the head size is given
-    or scores are mixed.
-    """
-    if spec_of(module).head_dim is not None or score_heads(module) > 1:
-        return None
-    return heads_of_size(module, wanted)
-
-
-def heads_of_size(module: nn.Module, wanted: int) -> int:
+def heads_of_size(module: Any, wanted: int) -> int:
     """Return the most heads of at least this size that divide the layer's width; 0 if there is no such number."""
     width, groups = module.embed_dim, spec_of(module).key_value_heads or 1
-    numbers = range(groups, width // wanted + 1, groups)
-    return max((heads for heads in numbers if width % heads == 0), default=0)
+    return max((heads for heads in range(groups, width // wanted + 1, groups) if width % heads == 0), default=0)
 
 
 def describe_lengths(lengths: numpy.ndarray) -> dict[str, float]:
@@ -160,80 +145,68 @@ def verdict(summary: Heads) -> dict:
 
     Returns:
         `too_small` and `large_enough`, lists of sites; `most_heads`, for each site the greatest number of heads that are
-        large enough for 95 % of the sequences (0: not even one; None: the number of heads does not matter); and `lines`,
-        two sentences that say it.
+        large enough for 95 % of the sequences (0: not even one; None: the number does not matter, because the head size is
+        given or scores are mixed); and `lines`, sentences that say it.
     """
     short = summary.sites_too_small
     fine = [site for site in summary.judged_sites if site not in short]
-    wanted = {site: summary.wanted_rank(site, summary.p95(site)) for site in summary.judged_sites}
-    most = {site: most_heads(summary.sites[site], rank) for site, rank in wanted.items()}
-    if not most:
-        lines = ["No site has both known lengths and scores whose rank the head size bounds."]
+    wanted = {site: summary.wanted_rank(site) for site in summary.judged_sites}
+    most, lines = {}, []
+    for site, rank in wanted.items():
+        module = summary.sites[site]
+        is_free = spec_of(module).head_dim is None and score_heads(module) == 1
+        most[site] = heads_of_size(module, rank) if is_free else None
+    if short:
+        needs = (f"{site} rank {wanted[site]} (heads have {score_rank(summary.sites[site])})" for site in short)
+        lines.append(f"Worst case: some pattern of this length needs {', '.join(needs)}.")
+    if fine:
+        lines.append(f"Heads large enough for every pattern: {', '.join(fine)}.")
+    counts = {None: "any number", 0: "not even one"}
+    numbers = ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
+    if most:
+        lines.append(f"Most heads that are large enough for every pattern in 95 % of the sequences: {numbers}.")
     else:
-        needs = ", ".join(
-            f"{site} rank {wanted[site]} (heads have {score_rank(summary.sites[site])})" for site in short
-        )
-        lines = [f"Worst case: some pattern of this length needs {needs}."] if short else []
-        if fine:
-            lines.append(f"Heads large enough for every pattern: {', '.join(fine)}.")
-        counts = {None: "any number", 0: "not even one"}
-        lines.append(
-            "Most heads that are large enough for every pattern in 95 % of the sequences: "
-            + ", ".join(f"{site} {counts.get(number, number)}" for site, number in most.items())
-            + "."
-        )
+        lines.append("No site has both known lengths and scores whose rank the head size bounds.")
     return {"too_small": short, "large_enough": fine, "most_heads": most, "lines": lines}
 
 
 def head_size_at(site: str, summary: Heads, changes: list[Change]) -> Finding:
     """Return what the worst-case rule says of a site."""
-    module, lengths = summary.sites[site], summary.lengths[site]
-    head_dim, heads, stats = module.head_dim, module.num_heads, describe_lengths(lengths)
-    rank, mixed_scores, causal = score_rank(module), score_heads(module) > 1, site in summary.causal
-    beyond, limit = summary.share_beyond(site), "r + 1" if mixed_scores else "d_k + 1"
+    module, spec, lengths = summary.sites[site], spec_of(summary.sites[site]), summary.lengths[site]
+    stats, rank, beyond = describe_lengths(lengths), score_rank(module), summary.share_beyond(site)
+    mixed, causal = score_heads(module) > 1, site in summary.causal
+    numbers = {"site": site, "head_dim": module.head_dim, "heads": module.num_heads, "score_rank": rank}
+    numbers |= {"lengths": stats, "share_beyond": beyond}
+    limit, kind = ("r + 1", "rank") if mixed else ("d_k + 1", "size")
     limit = f"2·{limit}" if causal else limit
-    numbers = {
-        "site": site,
-        "head_dim": head_dim,
-        "heads": heads,
-        "score_rank": rank,
-        "lengths": stats,
-        "share_beyond": beyond,
-    }
-    length = f"sequence length n = {lengths[0]}."
-    if lengths.min() < lengths.max():
-        length = (
-            f"sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
+    about = f"{site} attention: head size d_k = {module.head_dim}"
+    if mixed:
+        about += f", and {module.num_heads} heads whose mixed scores have rank r = {rank} at most"
+    if lengths.min() == lengths.max():
+        about += f"; sequence length n = {lengths[0]}."
+    else:
+        about += (
+            f"; sequence length n is {stats['mean']:g} on average, {stats['median']:g} in the middle, {stats['p95']:g} at the "
             f"95th percentile; {100 * beyond:.0f} % of the sequences are longer than {limit}."
         )
-    size = f"head size d_k = {head_dim}"
-    if mixed_scores:
-        size += f", and {heads} heads whose mixed scores have rank r = {rank} at most"
-    about, kind = f"{site} attention: {size}; {length}", "rank" if mixed_scores else "size"
     enough = (
-        "with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix" if causal else "d_k = n − 1 suffices"
+        ", with a causal mask, d_k = (n − 1)/2 suffices for almost every matrix" if causal else " d_k = n − 1 suffices"
     )
-    source = f"{FIXEDHEAD}; here{',' if causal else ''} {enough}"
+    source = f"Bhojanapalli et al. 2020, Theorem 1; here{enough}"
     if beyond <= 0.05:
         every = "almost every causal" if causal else "every"
-        return Finding(
-            "head size",
-            FINE,
-            f"{about} A head of this {kind} can produce {every} attention matrix of such a length.",
-            source,
-            numbers,
-        )
-    wanted = summary.wanted_rank(site, stats["p95"])
-    text = (
-        f"{about} Above {limit} there are attention matrices that no head of this {kind} can produce: some pattern of this length "
+        about += f" A head of this {kind} can produce {every} attention matrix of such a length."
+        return Finding("head size", FINE, about, source, numbers)
+    wanted = summary.wanted_rank(site)
+    about += (
+        f" Above {limit} there are attention matrices that no head of this {kind} can produce: some pattern of this length "
         f"needs rank {wanted}. Trained heads may need far less; `fairseq-lowrank measure` says how much they use."
     )
-    spec = spec_of(module)
     if spec.projection == "single":
-        text += " All heads share one matrix here, so mixing them lifts nothing."
+        about += " All heads share one matrix here, so mixing them lifts nothing."
     elif spec.mixing not in WITHOUT_MIXING:
-        text += f" Its {heads} heads are mixed after the softmax. That leaves the rank of a head's scores as it is."
+        about += f" Its {module.num_heads} heads are mixed after the softmax. That leaves the rank of a head's scores as it is."
     if module.embed_dim < wanted and spec.score == "dot-product":
-        text += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
+        about += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
     found = WORST if stats["median"] > summary.max_length(site) else PARTLY
-    return Finding("head size", found, text, source, numbers, changes)
+    return Finding("head size", found, about, source, numbers, changes)
