@@ -1,4 +1,4 @@
-"""The pages of docs/ that are generated from the code: docs/attention.md and docs/fairseq.md."""
+"""What the code writes into the documents: two pages, and the tables of methods in README.md and docs/pytorch.md."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fairseq_lowrank.attention import (
     AXES,
+    METHODS,
     PRESETS,
     AttentionConfig,
     MultiheadAttention,
@@ -16,12 +17,12 @@ from fairseq_lowrank.attention import (
     replace_attention,
 )
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def pages() -> dict[str, str]:
-    """Return the text of each page by its file name."""
-    return {"attention.md": attention_page(), "fairseq.md": fairseq_page()}
+def text_of(name: str) -> str:
+    """Return the text of a page, one of :data:`PAGES`, as the code has it."""
+    return PAGES[name]()
 
 
 def attention_page() -> str:
@@ -133,6 +134,69 @@ def fairseq_page() -> str:
     )
 
 
+def readme() -> str:
+    """Return README.md with its table of methods, in the order of the axes that they set."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for preset, sets in PRESETS.items():
+        need = METHODS[preset].needs
+        axes = tuple(axis for axis in AXES if axis in sets or (need is not None and axis == need.axis))
+        rows.setdefault(axes, []).append(preset)
+    order = list(AXES)
+    table = [
+        (_effect(axes), ", ".join(map(_flags_of, rows[axes])), _papers(rows[axes]))
+        for axes in sorted(rows, key=lambda axes: [order.index(axis) for axis in axes])
+        if axes
+    ]
+    return _with_table("README.md", ("it changes", "`--attention`", "papers"), table)
+
+
+def _effect(axes: Iterable[str]) -> str:
+    """Return what axes decide, in words: the first clause of the help of each."""
+    return ", and ".join(re.split(r" \(|: |; ", AXES[axis].help)[0] for axis in axes)
+
+
+def _flags_of(preset: str) -> str:
+    need = METHODS[preset].needs
+    return f"`{preset}`" if need is None else f"`{preset} --{AXES[need.axis].flag.replace('_', '-')} N`"
+
+
+def _papers(presets: Iterable[str]) -> str:
+    """Return the papers of methods, by their first authors. A method without a paper is from this project."""
+    found = dict.fromkeys(_citation(paper.authors) for preset in presets for paper in METHODS[preset].papers)
+    return "; ".join([*found, *["this project"] * any(not METHODS[preset].papers for preset in presets)])
+
+
+def _citation(authors: str) -> str:
+    """Return the surname of the first of several authors, and the year."""
+    names, year = authors.split(", "), re.search(r"\d{4}", authors)
+    return authors if len(names) == 1 or year is None else f"{names[0].split()[-1]} et al. {year[0]}"
+
+
+def pytorch_page() -> str:
+    """Return docs/pytorch.md with its table of the arguments of ``apply_attention``."""
+    from fairseq_lowrank.huggingface import apply_attention
+    from fairseq_lowrank.huggingface.choice import open_axes, usable_presets
+
+    values = _arguments(apply_attention)
+    values |= {"preset": "a method that keeps the projections: " + ", ".join(f"`{name}`" for name in usable_presets())}
+    given = [
+        name for name in inspect.signature(apply_attention).parameters if name in values.keys() - {"model", "axes"}
+    ]
+    rows = [(f"`{name}`", _cell(values[name]).removesuffix(".")) for name in given]
+    rows.insert(1, (", ".join(f"`{axis}`" for axis in open_axes()), "override the preset"))
+    return _with_table("docs/pytorch.md", ("argument", "values"), rows)
+
+
+def _with_table(page: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return the text of a page in which these rows replace those of the table with this head."""
+    table = _table(head, rows)
+    old = re.escape("\n".join(table.splitlines()[:2])) + r"(\n\|.*)*"
+    text, count = re.subn(old, lambda match: table, (ROOT / page).read_text(encoding="utf-8"))
+    if count != 1:
+        raise ValueError(f"{page}: expected one table with the head {', '.join(head)}, and found {count}")
+    return text
+
+
 def _page(title: str, *parts: str) -> str:
     return "\n\n".join([f"# {title}", *(part for part in parts if part)]) + "\n"
 
@@ -209,3 +273,12 @@ def _arguments(function: Callable) -> dict[str, str]:
             for name in names:
                 found[name] += " " + line.strip()
     return found
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/attention.md": attention_page,
+    "docs/fairseq.md": fairseq_page,
+    "docs/pytorch.md": pytorch_page,
+    "README.md": readme,
+}
+"""The documents with text from the code, by their paths."""

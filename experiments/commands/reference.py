@@ -1,24 +1,27 @@
-"""Write docs/attention.md and docs/fairseq.md from the code.
+"""Write docs/attention.md, docs/fairseq.md, and the tables of methods in README.md and docs/pytorch.md, from the code.
 
-python -m experiments reference                 write both pages
+python -m experiments reference                 write them
 python -m experiments reference --check         check if they are up to date, and write nothing
 """
 
 NAME = "reference"
-HELP = "write the pages of docs/ that come from the code"
+HELP = "write the documents, or their tables, that come from the code"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--check", action="store_true", help="write nothing; return 1 if a page differs from the code")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; return 1 if a document differs from the code"
+    )
 
 
 def run(args) -> int:
     import fairseq_lowrank.plugin  # noqa: F401
-    from experiments.reference import DOCS, pages
+    from experiments.reference import PAGES, ROOT, text_of
 
-    differ = [name for name, text in pages().items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
+    texts = {name: text_of(name) for name in PAGES}
+    differ = [name for name in texts if not (ROOT / name).exists() or (ROOT / name).read_text("utf-8") != texts[name]]
     for name in differ:
         if not args.check:
-            (DOCS / name).write_text(pages()[name], encoding="utf-8")
-        print(f"docs/{name}: {'differs from the code' if args.check else 'written'}")
+            (ROOT / name).write_text(texts[name], encoding="utf-8")
+        print(f"{name}: {'differs from the code' if args.check else 'written'}")
     return int(bool(args.check and differ))
