@@ -18,7 +18,11 @@ from fairseq_lowrank import attention, huggingface
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 BUILD = "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
-DATA = ("fairseq_lowrank/py.typed", "fairseq_lowrank/tools/reporting/papers.json")
+DATA = (
+    "fairseq_lowrank/py.typed",
+    "fairseq_lowrank/tools/advice/measured.json",
+    "fairseq_lowrank/tools/reporting/papers.json",
+)
 ADDRESS = "https://example.org/owner/repository"
 
 
