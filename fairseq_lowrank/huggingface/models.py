@@ -139,13 +139,16 @@ def calls_the_interface(kind: type[nn.Module]) -> bool:
 
 
 def query_sizes(module: nn.Module) -> AttentionDims | None:
-    """Return the sizes of a module's query heads, or None if the module does not say them."""
+    """Return the sizes of a module's heads, or None if the module does not say them."""
     config = getattr(module, "config", None)
     heads = _first(module, "num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
     heads = heads or _first(config, "num_attention_heads", "num_heads", "n_head")
     size = _first(module, "head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
     width = _first(module, "embed_dim", "hidden_size", "d_model") or _first(config, "hidden_size", "d_model") or 0
-    return AttentionDims(width, heads, size, size, width, width) if heads and size else None
+    if not heads or not size:
+        return None
+    groups = heads // (_first(module, "num_key_value_groups") or 1)
+    return AttentionDims(width, heads, size, size, width, width, key_value_heads=groups)
 
 
 def _first(holder: object, *names: str) -> int | None:

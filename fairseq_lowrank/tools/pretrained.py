@@ -29,7 +29,7 @@ from fairseq_lowrank.huggingface import (
     attention_weights,
     load_attention,
 )
-from fairseq_lowrank.huggingface.added import mixing_tensors
+from fairseq_lowrank.huggingface.added import mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.huggingface.saving import recorded_attention
@@ -110,7 +110,7 @@ def count(model: PreTrainedModel) -> dict:
     names = {module: name for name, module in model.named_modules()}
     for module, site, layer in attention_modules(model):
         dims = query_sizes(module)
-        sizes = {"num_heads": dims.num_heads, "head_dim": dims.head_dim, "key_value_heads": _key_value_heads(module)}
+        sizes = {name: getattr(dims, name) for name in ("num_heads", "head_dim", "key_value_heads")}
         axes[site] = axes.get(site, sizes) | {"layers": layer + 1}
         name = names[module]
         # BERT's output projection is in the module around the one that attends
@@ -135,10 +135,6 @@ def _without_norms(module: nn.Module) -> Iterator[nn.Parameter]:
     for part in module.modules():
         if "norm" not in type(part).__name__.lower():
             yield from part.parameters(recurse=False)
-
-
-def _key_value_heads(module: nn.Module) -> int:
-    return query_sizes(module).num_heads // getattr(module, "num_key_value_groups", 1)
 
 
 def inspect(model: PreTrainedModel) -> list[dict]:
@@ -236,7 +232,7 @@ def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
     """Judge the head size at every site for sequences of a length. A site is judged by the layer of lowest rank."""
     layers: dict[str, list[MultiheadAttention]] = {}
     for module, site, _ in attention_modules(model):
-        layers.setdefault(site, []).append(_layer_like(module))
+        layers.setdefault(site, []).append(layer_like(module))
     sites = {site: min(found, key=score_rank) for site, found in layers.items()}
     summary = Heads(sites, dict.fromkeys(sites, numpy.array([length])), causal=("decoder",))
     findings = []
@@ -250,15 +246,13 @@ def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
     return summary, findings
 
 
-def _layer_like(module: nn.Module) -> MultiheadAttention:
-    """Return a layer of this package with the sizes and the score mixing of a module, without memory."""
-    dims, groups = query_sizes(module), _key_value_heads(module)
+def layer_like(module: nn.Module) -> MultiheadAttention:
+    """Return a layer of this package with the sizes and the parts of a module, without memory."""
+    dims = query_sizes(module)
     width = dims.embed_dim or dims.num_heads * dims.head_dim
-    axes: dict[str, object] = {}
+    axes: dict[str, object] = {axis: part.name for axis, part in parts_of(module).items()}
     if dims.num_heads * dims.head_dim != width:
         axes["head_dim"] = dims.head_dim
-    if groups != dims.num_heads:
-        axes["key_value_heads"] = groups
-    if getattr(module, "score_mixing", None) is not None:
-        axes["score_mixing"] = "static"
+    if dims.key_value_heads != dims.num_heads:
+        axes["key_value_heads"] = dims.key_value_heads
     return build_attention("mha", width, dims.num_heads, self_attention=True, device="meta", **axes)

