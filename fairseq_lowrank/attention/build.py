@@ -31,7 +31,6 @@ def build_attention(
     max_positions: int | None = None,
     qk_norm: bool = False,
     rotary: Rotation | None = None,
-    unused_key_projection: bool = False,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     backend: str = "auto",
@@ -70,7 +69,6 @@ def build_attention(
             batch_first=batch_first,
             max_positions=max_positions,
             qk_norm=qk_norm,
-            unused_key_projection=unused_key_projection,
             backend=backend,
         )
         layer = MultiheadAttention(config, dropout=dropout, rotary=rotary, wrap_projection=wrap_projection)

@@ -26,7 +26,6 @@ class AttentionConfig:
         max_positions: the greatest length of a sentence: synthesizers need it, other scores take any length.
         qk_norm: divide each head's queries and keys by their root mean square, and multiply them by a learned gain for each feature
             (``q_norm``, ``k_norm``: ``torch.nn.RMSNorm``, shared by heads, before rotary positions), as Qwen3 does.
-        unused_key_projection: have ``k_proj`` although the dense synthesizer computes nothing with it; its gradient is zero.
         backend: see :func:`fairseq_lowrank.ops.attention`. If weights are requested, any backend that can return them.
     """
 
@@ -43,5 +42,4 @@ class AttentionConfig:
     batch_first: bool = False
     max_positions: int | None = None
     qk_norm: bool = False
-    unused_key_projection: bool = False
     backend: str = "auto"

@@ -109,7 +109,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             cross=config.encoder_decoder_attention,
             has_appended_keys=appended,
             max_positions=config.max_positions,
-            unused_key_projection=config.unused_key_projection,
         )
         self.head_dim = self.projection.dims.head_dim
         self.score = config.spec.score_of(self.projection)

@@ -43,7 +43,9 @@ class AttentionSpec:
             )
         for name, axis in AXES.items():
             value = choices.get(name)
-            if axis.choices is None and value is not None:
+            if axis.type is bool and not isinstance(value, bool | None):
+                raise ValueError(f"{name}={value!r}: expected True or False")
+            if axis.type is int and value is not None:
                 _check_size(name, value)
             value = axis.default if value is None else value
             if axis.choices is not None and value not in tuple(axis):
@@ -246,10 +248,6 @@ class AttentionSpec:
         Raises:
             ValueError: these scores cannot work in such a layer.
         """
-        if projection.dims.unused_key_projection and self.score != "synthesizer-dense":
-            raise ValueError(
-                f"unused_key_projection with score {self.score!r}: it works only with 'synthesizer-dense'. Remove it."
-            )
         part = PARTS["score"][self.score]
         score = part(projection, **self.options_of(part))
         if score.num_parameters > LARGEST_PROJECTION:

@@ -118,16 +118,23 @@ class DenseScores(Synthesizer):
             "paper's 248M parameters)",
             letter="m",
         ),
+        Option(
+            "unused_key_projection",
+            "add a projection of keys that nothing reads, as in the Mixhead paper's model of 248M parameters",
+            default=False,
+        ),
     )
 
-    def __init__(self, projection: Projection, synthesizer_heads: int | None = None) -> None:
+    def __init__(
+        self, projection: Projection, synthesizer_heads: int | None = None, unused_key_projection: bool = False
+    ) -> None:
         super().__init__(projection)
         self.synthesizer_heads = synthesizer_heads or projection.dims.num_heads
         if projection.dims.num_heads % self.synthesizer_heads:
             raise ValueError(
                 f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.dims.num_heads}"
             )
-        self.unused_key_projection = projection.dims.unused_key_projection
+        self.unused_key_projection = unused_key_projection
 
     @property
     def num_parameters(self) -> int:

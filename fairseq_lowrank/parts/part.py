@@ -13,8 +13,9 @@ class Option:
     Args:
         name: its keyword in Python, and its name in saved configurations.
         help: what it decides, as a phrase.
-        default: the value if none is given; ``None`` if the part computes it, which ``help`` then describes.
-        choices: the names of its values; empty for a positive integer.
+        default: the value if none is given; ``None`` if the part computes it, which ``help`` then describes. ``False`` makes a
+            switch.
+        choices: the names of its values; empty for a positive integer and for a switch.
         flag: its name on the command line, if it is another one.
         letter: its letter in formulas of parameters and cache.
     """

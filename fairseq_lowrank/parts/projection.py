@@ -28,7 +28,6 @@ class AttentionDims(NamedTuple):
         cross: keys and values come from an encoder.
         has_appended_keys: the layer appends keys that have no position.
         max_positions: the greatest length of a sentence, if it is known.
-        unused_key_projection: the dense synthesizer has a projection of keys without effect.
     """
 
     embed_dim: int
@@ -43,7 +42,6 @@ class AttentionDims(NamedTuple):
     cross: bool = False
     has_appended_keys: bool = False
     max_positions: int | None = None
-    unused_key_projection: bool = False
 
 
 class AttentionInputs(NamedTuple):

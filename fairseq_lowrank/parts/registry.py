@@ -36,8 +36,8 @@ class Axis:
     Args:
         flag: its name on the command line and in a model's configuration.
         help: what it decides.
-        choices: the names of its values; ``None`` if a value is a positive integer or none.
-        default: the value if none is given.
+        choices: the names of its values; ``None`` if a value is a positive integer or none, or if the axis is a switch.
+        default: the value if none is given; ``False`` for a switch.
         readers: the names of the parts that read it, if it is an option of parts: (axis, part).
     """
 
@@ -49,7 +49,7 @@ class Axis:
 
     @property
     def type(self) -> type:
-        return int if self.choices is None else str
+        return str if self.choices is not None else bool if self.default is False else int
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.choices or ())

@@ -51,6 +51,8 @@ def _chosen(values: Collection[str], text: str) -> str:
 
 
 def _axis_flag(axis: Axis) -> Flag:
+    if axis.type is bool:
+        return bool, {}, axis.help
     if axis.choices is None:
         return axis.type, {"metavar": "N"}, axis.help
     default = axis.default if axis.readers else "the preset's choice"
@@ -84,11 +86,6 @@ def read_registry() -> bool:
     flags: dict[str, Flag] = {
         "attention": (str, _choices(PRESETS), f"attention variant: {', '.join(PRESETS)} (default: fairseq's own)"),
         **of_axes,
-        "unused_key_projection": (
-            bool,
-            {},
-            "synthesizer-dense: add a projection of keys that nothing reads, as in the Mixhead paper's model of 248M parameters",
-        ),
         "no_attention_bias": (bool, {}, "build attention projections without a bias"),
         "attention_backend": (
             str,
@@ -241,7 +238,6 @@ class AttentionOptions:
         sites: the sites of the composition: ``encoder``, ``decoder``, ``cross``. Attention is plain ``mha`` elsewhere.
         bias: whether projections add a bias (at every site).
         backend: how attention is computed (at every site).
-        unused_key_projection: True if the dense synthesizer has a projection of keys, which nothing reads.
         mixing_lr_scale: factor of the learning rate of the mixing parameters.
     """
 
@@ -250,7 +246,6 @@ class AttentionOptions:
     bias: bool = True
     backend: str = "auto"
     mixing_lr_scale: float = 1.0
-    unused_key_projection: bool = False
 
     @classmethod
     def from_args(cls, args: Any) -> AttentionOptions:
@@ -294,11 +289,7 @@ class AttentionOptions:
                 f"--quant-noise-scalar {args.quant_noise_scalar:g} does not work with --attention-score synthesizer-dense: "
                 "fairseq adds this noise to module calls, and the second layer is read as a table. Remove it, or use --quant-noise-pq."
             )
-        if "unused_key_projection" in flags and spec.score != "synthesizer-dense":
-            raise UserError(
-                "--unused-key-projection works only with --attention-score synthesizer-dense. Add that flag, or remove this one."
-            )
-        return cls(spec, sites, "no_attention_bias" not in flags, backend, scale, "unused_key_projection" in flags)
+        return cls(spec, sites, "no_attention_bias" not in flags, backend, scale)
 
     def check_sites(self, *present: str) -> None:
         """Check that the model has attention at the chosen sites.
@@ -358,7 +349,6 @@ class AttentionOptions:
                     num_heads,
                     bias=self.bias,
                     backend=self.backend,
-                    unused_key_projection=self.unused_key_projection and spec.score == "synthesizer-dense",
                     **sizes,
                 ),
                 dropout=FairseqDropout(dropout, module_name="MultiheadAttention"),

@@ -73,7 +73,7 @@ def attention_flags(state: dict) -> dict[str, object] | None:
     """Return the preset and the axes in a checkpoint's configuration; ``None`` for fairseq's own attention."""
     chosen = {name: configuration(state, "model", axis.flag) for name, axis in AXES.items()}
     chosen = {"preset": configuration(state, "model", "attention"), **chosen}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
+    chosen = {name: value for name, value in chosen.items() if value not in (None, False)}
     return {"preset": "mha", **chosen} if chosen else None
 
 

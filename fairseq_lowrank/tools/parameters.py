@@ -86,7 +86,7 @@ def count(model: nn.Module) -> dict:
 
 EMBEDDING_PARAMETERS = re.compile(r"(^|\.)(lm_head\.(weight|bias)|project_(in|out)_dim\..*)$")
 """Parameters of word embeddings and of the output matrix, in addition to those of known modules."""
-AXES_OF_ARCHITECTURES = ("score", "synthesizer_heads")
+AXES_OF_ARCHITECTURES = ("score", "synthesizer_heads", "unused_key_projection")
 """Axes that belong to an architecture, not to its attention: a Synthesizer keeps its scores with any preset."""
 
 
@@ -103,7 +103,6 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     output = PARTS["head_output"][PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
     if output is not None and output.reads_own_value and len(list(stacks(args))) > 1:
         args.attention_sites = "encoder,decoder"  # cross attention has no value at a query's own position
-    args.unused_key_projection = getattr(own, "unused_key_projection", None)
     for name, axis in AXES.items():
         if name not in keep:
             setattr(args, axis.flag, getattr(own, axis.flag, None) if name in AXES_OF_ARCHITECTURES else None)

@@ -47,7 +47,7 @@ def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxy
     """
     if preset is None:
         return STOCK
-    kinds = [name for name, axis in AXES.items() if axis.type is not int]
+    kinds = [name for name, axis in AXES.items() if axis.type is str]
     plain = AttentionSpec()
 
     def values(preset: str, axes: Mapping[str, object]) -> dict[str, object]:

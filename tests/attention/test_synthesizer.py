@@ -239,13 +239,17 @@ def test_what_has_no_meaning_is_refused(score, options, message):
             {"score": "synthesizer-random", "synthesizer_heads": 1},
             "synthesizer_heads=1 has no effect with score 'synthesizer-random'",
         ),
+        ({"score": "synthesizer-dense", "unused_key_projection": 1}, "unused_key_projection=1: expected True or False"),
         ({"synthesizer_heads": 1}, "synthesizer_heads=1 has no effect with score 'dot-product'"),
         (
             {"score": "synthesizer-dense", "synthesizer_heads": 2},
             "synthesizer_heads=2: expected a divisor of num_heads=3",
         ),
-        ({"unused_key_projection": True}, "unused_key_projection with score 'dot-product'"),
-        ({"score": "synthesizer-random", "unused_key_projection": True}, "unused_key_projection with score"),
+        ({"unused_key_projection": True}, "unused_key_projection=True has no effect with score 'dot-product'"),
+        (
+            {"score": "synthesizer-random", "unused_key_projection": True},
+            "unused_key_projection=True has no effect with score 'synthesizer-random'",
+        ),
     ],
 )
 def test_what_belongs_to_one_synthesizer_is_refused_elsewhere(axes, message):

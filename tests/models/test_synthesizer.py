@@ -176,7 +176,10 @@ def test_encoder_and_decoder_of_translation_have_synthesizers(score, translation
             ["--attention-score", "synthesizer-random", "--attention", "mixhead-b"],
             "mixing 'positionwise' is computed from the queries",
         ),
-        (["--unused-key-projection", "--attention", "mha"], "--unused-key-projection works only with"),
+        (
+            ["--unused-key-projection", "--attention", "mha"],
+            "unused_key_projection=True has no effect with score 'dot-product'",
+        ),
         (
             [*DENSE, "--attention-sites", "decoder", "--quant-noise-scalar", "0.5"],
             "--quant-noise-scalar 0.5 does not work with --attention-score synthesizer-dense",
