@@ -246,7 +246,7 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("report nope", "nope does not exist"),
         ("report bare", "bare has no .jsonl file"),
         ("report empty.txt", "no results in empty.txt"),
-        ("report wrong.jsonl", 'wrong.jsonl, line 1: seed is "1", expected a number'),
+        ("report wrong.jsonl", 'wrong.jsonl, line 1: seed is "1", expected a whole number'),
         ("report nope --output words.de", "--output words.de: words.de"),
     ],
     EXPERIMENTS: [

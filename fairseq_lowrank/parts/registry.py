@@ -114,7 +114,7 @@ AXES: dict[str, Axis] = {
     ),
     "key_value_heads": Axis(
         "key_value_heads",
-        "number g of heads of keys and values, a divisor of the heads; head i reads the keys of head floor(i g / h) "
+        "number of heads of keys and values: g, a divisor of the heads; head i reads the keys of head floor(i g / h) "
         "(default: one per head)",
     ),
     "projection": Axis(
