@@ -133,6 +133,13 @@ RESULT_QUERIES = (
     ResultQuery(
         "nearest point, 8 heads: squared error ↓", "evidence-nearest-point.jsonl", "nearest-point", "h8-{name}", ".3f"
     ),
+    ResultQuery(
+        "in-context regression, 4 heads of 2: squared error ↓",
+        "evidence-regression.jsonl",
+        "regression",
+        "h4-{name}",
+        ".3f",
+    ),
     ResultQuery("recall, 8 heads of 8: error rate ↓", "evidence-recall.jsonl", "recall", "h8-{name}", ".3f"),
     *(
         ResultQuery(

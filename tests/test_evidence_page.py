@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from experiments.controlled import TASKS
+from experiments.controlled import TASKS, regression
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import gains
 from fairseq_lowrank.tools.reporting import contrasts
@@ -342,6 +342,20 @@ def test_each_row_of_the_nearest_point_is_printed_as_recorded():
             assert prints(cells[0], fmean(values)), (name, values)
         else:
             assert all(prints(*pair) for pair in zip(cells, values, strict=True)), (name, values)
+
+
+def test_each_row_of_the_regression_is_printed_as_recorded():
+    found = lines("evidence-regression.jsonl")
+    for row in table("regression", "row", "squared error", "by seed"):
+        chosen = [line for _, line in sorted(found["regression", key_of(row)].items())]
+        values = [line["value"] for line in chosen]
+        assert prints(row["squared error"], fmean(values)), (row, values)
+        assert all(prints(*pair) for pair in zip(row["by seed"].split(", "), values, strict=True)), (row, values)
+        rank = regression.rank(chosen[0])
+        assert (row["rank of all heads"], row["linear attention"]) == (
+            str(rank),
+            f"{regression.linear_error(rank):.3f}",
+        )
 
 
 def test_each_run_of_recall_is_printed_as_recorded():

@@ -232,12 +232,6 @@ def kept_lines(task):
     return [line for line in lines if not line.get("smoke")]
 
 
-def regression_lines():
-    runs = regression.runs()
-    flags = {"flags": "--attention mha"}
-    return [{"method": run.method.name, "value": run.setting["head_dim"] / 32, **run.setting, **flags} for run in runs]
-
-
 FIGURES = {
     "curves": lambda width: curves.plot_curves(
         [curve(f"{LONG} {number}", 5.0, 4.0) for number in range(9)], LONG, width
@@ -262,7 +256,7 @@ FIGURES = {
     "recall": lambda width: recall.plot(kept_lines("recall")),
     "nearest-point": lambda width: nearest_point.plot(kept_lines("nearest-point")),
     "matrices": lambda width: matrices.plot(kept_lines("matrices")),
-    "regression": lambda width: regression.plot(regression_lines()),
+    "regression": lambda width: regression.plot(kept_lines("regression")),
     "representation": lambda width: representation.plot_errors(
         [representation.Fit(m, f"{LONG} {m}", size, 4, 0.1 / size, 0.1) for m in "ab" for size in (2, 4, 8)], 8, 4
     ),
