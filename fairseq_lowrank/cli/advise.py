@@ -73,7 +73,7 @@ def run(args) -> None:
         raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Remove the flag.")
     import numpy
 
-    from fairseq_lowrank.tools.advice import checks, heads, measured
+    from fairseq_lowrank.tools.advice import checks, heads
     from fairseq_lowrank.tools.advice.lengths import read_lengths
     from fairseq_lowrank.tools.architecture import stacks
 
@@ -102,24 +102,17 @@ def run(args) -> None:
     if not findings:
         reason = "no check applies to it"
         raise FlagError("--arch", model_args.arch, reason, "Use a model with attention or word embeddings.")
-    show(
-        args,
-        {
-            "architecture": model_args.arch,
-            "vocab_size": vocab_size,
-            "lengths": {
-                name: {"given": args.length} if args.length else heads.describe_lengths(values)
-                for name, values in lengths.items()
-            },
-            "measurement": measure(args, data),
-            "verdict": heads.verdict(summary),
-            "findings": [finding.as_dict() for finding in findings],
-            "parameters": summary.total,
-            "kind": (kind := checks.kind_of(summary)),
-            "measured": [one.as_dict() for one in measured.measured_in(kind)] if summary.sites_too_small else [],
-            "remedies_need": remedies_need(model_args, findings),
+    about = {
+        "architecture": model_args.arch,
+        "vocab_size": vocab_size,
+        "lengths": {
+            name: {"given": args.length} if args.length else heads.describe_lengths(values)
+            for name, values in lengths.items()
         },
-    )
+        "parameters": summary.total,
+        "kind": checks.kind_of(summary),
+    }
+    show(args, about, data, summary, findings, remedies_need(model_args, findings))
 
 
 def run_transformers(args) -> None:
@@ -128,27 +121,19 @@ def run_transformers(args) -> None:
     if args.length is None or args.length < 1:
         raise FlagError("--length", args.length, "expected a number >= 1", "Give the length of the sequences.")
     from fairseq_lowrank.tools import pretrained
-    from fairseq_lowrank.tools.advice import heads, measured
+    from fairseq_lowrank.tools.advice import measured
 
     model = pretrained.load(args.transformers, weights=False)
     summary, findings = pretrained.advise(model, args.length)
     kinds = {"decoder": measured.LANGUAGE_MODEL, "encoder": measured.ENCODER}
-    kind = kinds.get("+".join(summary.sites), "encoder-decoder")
-    show(
-        args,
-        {
-            "architecture": type(model).__name__,
-            "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
-            "lengths": {"text": {"given": args.length}},
-            "measurement": measure(args, None),
-            "verdict": heads.verdict(summary),
-            "findings": [finding.as_dict() for finding in findings],
-            "parameters": model.num_parameters(),
-            "kind": kind,
-            "measured": [one.as_dict() for one in measured.measured_in(kind)] if summary.sites_too_small else [],
-            "remedies_need": None,
-        },
-    )
+    about = {
+        "architecture": type(model).__name__,
+        "vocab_size": getattr(model.config.get_text_config(), "vocab_size", None),
+        "lengths": {"text": {"given": args.length}},
+        "parameters": model.num_parameters(),
+        "kind": kinds.get("+".join(summary.sites), "encoder-decoder"),
+    }
+    show(args, about, None, summary, findings)
 
 
 def measure(args, data: Path | None) -> dict:
@@ -180,13 +165,23 @@ def measure(args, data: Path | None) -> dict:
         return {"not_measured": str(error).rstrip(".")}
 
 
-def show(args, result: dict) -> None:
-    """Write the files, and print the advice."""
+def show(args, about: dict, data: Path | None, summary, findings: list, need: dict | None = None) -> None:
+    """Measure the model, write the files, and print the advice."""
+    from fairseq_lowrank.tools.advice import heads, measured
     from fairseq_lowrank.tools.measuring import figure
 
-    rows = [{key: value for key, value in one["numbers"].items() if key != "lengths"} for one in result["findings"]]
-    drawn = args.output and "cuts" in result["measurement"]
-    _output.write(args, NAME, result, rows, {NAME: figure.plot_cuts([result["measurement"]])} if drawn else {})
+    measurement = measure(args, data)
+    found = measured.measured_in(about["kind"]) if summary.sites_too_small else []
+    result = about | {
+        "measurement": measurement,
+        "verdict": heads.verdict(summary),
+        "findings": [finding.as_dict() for finding in findings],
+        "measured": [one.as_dict() for one in found],
+        "remedies_need": need,
+    }
+    rows = [{key: value for key, value in finding.numbers.items() if key != "lengths"} for finding in findings]
+    drawn = args.output and "cuts" in measurement
+    _output.write(args, NAME, result, rows, {NAME: figure.plot_cuts([measurement])} if drawn else {})
     _output.show(args, result, as_text(result, everything=args.all))
 
 
