@@ -60,12 +60,12 @@ SEEDS = (1, 2, 3, 4, 5)
 
 PRESET_METHODS = ("mha", "mixhead-a", "mixhead-b", "talking-heads", "gain", "mhe-mul")
 """Methods whose heads have the size d/h."""
-RIVALS = (
+LATER_METHODS = (
     *(Method(preset, preset) for preset in ("gated-head", "gated", "dcmha", "diff", "collaborative", "lrkv")),
     *(Method(preset, preset) for preset in ("knocking-linear", "mea")),
     Method("mfa", "mfa", {"head_dim": EMBED_DIM}),
 )
-"""Methods of 2020 to 2026. Of ``mfa``, whose heads share one value, they have the size d."""
+"""Methods of 2020 to 2026. The heads of ``mfa`` share one value, so they have the size d."""
 FIXEDHEAD, MORE_HEADS = "fixedhead", "mha-more-heads"
 """Heads of size n, and a control of the same size: ``mha`` with h·n/d_k heads of the small size d_k = d/h."""
 
@@ -192,8 +192,8 @@ def methods(heads: int, length: int) -> Iterator[tuple[Method, int]]:
     head_dim = EMBED_DIM // heads
     for preset in PRESET_METHODS:
         yield Method(preset, preset), heads
-    for rival in RIVALS:
-        yield rival, heads
+    for method in LATER_METHODS:
+        yield method, heads
     if length > head_dim:
         yield Method(FIXEDHEAD, "fixedhead", {"head_dim": length}), heads
         yield Method(MORE_HEADS, "mha", {"head_dim": head_dim}), heads * length // head_dim
@@ -289,7 +289,9 @@ def plot(lines: list[dict]):
     groups = problems(lines)
     present = {line["method"] for line in lines}
     names = [
-        name for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS, *(rival.name for rival in RIVALS)) if name in present
+        name
+        for name in (*PRESET_METHODS, FIXEDHEAD, MORE_HEADS, *(later.name for later in LATER_METHODS))
+        if name in present
     ]
     columns = 4 if len(groups) > 1 else 2
     height = 3.6 + 0.2 * max(0, len(names) // columns - 4)

@@ -16,7 +16,7 @@ AXES = {
     for name, axis in ALL_AXES.items()
     if name not in ("head_map", "head_output") and not axis.readers
 }
-"""The axes and values that combine freely. The others are held to their formulas in test_rivals.py."""
+"""The axes and values that combine freely. tests/methods compares the others with their formulas."""
 
 PRESETS = {
     preset: sets

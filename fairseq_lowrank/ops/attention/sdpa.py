@@ -1,9 +1,9 @@
 """PyTorch's fused ``scaled_dot_product_attention``: softmax attention of dot products.
 
-It computes one head at a time, and so mixes none. But mixing after the softmax is a sum of what each head makes of every
-value, Σ_s Σ_j M_t[j, i] P_j[t, s] V_i[s] = Σ_j M_t[j, i] (P_j V_i)[t]: with G different values it is G plain calls, in which all
-heads read the same value, and one product with M. That is exact, in linear memory (the outputs G times), and nothing here of it
-is ours to get wrong. See :func:`value_columns` for what it costs.
+It computes each head separately, so it cannot mix heads. But mixing after the softmax is a sum of the outputs of each head for
+every value: Σ_s Σ_j M_t[j, i] P_j[t, s] V_i[s] = Σ_j M_t[j, i] (P_j V_i)[t]. With G different values these are G plain calls, in
+which all heads read the same value, and one product with M. The result is exact, and memory is linear (the outputs G times).
+See :func:`value_columns` for the cost.
 """
 
 from __future__ import annotations

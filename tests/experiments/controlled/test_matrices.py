@@ -123,7 +123,7 @@ def test_the_legend_covers_no_plot():
     fixed = {"length": 16, "rank": 16, "target": "shared", "seed": 1}
     lines = [
         fixed | {"method": name, "flags": f"--attention {name}", "small_head_dim": size, "value": 0.1}
-        for name in (*matrices.PRESET_METHODS, *(rival.name for rival in matrices.RIVALS))
+        for name in (*matrices.PRESET_METHODS, *(later.name for later in matrices.LATER_METHODS))
         for size in (2, 4)
     ]
     figure = matrices.plot(lines)

@@ -1,4 +1,4 @@
-"""The rivals in fairseq's commands: two updates and a search in tiny models, and refusals in one line."""
+"""Methods that do not combine freely, in fairseq's commands: two updates and a search in tiny models, and refusals in one line."""
 
 import re
 
@@ -12,7 +12,7 @@ from tiny_transformer import SIZES, preset_flags
 from fairseq_lowrank.attention import PRESETS
 
 # the others are in tests/models/test_transformer.py
-RIVALS = [preset for preset in PRESETS if preset not in FREE_PRESETS]
+LATER_METHODS = [preset for preset in PRESETS if preset not in FREE_PRESETS]
 TRAIN = [
     *("--optimizer", "adam", "--lr", 0.01, "--max-tokens", 256, "--max-update", 2, "--num-workers", 0, "--cpu"),
     *("--no-progress-bar", "--no-epoch-checkpoints", "--disable-validation"),
@@ -26,16 +26,16 @@ def hypotheses(log):
     return re.findall(r"^H-\d+\t", log, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("preset", RIVALS)
-def test_a_rival_trains_and_translates(preset, translation_data, tmp_path, fairseq_command):
+@pytest.mark.parametrize("preset", LATER_METHODS)
+def test_a_later_method_trains_and_translates(preset, translation_data, tmp_path, fairseq_command):
     flags = ["--arch", "transformer", *SIZES, *preset_flags(preset), "--save-dir", tmp_path]
     assert "num_updates: 2" in fairseq_command("train", translation_data, *TRAIN, *flags)
     path = tmp_path / "checkpoint_last.pt"
     assert len(hypotheses(fairseq_command("generate", translation_data, "--path", path, *SEARCH))) == 12
 
 
-@pytest.mark.parametrize("preset", RIVALS)
-def test_a_rival_trains_and_continues_text(preset, language_model_data, tmp_path, fairseq_command):
+@pytest.mark.parametrize("preset", LATER_METHODS)
+def test_a_later_method_trains_and_continues_text(preset, language_model_data, tmp_path, fairseq_command):
     flags = [*TEXT, *preset_flags(preset, ("decoder",)), "--save-dir", tmp_path]
     assert "num_updates: 2" in fairseq_command("train", language_model_data, *TRAIN, *flags)
     generate = ["--task", "language_modeling", "--path", tmp_path / "checkpoint_last.pt", "--sample-break-mode", "eos"]
@@ -75,7 +75,7 @@ def test_the_rate_of_dynamic_mixing_is_scaled_without_decay():
             assert parameter.optim_overrides["optimizer"] == {"weight_decay": 0.0, "lr_scale": 3.0}
 
 
-def test_transformer_xl_refuses_rivals_that_need_dot_products(language_model_data, tmp_path, refusal):
+def test_transformer_xl_refuses_methods_that_need_dot_products(language_model_data, tmp_path, refusal):
     flags = [
         "--task",
         "segment_lm",
