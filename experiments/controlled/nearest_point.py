@@ -208,9 +208,9 @@ def _cell(values: list[float], seeds: list[int]) -> str:
 COLOURS = {"QK": "tab:green", "OV": "tab:orange", "patterns": "tab:purple", None: "tab:gray"}
 CLASSES = {
     "QK": "QK: scores of higher rank",
-    "OV": "OV: wider from values to outputs",
-    "patterns": "patterns",
-    None: "plain",
+    "OV": "OV: a wider map from values to outputs",
+    "patterns": "patterns by another route",
+    None: "equal or restricted: no more rank",
 }
 OTHER_KINDS = {"score-mixing": "QK", "queries-32": "QK", "fixedhead-16": "QK", "fixedhead-32": "QK", "values-32": "OV"}
 
