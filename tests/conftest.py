@@ -57,6 +57,15 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def old_checkpoint(tmp_path_factory):
+    """The file of a checkpoint of an earlier version, by its name."""
+    from old_checkpoints import write
+
+    folder = tmp_path_factory.mktemp("old-checkpoints")
+    return functools.cache(lambda name: write(name, folder))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_commands():
     """Spare each command of fairseq in this process two waits that change no result.

@@ -180,11 +180,8 @@ def test_inspect_shows_the_norms_of_head_embeddings(trained, tmp_path, capsys):
     assert (tmp_path / "head-embeddings.png").exists()
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-
-def test_inspect_shows_what_mixes_scores(tmp_path, capsys):
-    path = FIXTURES / "talking-heads-translation.pt"
+def test_inspect_shows_what_mixes_scores(tmp_path, capsys, old_checkpoint):
+    path = old_checkpoint("talking-heads-translation")
     assert cli.main(["inspect", str(path), "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "‖LᵀL − I‖" in printed and "‖MᵀM − I‖" in printed
@@ -199,8 +196,8 @@ def test_inspect_shows_what_mixes_scores(tmp_path, capsys):
     assert (tmp_path / "mixing.png").exists() and (tmp_path / "score-mixing.png").exists()
 
 
-def test_inspect_shows_the_axes_that_a_state_names(capsys):
-    assert cli.main(["inspect", str(FIXTURES / "gqa-translation.pt"), "--json"]) == 0
+def test_inspect_shows_the_axes_that_a_state_names(capsys, old_checkpoint):
+    assert cli.main(["inspect", str(old_checkpoint("gqa-translation")), "--json"]) == 0
     for layer in json.loads(capsys.readouterr().out)["layers"]:
         assert layer["axes"]["key_value_heads"] == 2 and layer["axes"]["projection"] == "independent"
     # those of layers and axes to come, too
