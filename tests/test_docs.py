@@ -86,6 +86,39 @@ def test_every_link_of_a_page_leads_somewhere(page):
             assert anchor in anchors(place), target
 
 
+# Where a reader finds an answer: in the README, or in a page that it links.
+ANSWERS = {
+    "how do I add it to my training command?": ("README.md", '--user-dir "$(fairseq-lowrank user-dir)"'),
+    "does it work with --fp16?": ("README.md", "`--fp16` or `--amp` on a GPU"),
+    "which Python?": ("README.md", "Python 3.11.4 to 3.13"),
+    "how do I load a checkpoint in Python?": ("README.md", "TransformerModel.from_pretrained("),
+    "what does mixing cost?": ("README.md", "time, n 512 / n 2048"),
+    "does Mixhead help in translation?": ("README.md", "In translation?"),
+    "does it work with Llama?": ("README.md", "Llama"),
+    "how do I cite it?": ("docs/README.md", "@software{fairseq_lowrank"),
+    "how do I compare two trainings?": ("docs/results-format.md", "fairseq-lowrank compare"),
+    "what does the plugin change in fairseq?": ("docs/fairseq.md", "It changes no file"),
+    "how do I add a method?": ("CONTRIBUTING.md", "## A new method"),
+    "how do I add a method without a clone?": ("docs/pytorch.md", "## Your own method without a clone"),
+    "Mixhead A or B?": ("docs/choosing.md", "## Mixhead A or B?"),
+    "which learning rate for mixing?": ("docs/choosing.md", "## Which learning rate for mixing?"),
+    "how do I go back to plain attention?": ("docs/instruments.md", "| mixing | to no mixing | why |"),
+    "how many heads are enough?": ("docs/instruments.md", "fairseq-lowrank advise"),
+    "how do I train the control of half scale?": ("README.md", "--arch transformer_small_start_iwslt_de_en"),
+    "how do I use it in my nn.Transformer?": ("docs/pytorch.md", "replace_attention(model"),
+    "can I compile, export or script it?": ("docs/pytorch.md", "TorchScript is refused"),
+    "can I add gates to a model of transformers?": ("docs/pytorch.md", "`gated-head`, `gated`"),
+    "what is the bottleneck?": ("docs/bottleneck.md", "S has rank d_k at most"),
+}
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+def test_a_question_is_answered_one_click_from_the_readme(question):
+    page, answer = ANSWERS[question]
+    assert answer in (ROOT / page).read_text(encoding="utf-8")
+    assert page == "README.md" or re.search(rf"\]\({page}[)#]", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_generated_text_is_up_to_date(name):
     if name == "docs/pytorch.md":
