@@ -59,6 +59,15 @@ def deactivate() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AfterFairseq)]
 
 
+def import_models_and_tasks() -> None:
+    """Import the folders whose contents register themselves with fairseq.
+
+    fairseq imports them from a ``--user-dir`` only if the package was not imported before.
+    """
+    for folder in ("models", "tasks"):
+        importlib.import_module(f"{PACKAGE}.{folder}")
+
+
 def _refuse_name(folder: str) -> None:
     from .messages import FlagError, report
 

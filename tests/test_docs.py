@@ -133,7 +133,7 @@ def test_a_method_is_in_the_tables_once_it_is_declared(methods_leave):
     )
     register(method)
     assert re.search(
-        r"^\| what happens to the outputs of heads .*`new` .*; Doe 2027 \|$", reference.readme(), re.MULTILINE
+        r"^\| what happens to the outputs of heads .*`new` .*; Doe 2027\b", reference.readme(), re.MULTILINE
     )
     assert re.search(r"^\| `preset` \| .*`new`", reference.pytorch_page(), re.MULTILINE)
 

@@ -1,6 +1,7 @@
 """The layers of the package: nothing that is installed reaches outside of it, and lower layers import no higher ones."""
 
 import ast
+import graphlib
 import sys
 from pathlib import Path
 
@@ -22,7 +23,8 @@ def imports(file: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             folder = file.relative_to(ROOT).parent.parts
             base = ".".join(folder[: len(folder) - node.level + 1]) if node.level else ""
-            names.add(".".join(filter(None, (base, node.module))))
+            module = ".".join(filter(None, (base, node.module)))
+            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return names
 
 
@@ -61,6 +63,18 @@ def test_transformers_layer_imports_no_higher_one():
     files = [file for file in FILES if file.is_relative_to(PACKAGE / "huggingface")]
     own = {name for file in files for name in imports(file) if below(name, "fairseq_lowrank")}
     assert own and not [name for name in own if not below(name, *lower)]
+
+
+def test_no_two_parts_of_the_package_import_each_other():
+    """A part is a folder, or a file that is in none; imports within functions count."""
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    graph: dict[str, set[str]] = {part: set() for part in parts}
+    for file in FILES:
+        own = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        found = (name.split(".")[1] for name in imports(file) if name.startswith("fairseq_lowrank."))
+        graph[own] |= parts & {*found} - {own}
+    order = [*graphlib.TopologicalSorter(graph).static_order()]
+    assert order.index("repairs") < order.index("plugin") < order.index("models") < order.index("tools")
 
 
 DRAWING = ("matplotlib", "scipy", "sklearn", "fairseq_lowrank.tools.pictures")

@@ -18,7 +18,7 @@ from omegaconf import II, MISSING, OmegaConf, open_dict
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError, flag_name
-from fairseq_lowrank.models.question_answering import add_span_head
+from fairseq_lowrank.tasks.span_head import add_span_head
 from fairseq_lowrank.tasks.spans import SubwordOffsets, windows
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from refused import words_of_refusal
 from tiny_transformer import make_task, preset_flags, shake
 
 from fairseq_lowrank.attention import MultiheadAttention
-from fairseq_lowrank.models.question_answering import add_span_head
+from fairseq_lowrank.tasks.span_head import add_span_head
 from fairseq_lowrank.tools import architecture
 
 SIZES = [
