@@ -93,6 +93,10 @@ class MeanOfHeads(Mixing):
 
     name = "average"
     learns = False
+    mixing_note = (
+        "averaged heads share one attention matrix, so h heads are one with more parameters",
+        "Mixhead paper, §4.4.2, table 7",
+    )
 
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.full((num_heads, num_heads), 1 / num_heads)
@@ -103,6 +107,11 @@ class FactorOfHead(Mixing):
 
     name = "diagonal"
     rule = DiagonalMixing
+    mixes_heads = False
+    mixing_note = (
+        "a gain for each head is a scale that the output projection could hold: it lifts no rank",
+        "the formulas: Σ_i w_i P_i V_i W_i = Σ_i P_i V_i (w_i W_i)",
+    )
 
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.ones(num_heads)

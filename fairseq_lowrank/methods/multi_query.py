@@ -36,6 +36,10 @@ class SingleHeadProjection(MultiQuery):
 
     name = "single"
     groups = ()
+    mixing_note: ClassVar[tuple[str, str] | None] = (
+        "the heads of `single` projections are identical, so mixing them is only a gate for each head",
+        "the formulas: Σ_j M[j,i] P = (Σ_j M[j,i]) P",
+    )
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)

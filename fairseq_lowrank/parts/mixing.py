@@ -27,6 +27,8 @@ class Mixing(LayerPart):
     query_weight: Tensor | None
     learns: ClassVar[bool] = True
     """True if mixing has parameters. Else the weight is a buffer that is saved with the model."""
+    mixes_heads: ClassVar[bool] = True
+    """False if M is diagonal, so that a head gets nothing of another."""
     reads_queries: ClassVar[bool] = False
     """True if M is computed from the heads' own queries."""
     rule: ClassVar[Any] = StaticMixing

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fairseq_lowrank import cli
+from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.parts import AXES, METHODS, PRESETS
+from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, Method, register
 from fairseq_lowrank.tools.advice import checks
 from fairseq_lowrank.tools.advice import heads as rule
 from fairseq_lowrank.tools.advice.lengths import read_lengths, read_vocab_size
@@ -489,6 +490,15 @@ def test_mixing_of_scores_is_offered_where_there_are_several_heads_of_keys(flags
         assert costs["--score-mixing static"] == total(LM, [*flags, "--score-mixing", "static"], 1000) - total(
             LM, flags, 1000
         )
+
+
+def test_own_factors_of_heads_lift_no_rank(methods_leave):
+    class Halves(PARTS["score_mixing"]["diagonal"]):
+        name = "halves"
+
+    register(Method("halves", "A test", "f", {"score_mixing": Halves}))
+    layers = [build_attention(preset, 32, 4, self_attention=True) for preset in ("halves", "talking-heads")]
+    assert [rule.score_rank(layer) for layer in layers] == [8, 32]
 
 
 def test_verdict_counts_the_heads_that_are_large_enough():

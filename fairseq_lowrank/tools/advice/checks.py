@@ -193,27 +193,10 @@ def composition(summary: ModelSummary) -> Iterator[Finding]:
     """Report compositions that are allowed but have less effect than they seem to."""
     for site, module in summary.sites.items():
         spec = spec_of(module)
+        parts = dict(spec.parts)
         numbers = {"site": site, "projection": spec.projection, "mixing": spec.mixing}
-        found = _LITTLE_EFFECT.get("single" if spec.projection == "single" else spec.mixing)
-        if spec.mixing != "none" and found is not None:
-            text, source = found
-            yield Finding("composition", NOTE, f"{site} attention: {text}.", source, numbers)
-
-
-_LITTLE_EFFECT = {
-    "single": (
-        "the heads of `single` projections are identical, so mixing them is only a gate for each head",
-        "the formulas: Σ_j M[j,i] P = (Σ_j M[j,i]) P",
-    ),
-    "average": (
-        "averaged heads share one attention matrix, so h heads are one with more parameters",
-        "Mixhead paper, §4.4.2, table 7",
-    ),
-    "diagonal": (
-        "a gain for each head is a scale that the output projection could hold: it lifts no rank",
-        "the formulas: Σ_i w_i P_i V_i W_i = Σ_i P_i V_i (w_i W_i)",
-    ),
-}
+        if "mixing" in parts and (note := parts["projection"].mixing_note or parts["mixing"].mixing_note):
+            yield Finding("composition", NOTE, f"{site} attention: {note[0]}.", note[1], numbers)
 
 
 def cost(summary: ModelSummary) -> Iterator[Finding]:

@@ -14,8 +14,6 @@ from fairseq_lowrank.parts import PARTS
 from fairseq_lowrank.tools.axes import axes_of, projection_of, spec_of
 
 BOTTLENECK, WORST, PARTLY, FINE, NOTE = "bottleneck", "worst case", "worst case of longer sequences", "fine", "note"
-# A scale for each head mixes none with another.
-WITHOUT_MIXING = ("none", "diagonal")
 
 
 class Change(NamedTuple):
@@ -94,6 +92,12 @@ class Heads:
         return [site for site in self.judged_sites if self.share_beyond(site) > 0.05]
 
 
+def mixes_heads(axis: str, value: str) -> bool:
+    """Return True if a value of an axis of mixing gives a head something of another."""
+    part = PARTS[axis][value]
+    return part is not None and part.mixes_heads
+
+
 def score_heads(module: Any, spec: AttentionSpec | None = None) -> int:
     """Return the number of heads of keys that each head's scores are made of: one, or all if scores are mixed.
 
@@ -101,7 +105,7 @@ def score_heads(module: Any, spec: AttentionSpec | None = None) -> int:
         spec: another composition for the layer.
     """
     axes = axes_of(module, spec)
-    if axes["score_mixing"] in WITHOUT_MIXING:
+    if not mixes_heads("score_mixing", axes["score_mixing"]):
         return 1
     if axes["score"] == "synthesizer-dense":  # whose second layers are to its features what keys are to queries
         return axes["synthesizer_heads"] or module.num_heads
@@ -120,7 +124,7 @@ def score_rank(module: Any, spec: AttentionSpec | None = None) -> int:
     axes = axes_of(module, spec)
     if axes["score"] == "synthesizer-dense":
         return score_heads(module, spec) * axes["head_dim"]
-    mixed = axes["score_mixing"] not in WITHOUT_MIXING
+    mixed = mixes_heads("score_mixing", axes["score_mixing"])
     return min(module.embed_dim, projection_of(module, spec).score_rank(mixed=mixed))
 
 
@@ -202,9 +206,9 @@ def head_size_at(site: str, summary: Heads, changes: list[Change]) -> Finding:
         f" Above {limit} there are attention matrices that no head of this {kind} can produce: some pattern of this length "
         f"needs rank {wanted}. Trained heads may need far less; `fairseq-lowrank measure` says how much they use."
     )
-    if spec.projection == "single":
+    if PARTS["projection"][spec.projection].mixing_note:
         about += " All heads share one matrix here, so mixing them lifts nothing."
-    elif spec.mixing not in WITHOUT_MIXING:
+    elif mixes_heads("mixing", spec.mixing):
         about += f" Its {module.num_heads} heads are mixed after the softmax. That leaves the rank of a head's scores as it is."
     if module.embed_dim < wanted and spec.score == "dot-product":
         about += f" Scores of inputs of width {module.embed_dim} have no higher rank, so no heads in this width are large enough."
