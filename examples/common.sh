@@ -106,8 +106,8 @@ batch() {
         fi
     done
     if ((10 * nearest > $2)); then
-        echo "an update on $gpus GPUs is $nearest tokens off the $2 of the recipe, which a step of whole sequences" \
-            "does not allow there: GPUS=N takes fewer" >&2
+        echo "an update on $gpus GPUs has $nearest tokens more or fewer than the $2 of the recipe, because a step has whole" \
+            "sequences. Set GPUS=N to use fewer GPUs." >&2
     fi
     echo "$flags"
 }

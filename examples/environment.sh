@@ -18,7 +18,7 @@ if [ -x "$ROOT/.venv/bin/python" ]; then
 else
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     command -v python >/dev/null || python() {
-        echo "there is no $ROOT/.venv, and no python on the path: scripts/setup.sh makes one" >&2
+        echo "there is no $ROOT/.venv, and no python on the path. Run scripts/setup.sh." >&2
         exit 2
     }
 fi

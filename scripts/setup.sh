@@ -36,7 +36,7 @@ is_whole() {
         { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -VV)" = "$(.venv/bin/python -VV)" ]; }
 }
 if [ -e .venv ] && { [ -z "${PYTHON:-}" ] || is_recent "$PYTHON"; } && ! is_whole; then
-    say ".venv is broken, of another Python, or was moved: making it again"
+    say ".venv is broken, of another Python, or was moved: creating it again"
     rm -rf .venv
 fi
 if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then
@@ -49,7 +49,7 @@ if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then
         return 1
     }
     first suits_pins || first is_recent ||
-        fail "Python 3.11.4 or newer is needed; tried in vain: ${pythons[*]}." \
+        fail "Python 3.11.4 or newer is needed; none of these is: ${pythons[*]}." \
             "Install it (apt install python3-venv python3-dev, pyenv install 3.13, conda create -n py313 python=3.13)" \
             "or say where it is: PYTHON=/path/to/python3"
 fi
@@ -117,7 +117,7 @@ pip_install fairseq --no-deps -r requirements/fairseq.txt
 fairseq_runs 2>/dev/null || {
     say "the fairseq in pip's cache was compiled against another torch or numpy: compiling it again, about 3 minutes"
     pip_install fairseq --no-deps --force-reinstall --no-cache-dir -r requirements/fairseq.txt
-    fairseq_runs || fail "fairseq was installed but does not run; its own message is above"
+    fairseq_runs || fail "fairseq was installed but does not run; its message is above. Fix what it says, and run this again"
 }
 say "installing this package in place"
 pip_install package --no-deps --editable .

@@ -58,7 +58,7 @@ def python_of(folder):
 def test_a_missing_python_is_named_with_ways_to_get_it(setup, folder):
     status, lines = setup(PYTHON="/nowhere/my python3")
     assert status == 1
-    message = "setup: error: Python 3.11.4 or newer is needed; tried in vain: /nowhere/my python3. Install it ("
+    message = "setup: error: Python 3.11.4 or newer is needed; none of these is: /nowhere/my python3. Install it ("
     assert lines[-1].startswith(message)
     assert not (folder / ".venv").exists()
 

@@ -3,7 +3,7 @@
 # also of Transformer-XL, whose n is below d_k; its segments are taken alone, without memory, so that the matrices are square.
 # The rows of tables 1 and 3 that it needs are trained first if they are not done.
 if [ -n "${ROWS:-}" ]; then
-    echo "ROWS=$ROWS: figure 3 has rows of two tables, and takes all of its own; leave ROWS out" >&2
+    echo "ROWS=$ROWS: figure 3 has fixed rows of two tables. Remove ROWS." >&2
     exit 2
 fi
 ROWS="baevski-mha baevski-mha-sigsoftmax baevski-mixhead-a baevski-mixhead-b"

@@ -76,7 +76,7 @@ for word in "${words[@]}"; do
     elif ((${#found[@]})) && [[ "$word" = --* || "${found[-1]}" = --* ]]; then
         found+=("$word")
     else
-        echo "ROWS: '$word' is no method. Choose from $methods" >&2
+        echo "ROWS: '$word' is not a method. Choose from $methods" >&2
         exit 2
     fi
 done
