@@ -33,6 +33,8 @@ from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attent
 
 FLEX = "flex-sigsoftmax"
 PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "x-transformers": "x_transformers"}
+LABELS = {"x-transformers": "x-transformers' talking heads", "talking-heads": "talking-heads (this package)"}
+"""Labels of layers in tables and pictures that are not their names."""
 
 
 class FusedAttention(nn.Module):
@@ -252,7 +254,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
                 if r["layer"] == name and r[key]
             ]
             style = {"color": "black", "linestyle": "--"} if name == baseline else {**style, "marker": "o"}
-            axis.plot(*zip(*points, strict=True), **style, markersize=4, label=name)
+            axis.plot(*zip(*points, strict=True), **style, markersize=4, label=LABELS.get(name, name))
         axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
         axis.xaxis.set_minor_locator(ticker.NullLocator())
@@ -318,7 +320,7 @@ def main() -> None:
         print(f"\nn {length}, batch {found[0]['batch']}, {options.direction}, dropout {options.dropout:g}")
         rows = [
             (
-                r["layer"],
+                LABELS.get(r["layer"], r["layer"]),
                 f"{r['milliseconds']:.1f}",
                 "{:.1f} to {:.1f}".format(*r["quartiles"]),
                 f"{r['ratio']:.2f}",

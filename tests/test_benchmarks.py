@@ -123,6 +123,15 @@ def test_the_least_memory_is_drawn_too(tmp_path):
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
 
 
+def test_the_talking_heads_of_the_peer_have_their_own_label(tmp_path):
+    options = attention.parse(["--layers", "talking-heads", "--baseline", "sdpa"])
+    found = {"length": 8, "batch": 1, "milliseconds": 1.0, "peak_mebibytes": 1.0}
+    results = [{"layer": name} | found for name in ("sdpa", "talking-heads", "x-transformers")]
+    attention.picture(results, tmp_path / "a.svg", vars(options))
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "<!-- x-transformers' talking heads -->" in drawn and "<!-- talking-heads (this package) -->" in drawn
+
+
 def test_goals_are_read_from_what_was_measured(tmp_path):
     def result(layer, length, **measured):
         return {"layer": layer, "length": length} | measured
