@@ -151,6 +151,13 @@ def query_sizes(module: nn.Module) -> AttentionDims | None:
     return AttentionDims(width, heads, size, size, width, width, key_value_heads=groups)
 
 
+def head_sizes(module: nn.Module) -> AttentionDims:
+    """Return the sizes of the heads of a module from :func:`attention_modules`."""
+    dims = query_sizes(module)
+    assert dims is not None
+    return dims
+
+
 def _first(holder: object, *names: str) -> int | None:
     return next((value for name in names if isinstance(value := getattr(holder, name, None), int)), None)
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
-from fairseq_lowrank.huggingface.models import attention_modules, query_sizes
+from fairseq_lowrank.huggingface.models import attention_modules, head_sizes
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts.parameters import NoDecayModule
 
@@ -46,7 +46,8 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     sizes = [
         {"name": names[module], "site": site, "layer": layer, "num_heads": dims.num_heads, "head_dim": dims.head_dim}
         for module, site, layer in attention_modules(model)
-        if mixing_tensors(module) and (dims := query_sizes(module)) is not None
+        if mixing_tensors(module)
+        for dims in [head_sizes(module)]
     ]
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(record | {"modules": sizes}, indent=1) + "\n", encoding="utf-8")

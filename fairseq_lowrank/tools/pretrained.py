@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -31,7 +32,7 @@ from fairseq_lowrank.huggingface import (
 )
 from fairseq_lowrank.huggingface.added import mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
-from fairseq_lowrank.huggingface.models import query_sizes
+from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.huggingface.saving import recorded_attention
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
@@ -106,10 +107,11 @@ def count(model: PreTrainedModel) -> dict:
         site the number of layers, heads, and heads of keys, and the head size, of its first layer.
     """
     kinds: dict[nn.Parameter, str] = {}
-    sites, axes = {}, {}
+    sites: dict[str, int] = {}
+    axes: dict[str, dict] = {}
     names = {module: name for name, module in model.named_modules()}
     for module, site, layer in attention_modules(model):
-        dims = query_sizes(module)
+        dims = head_sizes(module)
         sizes = {name: getattr(dims, name) for name in ("num_heads", "head_dim", "key_value_heads")}
         axes[site] = axes.get(site, sizes) | {"layers": layer + 1}
         name = names[module]
@@ -143,7 +145,7 @@ def inspect(model: PreTrainedModel) -> list[dict]:
     layers = []
     for module, site, layer in attention_modules(model):
         if tensors := mixing_tensors(module):
-            dims = query_sizes(module)
+            dims = head_sizes(module)
             place = {"name": names[module], "site": site, "layer": layer}
             layers.append(_described(place, tensors, dims.num_heads, dims.head_dim, model.config.lowrank_attention))
     return layers
@@ -219,7 +221,7 @@ def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> d
     spectra = Spectra()
 
     def receive(module: nn.Module, site: str, layer: int, weights: torch.Tensor) -> None:
-        spectra.add(site, layer, query_sizes(module).head_dim, weights.transpose(0, 1))
+        spectra.add(site, layer, head_sizes(module).head_dim, weights.transpose(0, 1))
 
     with attention_weights(model, receive):
         for tokens in tqdm(chosen, desc=label, disable=None):
@@ -248,9 +250,9 @@ def advise(model: PreTrainedModel, length: int) -> tuple[Heads, list[Finding]]:
 
 def layer_like(module: nn.Module) -> MultiheadAttention:
     """Return a layer of this package with the sizes and the parts of a module, without memory."""
-    dims = query_sizes(module)
+    dims = head_sizes(module)
     width = dims.embed_dim or dims.num_heads * dims.head_dim
-    axes: dict[str, object] = {axis: part.name for axis, part in parts_of(module).items()}
+    axes: dict[str, Any] = {axis: part.name for axis, part in parts_of(module).items()}
     if dims.num_heads * dims.head_dim != width:
         axes["head_dim"] = dims.head_dim
     if dims.key_value_heads != dims.num_heads:

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.huggingface.added import parts_of
-from fairseq_lowrank.huggingface.models import query_sizes
+from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.tools import pretrained
@@ -176,7 +176,7 @@ class TransformersSubject(Subject):
 def _layers(model: PreTrainedModel) -> Iterator[Layer]:
     names = {module: name for name, module in model.named_modules()}
     for module, site, layer in attention_modules(model):
-        dims = query_sizes(module)
+        dims = head_sizes(module)
         heads, size, mixed = dims.num_heads, dims.head_dim, "score_mixing" in parts_of(module)
         query, key = (None, None) if mixed else projection_weights(module, heads, dims.key_value_heads, size)
         yield Layer(
