@@ -435,7 +435,9 @@ def test_what_a_paper_trains_twice_is_pretrained_once(recipe):
 
 
 def test_an_update_that_several_gpus_make_larger_is_announced(recipe):
-    assert "has 4096 tokens more or fewer than the 4096 of the recipe" in recipe("mixhead/concatenated.sh", GPUS=4).stdout
+    assert (
+        "has 4096 tokens more or fewer than the 4096 of the recipe" in recipe("mixhead/concatenated.sh", GPUS=4).stdout
+    )
     assert "more or fewer" not in recipe("mixhead/concatenated.sh", GPUS=2).stdout
 
 
