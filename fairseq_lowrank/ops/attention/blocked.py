@@ -39,8 +39,9 @@ from fairseq_lowrank.ops.attention.mask import hiding_value
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.tree import empty_heads
 
-# Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing.
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS = 64, 128
+# Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing. So it has the
+# fewest up to MANY_KEYS, where that still counts.
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, MANY_KEYS = 64, 128, 2048
 # Scores of a block of several batch entries at most. On a CPU 2 MiB in float32, so that its few buffers stay in its cache; a GPU
 # waits for each launch, so that it takes many entries at once, in 128 MiB.
 MAX_BLOCK_ELEMENTS, MAX_BLOCK_ELEMENTS_GPU = 1 << 19, 1 << 25
@@ -300,7 +301,8 @@ class _Bias:
 def _rows(call: AttentionCall) -> int:
     """Return the queries of a block, if there are as many."""
     batch, heads, _, keys = call.scores.shape
-    rows = max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, keys // 128 * 16))
+    few = call.mask.causal and keys <= MANY_KEYS
+    rows = MIN_BLOCK_ROWS if few else max(MIN_BLOCK_ROWS, min(MAX_BLOCK_ROWS, keys // 128 * 16))
     if call.v.device.type == "cpu":
         return rows
     return max(rows, MIN_BLOCK_ELEMENTS_GPU // max(batch * heads * keys, 1) // 16 * 16)
