@@ -31,11 +31,10 @@ class RelativePositions(ScoreFunction):
     name = "relative"
     bounded_rank = False
     positions_reason = "it has relative positions already"
-    dropout = 0.0
-    max_distance = -1
 
     def __init__(self, projection: Projection) -> None:
         super().__init__(projection)
+        self.limit_positions()
         if projection.dims.cross:
             raise ValueError(
                 "score 'relative' needs queries and keys of one sequence, which cross attention does not have. Use it for "
@@ -50,6 +49,10 @@ class RelativePositions(ScoreFunction):
                 f"score 'relative' projects positions like keys, and projection {projection.name!r} projects no keys. Choose another "
                 "projection."
             )
+
+    def limit_positions(self, dropout: float = 0.0, max_distance: int = -1) -> None:
+        """Set the attributes of the class, as the Transformer-XL does with its ``--dropout`` and ``--clamp-length``."""
+        self.dropout, self.max_distance = dropout, max_distance
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         dims = self.projection.dims

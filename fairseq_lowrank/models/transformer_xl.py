@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.attention import CAUSAL
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.methods.relative import RelativePositions
 from fairseq_lowrank.models.adaptive import XLAdaptiveInput, XLAdaptiveSoftmax
 from fairseq_lowrank.models.defaults import set_defaults
 from fairseq_lowrank.plugin.attention import LowrankModel, prepare_language_model
@@ -115,11 +116,11 @@ class TransformerXLDecoder(TransformerDecoder):
     def build_decoder_layer(self, args, no_encoder_attn: bool = False) -> nn.Module:
         layer = TransformerXLLayer(args, no_encoder_attn)
         score = layer.self_attn.score
-        if score.name != "relative":
+        if not isinstance(score, RelativePositions):
             raise UserError(
                 f"--attention-score {score.name}: a Transformer-XL encodes positions in its scores. Use relative, its default."
             )
-        score.dropout, score.max_distance = args.dropout, self.args.clamp_length
+        score.limit_positions(args.dropout, self.args.clamp_length)
         init_parameters(layer)
         if args.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=args.offload_activations)

@@ -123,14 +123,17 @@ def validate(cls: type[BaseFairseqModel], args: object) -> None:
     """Build a small model on the meta device, to check the attention flags.
 
     Raises:
-        UserError: a flag is refused. Errors that depend on the data are not found here.
+        UserError: a flag is refused. Another error may come from missing data. It is logged, and the build of the model repeats it.
     """
     try:
         build_small(cls, args)
     except UserError:
         raise
     except Exception as error:
-        logging.getLogger(__name__).debug("%s was not built without data: %s", cls.__name__, error)
+        logging.getLogger(__name__).info(
+            f"{cls.__name__} cannot be built before its data is read ({type(error).__name__}: {error}), so attention flags are "
+            "checked when it is built"
+        )
 
 
 def build_small(cls: type[BaseFairseqModel], args: object, *, check: bool = True) -> nn.Module:

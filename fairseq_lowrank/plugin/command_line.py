@@ -9,7 +9,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_lowrank.plugin import architectures, flags
-from fairseq_lowrank.repairs.arguments import is_on, is_training
+from fairseq_lowrank.repairs.arguments import CommandLine
+from fairseq_lowrank.repairs.programs import Program, program_of
 
 
 def read_new_methods(load: Callable) -> Callable:
@@ -26,16 +27,11 @@ def read_new_methods(load: Callable) -> Callable:
 
 # fairseq parses twice, the second time with the flags of the chosen model, task, criterion and optimizer, and would
 # print --help the first time, without them.
-def complete_help(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: ``--help`` shows the flags of the chosen ``--arch``, ``--task`` …, and ours."""
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, modify_parser=None, **kwargs):
-        asked = is_on(input_args, "--help") or is_on(input_args, "-h")
-        modify = _help_second(parser, modify_parser) if asked else modify_parser
-        return parse(parser, input_args, *args, modify_parser=modify, **kwargs)
-
-    return parse_args_and_arch
+def complete_help(
+    parser: argparse.ArgumentParser, line: CommandLine, modify_parser: Callable | None
+) -> Callable | None:
+    """Let ``--help`` show the flags of the chosen ``--arch``, ``--task`` …, and ours."""
+    return _help_second(parser, modify_parser) if line.has("--help") or line.has("-h") else modify_parser
 
 
 def _help_second(parser: argparse.ArgumentParser, modify_parser: Callable | None) -> Callable:
@@ -61,14 +57,13 @@ def _help_second(parser: argparse.ArgumentParser, modify_parser: Callable | None
 
 
 # Without this, a model, task or criterion refuses its flags only when it is built, after data is read.
-def check_our_flags(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+def check_our_flags(args: argparse.Namespace, line: CommandLine) -> None:
     """Check that our flags work with the model, task and criterion of a training.
 
     Raises:
         UserError: see ``check_args`` of models and criterions, and ``check_model`` of tasks.
     """
-
-    if not is_training(args):
+    if program_of(args) is not Program.TRAIN:
         return
     if (model := ARCH_MODEL_REGISTRY.get(getattr(args, "arch", None))) is not None:
         config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(args.arch))

@@ -28,14 +28,17 @@ PATCHES: tuple[Patch, ...] = (
     *group(
         "attention",
         "attention-flags",
-        {PARSER: command_line.complete_help, "fairseq.utils.import_user_module": command_line.read_new_methods},
+        {
+            PARSER: arguments.parsing(prepare=command_line.complete_help),
+            "fairseq.utils.import_user_module": command_line.read_new_methods,
+        },
         "--help leaves out the flags of the chosen architecture, task and criterion.",
         "fairseq prints --help after its second parsing",
     ),
     *group(
         "attention",
         "attention-flags",
-        {PARSER: arguments.with_fixup(command_line.check_our_flags)},
+        {PARSER: arguments.parsing(finish=command_line.check_our_flags)},
         "Attention flags that do not work are refused before folders are made and data is read.",
         OUR_FLAGS,
     ),

@@ -3,7 +3,8 @@
 import argparse
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -12,28 +13,52 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs import checks, user_dir
 from fairseq_lowrank.repairs.literals import literal
 
-ArgumentFixup = Callable[[argparse.Namespace, Callable[[str], bool]], None]
-"""A function of parsed arguments, which it may change, and of a function that says if a flag is on the command line."""
 
-
-def is_on(words: list | None, flag: str) -> bool:
-    """Return True if a command line has a flag.
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line that fairseq parses.
 
     Args:
-        words: the words of the command line (``None``: those of this process).
-        flag: the flag, with its dashes.
+        words: its words; None for those of this process.
+        suppress_defaults: True if flags without a value stay unset.
     """
-    return any(str(word).partition("=")[0] == flag for word in (sys.argv[1:] if words is None else words))
+
+    words: Sequence[str] | None = None
+    suppress_defaults: bool = False
+
+    def has(self, flag: str) -> bool:
+        """Return True if the flag, with its dashes, is on the command line."""
+        words = sys.argv[1:] if self.words is None else self.words
+        return any(str(word).partition("=")[0] == flag for word in words)
 
 
-def with_fixup(fixup: ArgumentFixup) -> Callable[[Callable], Callable]:
-    """Return a wrapper of ``options.parse_args_and_arch``, the one place where commands parse, that changes arguments."""
+Prepare = Callable[[argparse.ArgumentParser, CommandLine, Callable | None], Callable | None]
+"""A function that may change a parser. It takes and returns fairseq's `modify_parser`."""
+Finish = Callable[[argparse.Namespace, CommandLine], None]
+"""A function that checks or changes parsed arguments."""
+Explain = Callable[[Exception], UserError | None]
+"""A function that returns the message for an error of the parser, if it knows the error."""
+
+
+def parsing(
+    *, prepare: Prepare | None = None, finish: Finish | None = None, explain: Explain | None = None
+) -> Callable[[Callable], Callable]:
+    """Return a wrapper of ``options.parse_args_and_arch``, the one place where commands parse, with a step of ours."""
 
     def wrap(parse: Callable) -> Callable:
         @functools.wraps(parse)
-        def parse_args_and_arch(parser, input_args=None, *args, **kwargs):
-            parsed = parse(parser, input_args, *args, **kwargs)
-            fixup(parsed[0] if isinstance(parsed, tuple) else parsed, lambda flag: is_on(input_args, flag))
+        def parse_args_and_arch(parser, input_args=None, *args, suppress_defaults=False, modify_parser=None, **kwargs):
+            line = CommandLine(input_args, suppress_defaults)
+            modify = modify_parser if prepare is None else prepare(parser, line, modify_parser)
+            kwargs |= {"suppress_defaults": suppress_defaults, "modify_parser": modify}
+            try:
+                parsed = parse(parser, input_args, *args, **kwargs)
+            except (KeyError, RuntimeError) as error:
+                if explain is None or (mistake := explain(error)) is None:
+                    raise
+                raise mistake from error
+            if finish is not None:
+                finish(parsed[0] if isinstance(parsed, tuple) else parsed, line)
             return parsed
 
         return parse_args_and_arch
@@ -41,37 +66,20 @@ def with_fixup(fixup: ArgumentFixup) -> Callable[[Callable], Callable]:
     return wrap
 
 
-def name_missing_flags(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: refuse a command line without ``--arch`` or ``--task``."""
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, *args, **kwargs):
-        try:
-            return parse(parser, *args, **kwargs)
-        except RuntimeError as error:
-            if error.args:
-                raise
-            raise UserError("--arch: missing. Add an architecture, such as lowrank_transformer_iwslt_de_en.") from error
-        except KeyError as error:
-            if error.args != (None,):
-                raise
-            raise UserError("--task: missing. Add the task of the training, such as translation.") from error
-
-    return parse_args_and_arch
+def name_missing_flags(error: Exception) -> UserError | None:
+    """Return the message for a command line without ``--arch`` or ``--task``."""
+    if isinstance(error, RuntimeError) and not error.args:
+        return UserError("--arch: missing. Add an architecture, such as lowrank_transformer_iwslt_de_en.")
+    if isinstance(error, KeyError) and error.args == (None,):
+        return UserError("--task: missing. Add the task of the training, such as translation.")
+    return None
 
 
-def check_command_line(parse: Callable) -> Callable:
-    """Wrap ``parse_args_and_arch``: check the flags of a command. A program that passes arguments is not checked."""
-
-    @functools.wraps(parse)
-    def parse_args_and_arch(parser, input_args=None, *args, suppress_defaults=False, **kwargs):
-        parsed = parse(parser, input_args, *args, suppress_defaults=suppress_defaults, **kwargs)
-        if input_args is None and not suppress_defaults:
-            for check in checks.CHECKS:
-                check(parsed[0] if isinstance(parsed, tuple) else parsed)
-        return parsed
-
-    return parse_args_and_arch
+def check_command_line(args: argparse.Namespace, line: CommandLine) -> None:
+    """Check the flags of a command. A program that passes arguments is not checked."""
+    if line.words is None and not line.suppress_defaults:
+        for check in checks.CHECKS:
+            check(args)
 
 
 SECTIONS = ("common", "distributed_training", "dataset", "optimization", "checkpoint", "task", "model", "criterion")
@@ -119,14 +127,14 @@ def check_configuration(add_defaults: Callable) -> Callable:
 
 
 # fairseq's parser takes --bf16 to mean "on a TPU" and then asks for torch_xla, on GPUs and CPUs too.
-def bf16_without_tpu(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+def bf16_without_tpu(args: argparse.Namespace, line: CommandLine) -> None:
     """Turn ``--tpu`` off in parsed arguments unless it is given: fairseq sets it with ``--bf16``."""
     if getattr(args, "bf16", False):
-        args.tpu = given("--tpu")
+        args.tpu = line.has("--tpu")
 
 
 # fairseq parses the layers to keep into a list, but its models split a string.
-def layers_to_keep_as_text(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+def layers_to_keep_as_text(args: argparse.Namespace, line: CommandLine) -> None:
     """Turn the list of ``--…-layers-to-keep`` in parsed arguments back into a string."""
     for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
         if isinstance(layers := getattr(args, name, None), list):
@@ -134,7 +142,7 @@ def layers_to_keep_as_text(args: argparse.Namespace, given: Callable[[str], bool
 
 
 # fairseq passes this text to eval.
-def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+def literal_overrides(args: argparse.Namespace, line: CommandLine) -> None:
     """Refuse ``--model-overrides`` that is not a dictionary.
 
     Raises:
@@ -147,8 +155,3 @@ def literal_overrides(args: argparse.Namespace, given: Callable[[str], bool]) ->
     except UserError:
         pass
     raise UserError(f"--model-overrides {text[:200]!r}: expected a dictionary, such as {{'dropout': 0.1}}.")
-
-
-def is_training(args: argparse.Namespace) -> bool:
-    """Return True for the arguments of fairseq-train, the only command with ``--max-update``."""
-    return hasattr(args, "max_update")

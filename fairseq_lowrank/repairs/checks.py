@@ -23,6 +23,7 @@ from fairseq.tasks.translation_lev import TranslationLevenshteinTask
 from fairseq_lowrank.messages import UserError, flag_name
 from fairseq_lowrank.repairs.literals import FASTA
 from fairseq_lowrank.repairs.loading import load_checkpoint
+from fairseq_lowrank.repairs.programs import EVALUATING, Program, program_of
 from fairseq_lowrank.subwords import kind_of_dictionary
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def check_precision(args: argparse.Namespace) -> None:
     """Refuse half precision for a training on the CPU: fairseq fails at an overflow, or trains in float32 without a message."""
-    if hasattr(args, "max_update") and (args.cpu or not torch.cuda.is_available()):
+    if program_of(args) is Program.TRAIN and (args.cpu or not torch.cuda.is_available()):
         flags = ("amp", "memory_efficient_fp16", "fp16")
         if flag := next((flag_name(name) for name in flags if getattr(args, name)), None):
             raise UserError(f"{flag}: needs a GPU. Use --bf16, which works on the CPU too.")
@@ -38,7 +39,7 @@ def check_precision(args: argparse.Namespace) -> None:
 
 def check_path(args: argparse.Namespace) -> None:
     """Refuse an evaluation without a checkpoint."""
-    if not hasattr(args, "path"):
+    if program_of(args) not in EVALUATING:
         return
     if args.path is None:
         raise UserError("--path: missing. Add a checkpoint, such as --path checkpoints/checkpoint_best.pt.")
@@ -82,7 +83,7 @@ def model_class(name: str | None) -> type | None:
 def check_model_of_task(args: argparse.Namespace) -> None:
     """Refuse a model that does not work with the task of a training."""
     model, task = model_class(getattr(args, "arch", None)), TASK_REGISTRY.get(getattr(args, "task", None), object)
-    if model is None or not hasattr(args, "max_update"):
+    if model is None or program_of(args) is not Program.TRAIN:
         return
     if issubclass(task, LanguageModelingTask):
         refuse_other_than_language_model(args.arch, f"--task {args.task}")
@@ -108,7 +109,7 @@ def refuse_other_than_language_model(name: str | None, given: str) -> None:
 def check_joined_subwords(args: argparse.Namespace) -> None:
     """Refuse an evaluation that joins subwords twice: the second time removes the blanks between words."""
     flag, bpe = getattr(args, "post_process", None), getattr(args, "bpe", None)
-    if not hasattr(args, "path") or flag is None or bpe is None:
+    if program_of(args) not in EVALUATING or flag is None or bpe is None:
         return
     if flag not in ("none", "subword_nmt", "@@ ", "@@") and bpe != "subword_nmt":
         raise UserError(
@@ -120,7 +121,7 @@ def warn_of_bleu_of_subwords(args: argparse.Namespace) -> None:
     """Warn if fairseq-generate, or ``--eval-bleu`` in a training, would compute BLEU of subwords."""
     if getattr(args, "eval_bleu", False):
         flag, joined = "--eval-bleu-remove-bpe", args.eval_bleu_remove_bpe
-    elif hasattr(args, "beam") and not hasattr(args, "buffer_size"):  # which only fairseq-interactive has
+    elif program_of(args) is Program.GENERATE:
         flag, joined = "--remove-bpe", getattr(args, "post_process", None) or args.bpe
     else:
         return
@@ -136,7 +137,7 @@ def check_criterion_of_adaptive_softmax(args: argparse.Namespace) -> None:
     """Refuse a training by cross entropy of an adaptive softmax, which has no gradient in fairseq."""
     criterion = CRITERION_REGISTRY.get(getattr(args, "criterion", None), object)
     usual = CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion
-    if not hasattr(args, "max_update") or not issubclass(criterion, usual):
+    if program_of(args) is not Program.TRAIN or not issubclass(criterion, usual):
         return
     if (cutoff := getattr(args, "adaptive_softmax_cutoff", None)) and utils.eval_str_list(cutoff, type=int):
         raise UserError(

@@ -3,12 +3,13 @@
 import argparse
 import functools
 import logging
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.repairs import checks
-from fairseq_lowrank.repairs.arguments import is_training
+from fairseq_lowrank.repairs.arguments import CommandLine
+from fairseq_lowrank.repairs.programs import Program, program_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +53,34 @@ def load_in_bfloat16(load: Callable) -> Callable:
 
 # --- every sentence
 
-_stock_multiple = 1
-"""``--required-batch-size-multiple`` of the current evaluation, before it was set to 1."""
+
+@dataclass
+class Evaluation:
+    """What the current evaluation does otherwise than stock fairseq.
+
+    Attributes:
+        stock_multiple: ``--required-batch-size-multiple`` before it was set to 1; 1 if no sentence would be left out.
+        chooses_blocks: True if fairseq-eval-lm has no ``--tokens-per-sample`` and has not loaded its model yet.
+    """
+
+    stock_multiple: int = 1
+    chooses_blocks: bool = False
+
+
+CURRENT = Evaluation()
+"""The evaluation whose command line was parsed last: fairseq passes none of this from its parser to its data."""
 
 
 # --required-batch-size-multiple, 8 by default, cuts the last batch to a multiple: fairseq-generate translates 8 of 12
 # sentences.
-def batches_of_any_size(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
+def batches_of_any_size(args: argparse.Namespace, line: CommandLine) -> None:
     """Set ``--required-batch-size-multiple`` to 1 in the arguments of commands that evaluate."""
-    global _stock_multiple
-    if is_training(args):
-        _stock_multiple = 1
+    program = program_of(args)
+    if program is Program.TRAIN:
+        CURRENT.stock_multiple = 1
     elif hasattr(args, "required_batch_size_multiple"):  # fairseq-validate parses twice, once without this flag
-        # fairseq-interactive (it has a buffer size) and fairseq-eval-lm (it has a context window) use all sentences
-        whole = hasattr(args, "buffer_size") or hasattr(args, "context_window")
-        _stock_multiple = 1 if whole else args.required_batch_size_multiple
+        whole = program in (Program.INTERACTIVE, Program.EVAL_LM)  # these use all sentences
+        CURRENT.stock_multiple = 1 if whole else args.required_batch_size_multiple
         args.required_batch_size_multiple = 1
 
 
@@ -76,12 +90,12 @@ def announce_sentences(batch: Callable) -> Callable:
     @functools.wraps(batch)
     def batch_by_size(indices, *args, **kwargs):
         batches = batch(indices, *args, **kwargs)
-        if _stock_multiple > 1:
-            stock = batch(indices, *args, **kwargs | {"required_batch_size_multiple": _stock_multiple})
+        if (multiple := CURRENT.stock_multiple) > 1:
+            stock = batch(indices, *args, **kwargs | {"required_batch_size_multiple": multiple})
             if left_out := sum(map(len, batches)) - sum(map(len, stock)):
                 logger.info(
                     f"All {sum(map(len, batches))} sentences are evaluated; stock fairseq would leave out {left_out} "
-                    f"(--required-batch-size-multiple {_stock_multiple})"
+                    f"(--required-batch-size-multiple {multiple})"
                 )
         return batches
 
@@ -93,13 +107,13 @@ def validate_every_sentence(get_valid_iterator: Callable) -> Callable:
 
     @functools.wraps(get_valid_iterator)
     def get_whole_valid_iterator(self, *args, **kwargs):
-        global _stock_multiple
         dataset = self.cfg.dataset
-        _stock_multiple, dataset.required_batch_size_multiple = dataset.required_batch_size_multiple, 1
+        stock = dataset.required_batch_size_multiple
+        CURRENT.stock_multiple, dataset.required_batch_size_multiple = stock, 1
         try:
             return get_valid_iterator(self, *args, **kwargs)
         finally:
-            dataset.required_batch_size_multiple, _stock_multiple = _stock_multiple, 1
+            CURRENT.stock_multiple, dataset.required_batch_size_multiple = 1, stock
 
     return get_whole_valid_iterator
 
@@ -130,28 +144,30 @@ def announce_validation(get_valid_iterator: Callable) -> Callable:
 # fairseq-eval-lm makes blocks of 1,024 tokens if no length is given. It leaves out the blocks that are too long for the
 # model, with a warning, and reports the perplexity of the rest: 1.00 if nothing is left.
 BLOCK = 1024
-USE_MODEL_BLOCK_SIZE = sys.maxsize
-"""``tokens_per_sample`` that means :data:`BLOCK`, or the length of the model's training if that is shorter."""
 
 
-def blocks_of_model(args: argparse.Namespace, given: Callable[[str], bool]) -> None:
-    """Let fairseq-eval-lm choose blocks that the model accepts if ``--tokens-per-sample`` is not given."""
-    if getattr(args, "context_window", None) is not None and hasattr(args, "tokens_per_sample"):
+def blocks_of_model(args: argparse.Namespace, line: CommandLine) -> None:
+    """Let fairseq-eval-lm choose blocks that the model accepts if ``--tokens-per-sample`` is not given.
+
+    The length is :data:`BLOCK`, or that of the model's training if it is shorter.
+    """
+    CURRENT.chooses_blocks = False
+    if program_of(args) is Program.EVAL_LM and hasattr(args, "tokens_per_sample"):
         if args.context_window < 0:
             raise UserError(f"--context-window {args.context_window}: expected a number of tokens >= 0.")
-        if not given("--tokens-per-sample"):
-            args.tokens_per_sample = USE_MODEL_BLOCK_SIZE
+        if not line.has("--tokens-per-sample"):
+            CURRENT.chooses_blocks, args.tokens_per_sample = True, BLOCK
 
 
 def load_with_blocks_of_model(load: Callable) -> Callable:
-    """Wrap ``load_model_ensemble_and_task``: replace :data:`USE_MODEL_BLOCK_SIZE` after the model is loaded."""
+    """Wrap ``load_model_ensemble_and_task``: choose the blocks of fairseq-eval-lm after the model is loaded."""
 
     @functools.wraps(load)
     def load_model_ensemble_and_task(*args, **kwargs):
         models, cfg, task = load(*args, **kwargs)
-        block = getattr(getattr(task, "args", None), "tokens_per_sample", None)
-        if block and block > USE_MODEL_BLOCK_SIZE // 2:
-            window = USE_MODEL_BLOCK_SIZE - block
+        if CURRENT.chooses_blocks and kwargs.get("task") is not None:  # fairseq-eval-lm gives its task
+            CURRENT.chooses_blocks = False
+            window = BLOCK - task.args.tokens_per_sample  # fairseq has subtracted it
             length = min(BLOCK, cfg.task.tokens_per_sample, *(model.max_positions() for model in models))
             logger.info(f"--tokens-per-sample is not given: blocks of {length} tokens, the context window among them")
             task.args.tokens_per_sample = length - window

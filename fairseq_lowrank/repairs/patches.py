@@ -115,14 +115,14 @@ PATCHES: tuple[Patch, ...] = (
     *group(
         "required",
         "overrides",
-        {PARSER: arguments.with_fixup(arguments.literal_overrides)},
+        {PARSER: arguments.parsing(finish=arguments.literal_overrides)},
         "fairseq evaluates --model-overrides.",
         LITERALS,
     ),
     *group(
         "required",
         "bf16-without-tpu",
-        {PARSER: arguments.with_fixup(arguments.bf16_without_tpu)},
+        {PARSER: arguments.parsing(finish=arguments.bf16_without_tpu)},
         "fairseq takes --bf16 to mean a TPU, and asks for torch_xla.",
         "--bf16 leaves --tpu as it is",
     ),
@@ -147,7 +147,7 @@ PATCHES: tuple[Patch, ...] = (
             "sys.excepthook": commands.end_commands,
             "fairseq.distributed.utils.call_main": commands.end_workers,
             "hydra.core.utils.JobReturn.return_value": commands.end_hydra_jobs,
-            PARSER: arguments.name_missing_flags,
+            PARSER: arguments.parsing(explain=arguments.name_missing_flags),
         },
         "A mistake of the user ends in one line, and anything else in a full traceback and one last line.",
         ONE_LINE,
@@ -222,7 +222,7 @@ PATCHES: tuple[Patch, ...] = (
         "fix",
         "everyday-mistakes",
         {
-            PARSER: arguments.check_command_line,
+            PARSER: arguments.parsing(finish=arguments.check_command_line),
             "fairseq.dataclass.initialize.add_defaults": arguments.check_configuration,
             f"{LANGUAGE_MODELING}.build_model": evaluation.check_evaluated_model,
         },
@@ -232,7 +232,7 @@ PATCHES: tuple[Patch, ...] = (
     *group(
         "fix",
         "layers-to-keep",
-        {PARSER: arguments.with_fixup(arguments.layers_to_keep_as_text)},
+        {PARSER: arguments.parsing(finish=arguments.layers_to_keep_as_text)},
         "fairseq parses --encoder-layers-to-keep as a list, and its models split it as a text.",
         "fairseq's parser and models agree",
     ),
@@ -266,7 +266,7 @@ PATCHES: tuple[Patch, ...] = (
         "whole-evaluation",
         {
             "fairseq.data.data_utils.batch_by_size": evaluation.announce_sentences,
-            PARSER: arguments.with_fixup(evaluation.batches_of_any_size),
+            PARSER: arguments.parsing(finish=evaluation.batches_of_any_size),
         },
         "fairseq-generate and fairseq-validate leave out the last sentences: of 12, they use 8.",
         "--required-batch-size-multiple keeps the last batch",
@@ -282,7 +282,7 @@ PATCHES: tuple[Patch, ...] = (
         "fix",
         "whole-blocks",
         {
-            PARSER: arguments.with_fixup(evaluation.blocks_of_model),
+            PARSER: arguments.parsing(finish=evaluation.blocks_of_model),
             ENSEMBLE: evaluation.load_with_blocks_of_model,
             f"{LANGUAGE_MODELING}.load_dataset": evaluation.refuse_empty_blocks,
             f"{LANGUAGE_MODELING}.eval_lm_dataloader": evaluation.evaluate_every_block,
