@@ -47,7 +47,7 @@ def _start_loader(batches, cfg) -> None:
     """Make the data loader that ``batches`` reuses in all epochs, and start its workers, as in epoch 1."""
     if getattr(batches, "reuse_dataloader", False):
         fixed = cfg.distributed_training.fix_batches_to_gpus
-        batches._get_iterator_for_epoch(1, shuffle=cfg.dataset.curriculum < 1, fix_batches_to_gpus=fixed)
+        batches.next_epoch_itr(cfg.dataset.curriculum < 1, fixed, set_dataset_epoch=False)
         if batches.persistent_workers:
             iter(batches.dataloader)
 
