@@ -100,10 +100,10 @@ register(
             ),
         ),
         notes=(
-            "Scores have full rank, with O(d^1.5) parameters for each head instead of d². The price is time and cache: products with "
-            "keys grow by d / d_k, and a token caches its input of size d next to its values. The head size sets values alone. The "
-            "paper maps keys instead of queries, so that each head has keys of size d; here all heads share one key. Counted with c "
-            "= √d, the divisor of d nearest to it."
+            "Scores have rank d − 1, with O(d^1.5) parameters for each head instead of d². The norm of queries subtracts their mean, so "
+            "all heads lose one direction of the keys. The price is time and cache: products with keys grow by d / d_k, and a token "
+            "caches its input of size d next to its values. The head size sets values alone. The paper maps keys instead of queries, so "
+            "that each head has keys of size d; here all heads share one key. Counted with c = √d, the divisor of d nearest to it."
         ),
         use_if="scores must have full rank and parameters are scarce",
         examples=({}, {"blocks": 4}),
