@@ -229,3 +229,17 @@ def test_a_step_of_generation_leaves_the_cache_as_it_was():
     steps()
     steps()
     assert lengths == 2 * list(range(6, 6 + transformers_layers.STEPS_OF_GENERATION))
+
+
+def test_two_copies_of_the_package_take_turns_in_processes_of_their_own(tmp_path):
+    (tmp_path / "fairseq_lowrank").symlink_to(BENCHMARKS.parent / "fairseq_lowrank")
+    output = tmp_path / "versions.json"
+    small = ["--presets", "mha", "--lengths", "16", "--cases", "plain", "padding", "--rounds", "1"]
+    code = [sys.executable, BENCHMARKS / "versions.py", tmp_path, *small, "--output", output]
+    measured = subprocess.run(code, capture_output=True, text=True)
+    assert measured.returncode == 0, measured.stderr
+    results = json.loads(output.read_text())["results"]
+    assert len(results) == 8 and {result["direction"] for result in results} == {"forward", "training"}
+    assert all(("after_to_sdpa" in result) == (result["case"] == "plain") for result in results)
+    wrong = subprocess.run([*code[:2], tmp_path / "new"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "Give the root of a clone or a worktree." in wrong.stderr
