@@ -231,7 +231,10 @@ def test_a_trial_of_an_own_comparison_trains_one_seed(recipe):
 
 
 def test_a_figure_of_two_tables_takes_all_of_its_rows(recipe):
-    assert "ROWS=mha: figure 3 has rows of two tables" in recipe("mixhead/fig3.sh", ROWS="mha", fails=True).stdout
+    assert (
+        "ROWS=mha: figure 3 has fixed rows of two tables. Remove ROWS."
+        in recipe("mixhead/fig3.sh", ROWS="mha", fails=True).stdout
+    )
 
 
 @pytest.fixture(scope="session")
