@@ -20,8 +20,9 @@ pytest.importorskip("scipy")
 
 from experiments.controlled import TASKS, regression
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import gains
+from experiments.evidence import gains, measure
 from fairseq_lowrank.tools.reporting import contrasts
+from fairseq_lowrank.tools.reporting.statistics import student
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
@@ -232,7 +233,15 @@ def test_each_loss_of_the_language_models_is_printed_as_recorded():
 
 
 def test_outcomes_of_the_language_models_follow_from_their_rows():
-    bits = {row: found[1]["losses"]["test"]["bits"] for (of, row), found in TRAININGS.items() if of == "language-model"}
+    bits = {
+        row: {seed: found[seed]["losses"]["test"]["bits"] for seed in found}
+        for (of, row), found in TRAININGS.items()
+        if of == "language-model"
+    }
+
+    def by_seed(worse, better):
+        return [bits[worse][seed] - bits[better][seed] for seed in sorted(bits[worse].keys() & bits[better].keys())]
+
     differences = {
         "L1": [("h32-mha", "h4-mha")],
         "L2": [("h32-mixhead-a", "h32-mha"), ("h32-mixhead-a", "h32-gain-x8")],
@@ -243,10 +252,18 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
     outcomes = {name: outcome for name, outcome in outcomes.items() if outcome != "not run"}
-    assert outcomes.keys() == differences.keys()
+    assert outcomes.keys() == {*differences, "L7", "L8", "L14"}
     for name, pairs in differences.items():
         printed = re.findall(r"\d\.\d{3}", outcomes[name])
-        assert printed == [f"{bits[worse] - bits[better]:.3f}" for worse, better in pairs], name
+        assert printed == [f"{fmean(by_seed(*pair)):.3f}" for pair in pairs], name
+    for row in ("h4-mha", "h32-mha", "h32-score-mixing"):
+        assert f"{fmean(bits[row].values()):.4f}" in PAGES["language-model"]
+    costs, regained = by_seed("h32-mha", "h4-mha"), by_seed("h32-mha", "h32-score-mixing")
+    assert re.findall(r"\d\.\d{3}", outcomes["L7"]) == [f"{n:.3f}" for n in (fmean(costs), *student(costs)[:2])]
+    shares = [f"{100 * back / cost:.0f}" for back, cost in zip(regained, costs, strict=False)]
+    assert re.findall(r"\d+(?= %)", outcomes["L8"]) == shares
+    (cut,) = (line for line in measure.read(RESULTS / "evidence-measure.jsonl") if "score-mixing-2000" in line["model"])
+    assert re.findall(r"\d\.\d{3}", outcomes["L14"]) == [f"{cut['value'] * dict(cut['ranks'])[4]:.3f}"]
 
 
 def test_each_search_at_mixings_rate_is_printed_as_recorded():

@@ -38,9 +38,12 @@ def lead(row, base):
 
 
 def text_lead(row, base="h32-mha"):
-    """The lead of a language model on the test set, seed 1."""
-    test = [TRAININGS["language-model", name][1]["losses"]["test"]["bits"] for name in (base, row)]
-    return test[0] - test[1]
+    """The mean lead of a language model on the test set, over the seeds that both have."""
+    first, second = (TRAININGS["language-model", name] for name in (base, row))
+    test = [
+        [lines[seed]["losses"]["test"]["bits"] for seed in first.keys() & second.keys()] for lines in (first, second)
+    ]
+    return fmean(test[0]) - fmean(test[1])
 
 
 def accuracy_lead(task):
