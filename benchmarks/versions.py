@@ -3,7 +3,7 @@
     git worktree add /tmp/before COMMIT
     python benchmarks/versions.py /tmp/before --presets mixhead-a --lengths 512 2048 --output versions.json
 
-Each copy runs in a process of its own. The processes take turns in every round, and a ratio is the median of the ratios within
+Each copy runs in a separate process. The processes take turns in every round, and a ratio is the median of the ratios within
 a round. The layer is self-attention of d 512 with 8 heads, in float32, with 2,048 tokens in a batch. Times are processor
 seconds of one thread.
 """

@@ -231,7 +231,7 @@ def test_a_step_of_generation_leaves_the_cache_as_it_was():
     assert lengths == 2 * list(range(6, 6 + transformers_layers.STEPS_OF_GENERATION))
 
 
-def test_two_copies_of_the_package_take_turns_in_processes_of_their_own(tmp_path):
+def test_two_copies_of_the_package_take_turns_in_separate_processes(tmp_path):
     (tmp_path / "fairseq_lowrank").symlink_to(BENCHMARKS.parent / "fairseq_lowrank")
     output = tmp_path / "versions.json"
     small = ["--presets", "mha", "--lengths", "16", "--cases", "plain", "padding", "--rounds", "1"]

@@ -10,7 +10,7 @@
 
 Models that compute attention through ``ALL_ATTENTION_FUNCTIONS`` pass projected (and rotated) queries, keys and values to one
 registered function. So the mixing of scores, the activation and the mixing of probabilities can be chosen in each of them. The
-projections stay the model's own. What is added is in float32, whatever the dtype of the model.
+projections stay the model's own. What is added is in float32 in models of every dtype.
 """
 
 from fairseq_lowrank.huggingface.added import mixing_state
