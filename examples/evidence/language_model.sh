@@ -29,6 +29,12 @@ done
 row h32-mha-equal-time $OURS --attention mha --decoder-attention-heads 32 $(decayed 2e-3 3200)
 # The temperature that mixing of scores could be imitating: one factor per head on the logits, at 32 times the rate.
 row h32-score-gain-x32 $OURS --attention mha --score-mixing diagonal --mixing-lr-scale 32 --decoder-attention-heads 32 $at_2e3
+# Is it the rank of scores? Queries and keys of 32 (of 128 with 4 heads) with the same values, the same number of new weights in
+# the feed-forward layers, and mixing before the softmax with heads that are large enough.
+row h32-qk32 $OURS --attention mha --head-dim 32 --value-dim 4 --decoder-attention-heads 32 $at_2e3
+row h32-ffn1404 $OURS --attention mha --decoder-ffn-embed-dim 1404 --decoder-attention-heads 32 $at_2e3
+row h4-qk128 $OURS --attention mha --head-dim 128 --value-dim 32 --decoder-attention-heads 4 $at_2e3
+row h4-score-mixing $OURS --attention mha --score-mixing static --decoder-attention-heads 4 $at_2e3
 # Does the cost last? 2.2 epochs.
 long="$(decayed 2e-3 6000)"
 row h4-mha-6000 $OURS --attention mha --decoder-attention-heads 4 $long
