@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -301,7 +300,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
-            mask = replace(mask, key_padding=None) if is_right_padding(mask.key_padding) else mask
+            mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropout = modules["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
         call = self._call(modules, q, states, mask, inputs, dropout_p=dropout_p, need_weights=need_weights)
@@ -409,9 +408,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
             rows_sum_to_one=stages.rows_sum_to_one and not dropout_p,
         )
-        fields = self._call_settings
+        fields = dict(self._call_settings)
         for name in stages.call:
-            fields = fields | modules[name].call_fields(q, inputs)
+            fields.update(modules[name].call_fields(q, inputs))
         return AttentionCall(scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **fields)
 
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -67,7 +65,7 @@ def attention_mask(
             added = added + mask.bias
         elif mask.additive is not None:
             added = added.masked_fill(mask.additive, float("-inf"))
-        return replace(mask, additive=added)
+        return mask.replace(additive=added)
     batch, heads, queries, keys = shape
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.to(torch.bool)
@@ -82,10 +80,10 @@ def attention_mask(
     if isinstance(attn_mask, AttentionMask):
         window = attn_mask.window
         if isinstance(window, int) and window >= keys and not torch.compiler.is_compiling():
-            attn_mask = replace(attn_mask, window=None)  # it hides nothing: fused causal kernels take no window
+            attn_mask = attn_mask.replace(window=None)  # it hides nothing: fused causal kernels take no window
         if attn_mask.key_padding is not None and key_padding_mask is not None:
             key_padding_mask = key_padding_mask | attn_mask.key_padding
-        return attn_mask if key_padding_mask is None else replace(attn_mask, key_padding=key_padding_mask)
+        return attn_mask if key_padding_mask is None else attn_mask.replace(key_padding=key_padding_mask)
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
@@ -107,7 +105,7 @@ def repeat_heads(mask: AttentionMask, heads: int, repeats: int) -> AttentionMask
     tensor = mask.additive
     if repeats == 1 or tensor is None or tensor.dim() != 4 or tensor.size(1) != heads:
         return mask
-    return replace(mask, additive=tensor.repeat_interleave(repeats, dim=1))
+    return mask.replace(additive=tensor.repeat_interleave(repeats, dim=1))
 
 
 @remember_last

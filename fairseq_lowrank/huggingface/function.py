@@ -129,10 +129,10 @@ def attention_forward(
             f"{type(module).__name__}: mixing of {added.dims.num_heads} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
         )
-    fields = given | added.settings
+    fields = {**given, **added.settings}
     for axis, part in parts.items():
         if axis in stages.call:
-            fields = fields | part.call_fields(query, inputs)
+            fields.update(part.call_fields(query, inputs))
     call = AttentionCall(
         DotProduct(query, key, scaling),
         value,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -76,8 +75,8 @@ def head_overlap(call: AttentionCall, spaces: Sequence[str], query_padding: Tens
         raise ValueError(f"spaces={sorted(unknown)}: expected {', '.join(_GRAM)}")
     refuse_transforms(_FIRST_ORDER)
     # Values and mixing come after the probabilities, so they have no gradient here.
-    mask = call.mask if call.mask.additive is None else replace(call.mask, additive=call.mask.additive.detach())
-    structure, tensors, numbers = flatten(replace(call, v=call.v.detach(), mask=mask, prob_mixing=None))
+    mask = call.mask if call.mask.additive is None else call.mask.replace(additive=call.mask.additive.detach())
+    structure, tensors, numbers = flatten(call.replace(v=call.v.detach(), mask=mask, prob_mixing=None))
     return _HeadOverlap.apply((structure, numbers), tuple(spaces), query_padding, *tensors)
 
 
@@ -99,8 +98,7 @@ _TIMES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _probabilities(call: AttentionCall, query_padding: Tensor | None, batch: slice, head: int) -> Tensor:
     """Compute P of one head for some sequences, ``[N, T, S]``."""
-    one = replace(
-        call,
+    one = call.replace(
         scores=call.scores.select_head(
             batch, head, None if call.score_mixing is None else call.score_mixing.column(batch, head)
         ),

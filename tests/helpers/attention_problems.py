@@ -15,12 +15,13 @@ from fairseq_lowrank.ops import (
     attention,
 )
 
+NOTHING_HIDDEN = AttentionMask()
 MIXINGS = ("none", "static", "positionwise", "diagonal")
 
 
-def call_of(q, k, v=None, *, scale=None, **parts):
+def call_of(q, k, v=None, *, scale=None, mask=NOTHING_HIDDEN, **parts):
     """The call of dot products of ``q`` and ``k``."""
-    return AttentionCall(DotProduct(q, k, scale), k if v is None else v, **parts)
+    return AttentionCall(DotProduct(q, k, scale), k if v is None else v, mask, **parts)
 
 
 def attend(q, k, v, *, backend="auto", **parts):

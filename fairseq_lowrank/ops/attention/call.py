@@ -14,8 +14,6 @@ from fairseq_lowrank.ops.attention.mixing import HeadMixing
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 from fairseq_lowrank.ops.attention.tree import TensorTree
 
-_NOTHING_HIDDEN = AttentionMask()
-
 
 @dataclass(frozen=True)
 class AttentionCall(TensorTree):
@@ -43,7 +41,7 @@ class AttentionCall(TensorTree):
 
     scores: Scores
     v: Tensor
-    mask: AttentionMask = _NOTHING_HIDDEN
+    mask: AttentionMask
     score_bias: Tensor | None = None
     score_mixing: HeadMixing | None = None
     prob_mixing: HeadMixing | None = None
@@ -138,5 +136,8 @@ def check_rate(name: str, rate: float) -> None:
 
 
 def _broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
-    return tensor.dim() <= len(shape) and all(size in (1, expected) for size, expected in pairs)
+    if tensor.dim() > len(shape):
+        return False
+    return all(
+        size in (1, expected) for size, expected in zip(tensor.shape, shape[len(shape) - tensor.dim() :], strict=True)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -43,14 +43,14 @@ class AttentionMask(TensorTree):
         additive = self.additive
         if additive is not None:
             additive = F.pad(additive.expand(*additive.shape[:-1], keys), (0, count))
-        return replace(self, key_padding=padding, additive=additive, num_appended_keys=self.num_appended_keys + count)
+        return self.replace(key_padding=padding, additive=additive, num_appended_keys=self.num_appended_keys + count)
 
     def repeat_queries(self, times: int) -> AttentionMask:
         """Return the mask for the same queries ``times`` times in a row, as for beams that share their keys."""
         additive = self.additive
         if additive is not None and additive.dim() > 1 and additive.size(-2) > 1:
             additive = torch.cat([additive] * times, dim=-2)
-        return replace(self, additive=additive, query_repeats=self.query_repeats * times)
+        return self.replace(additive=additive, query_repeats=self.query_repeats * times)
 
     def visible_prefix(self, queries: int, keys: int) -> tuple[int, int]:
         """Return how many queries causality counts, and how many more keys than its index plus one a query sees."""
@@ -112,7 +112,7 @@ class AttentionMask(TensorTree):
         """Return the mask of one head for some batch entries; gradients do not reach it."""
         padding = None if self.key_padding is None else self.key_padding[batch]
         additive = None if self.additive is None else select_head(self.additive.detach(), batch, head)
-        return replace(self, key_padding=padding, additive=additive)
+        return self.replace(key_padding=padding, additive=additive)
 
     def has_visible_key(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor | bool:
         """Return where a query sees any key: True if every query does, else bool, broadcastable to ``[B, H, T, 1]``."""

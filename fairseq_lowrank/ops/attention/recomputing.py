@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -42,10 +41,10 @@ def compute(call: AttentionCall, backend: RecomputeBackend) -> Tensor:
     traced = is_traced(call.v)
     if not traced:
         refuse_transforms(backend.message)
-    blocks = call if call.mixes_weights or call.prob_mixing is None else replace(call, prob_mixing=None)
+    blocks = call if call.mixes_weights or call.prob_mixing is None else call.replace(prob_mixing=None)
     if not call.v.is_meta and torch.is_autocast_enabled(call.v.device.type):
         scores = call.scores.map_tensors(lambda tensor: tensor.to(dtype_of_operations(tensor)))
-        blocks = replace(blocks, scores=scores, v=call.v.to(dtype_of_operations(call.v)))
+        blocks = blocks.replace(scores=scores, v=call.v.to(dtype_of_operations(call.v)))
     # The CPU's generator on every device: nothing waits for a GPU, and checkpointed layers restore its state.
     seed = torch.randint(2**62, (), device="cpu") if call.dropout_p else None
     structure, tensors, numbers = flatten(blocks)

@@ -8,9 +8,7 @@ See :func:`value_columns` for the cost.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +55,7 @@ def compute(call: AttentionCall) -> tuple[Tensor, None]:
     causal, tensor = hides_later_keys(call), needs_causal_tensor(call)
     dense = None
     if tensor or has_other_masks(call):
-        mask = call.mask if tensor or call.mask.window is not None else replace(call.mask, causal=False)
+        mask = call.mask if tensor or call.mask.window is not None else call.mask.replace(causal=False)
         dtype = dtype_of_operations(q)
         dense = mask.dense(q, k.size(2), dtype)
         if call.score_bias is not None:
@@ -118,7 +116,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
     heads = q.size(1)
     if mask is None and k.size(1) == v.size(1) == heads:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=None, **options)
-    groups = math.gcd(k.size(1), v.size(1))
+    groups = _common_groups(k.size(1), v.size(1))
     if groups not in (1, heads):
         # Groups become entries of the batch, whose heads then share what they read: nothing is copied.
         mask = None if mask is None else _grouped(mask, len(v), groups)
@@ -128,6 +126,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
     k, v = (_shared(tensor, q.size(1)) for tensor in (k, v))
     result = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
     return result.unflatten(0, (-1, groups)).flatten(1, 2) if groups not in (1, heads) else result
+
+
+def _common_groups(keys: int, values: int) -> int:
+    """Return the largest number of groups that both have. PyTorch 2.6 cannot trace ``math.gcd``."""
+    while values:
+        keys, values = values, keys % values
+    return keys
 
 
 def _shared(tensor: Tensor, heads: int) -> Tensor:

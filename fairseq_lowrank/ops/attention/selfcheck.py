@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -185,8 +184,7 @@ def _like(call: AttentionCall) -> AttentionCall:
     like = random_call(
         generator, call.v.device, call.v.dtype, 1, heads, sizes, rules, small, call.activation, call.dot_product.factor
     )
-    return replace(
-        like,
+    return like.replace(
         score_mixing=_narrowed(like.score_mixing, call.score_mixing),
         prob_mixing=_narrowed(like.prob_mixing, call.prob_mixing),
     )
@@ -195,7 +193,7 @@ def _like(call: AttentionCall) -> AttentionCall:
 def _narrowed(mixing: HeadMixing | None, like: HeadMixing | None) -> HeadMixing | None:
     if mixing is None or like is None:
         return None
-    return replace(mixing, weight=mixing.weight.to(like.weight.dtype))
+    return mixing.replace(weight=mixing.weight.to(like.weight.dtype))
 
 
 def random_call(

@@ -21,7 +21,7 @@ class TensorTree:
     """Tensors, static values and other trees. Each subclass is a frozen dataclass."""
 
     kinds: ClassVar[dict[str, type[TensorTree]]] = {}
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    __match_args__: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
         TensorTree.kinds[cls.__name__] = cls
@@ -34,7 +34,13 @@ class TensorTree:
                 return value.map_tensors(change)
             return change(value) if isinstance(value, Tensor) else value
 
-        return type(self)(*[mapped(getattr(self, name)) for name in type(self).__dataclass_fields__])
+        return type(self)(*[mapped(getattr(self, name)) for name in type(self).__match_args__])
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other fields, as ``dataclasses.replace``, which compilers before torch 2.7 cannot trace."""
+        return type(self)(
+            *[changes[name] if name in changes else getattr(self, name) for name in type(self).__match_args__]
+        )
 
 
 def flatten(tree: TensorTree) -> tuple[Structure, list[Tensor], list[float]]:
@@ -52,7 +58,7 @@ def unflatten(structure: Structure, tensors: Iterable[Tensor], numbers: Iterable
 # One call for each tree and none for each field: eager code flattens every call whose gradient it needs.
 def _flatten(tree: TensorTree, tensors: list[Tensor], numbers: list[float]) -> Structure:
     structure: list[Any] = [type(tree)]
-    for name in type(tree).__dataclass_fields__:
+    for name in type(tree).__match_args__:
         value = getattr(tree, name)
         if isinstance(value, Tensor):
             tensors.append(value)

@@ -21,10 +21,10 @@ their first use; they are imported, and triton with them, when they are first ne
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,14 @@ COMPILED_RULES = ((None, None), (None, StaticMixing), (None, PositionwiseMixing)
 """Mixing before and after the softmax, and below numbers of heads and their size: see :func:`is_precompiled_config`."""
 COMPILED_SIZES = ((8, 32), (16, 32), (8, 64), (12, 64), (16, 64))
 _INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _is_recent() -> bool:
+    """Return True if Triton's kernels take tuples as arguments. It is imported here, and not with this module."""
+    import triton
+
+    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -82,14 +90,15 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
     if not _INSTALLED:
         return "triton is not installed"
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return None if device.type in ("cpu", "cuda") else "Triton's interpreter reads the memory of a CPU or a GPU"
-    if device.type != "cuda" or torch.version.cuda is None:
+        if device.type not in ("cpu", "cuda"):
+            return "Triton's interpreter reads the memory of a CPU or a GPU"
+    elif device.type != "cuda" or torch.version.cuda is None:
         return (
             "its kernels are compiled for NVIDIA GPUs (TRITON_INTERPRET=1 in the environment interprets them on a CPU)"
         )
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    elif torch.cuda.get_device_capability(device) < (8, 0):
         return "its kernels need compute capability 8.0 or newer"
-    return None
+    return None if _is_recent() else "its kernels need Triton 3.3 or newer, which torch 2.7 brings"
 
 
 def is_precompiled_config(call: AttentionCall) -> bool:
@@ -123,12 +132,12 @@ def has_no_spills(call: AttentionCall) -> bool:
     from fairseq_lowrank.ops.attention import selfcheck
 
     with without_autocast(call.v):
-        return selfcheck.has_no_spills(call if call.mixes_weights else replace(call, prob_mixing=None))
+        return selfcheck.has_no_spills(call if call.mixes_weights else call.replace(prob_mixing=None))
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
     if isinstance(call.score_mixing, DiagonalMixing):
-        call = replace(call, score_mixing=StaticMixing(torch.diag(call.score_mixing.weight)))
+        call = call.replace(score_mixing=StaticMixing(torch.diag(call.score_mixing.weight)))
     return recomputing.compute(call, BACKEND), None
 
 

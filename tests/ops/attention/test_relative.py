@@ -93,7 +93,7 @@ def long_call(queries, keys, device="cpu", dtype=torch.float64, batch=2, heads=4
             parts[name] = mixing_of(parts[name], normal, (batch, heads, queries, keys))
             tensors[name] = parts[name].weight
     scores = Relative(DotProduct(tensors["q"], tensors["k"]), tensors["p"], positions)
-    return AttentionCall(scores, tensors["v"], **parts), tensors
+    return AttentionCall(scores, tensors["v"], **{"mask": AttentionMask(), **parts}), tensors
 
 
 @pytest.mark.parametrize(
@@ -177,6 +177,8 @@ def test_penalties_read_one_head_at_a_time(data):
 )
 def test_shapes_that_do_not_fit_are_refused(p, positions, message):
     content = DotProduct(torch.zeros(2, 4, 3, 5), torch.zeros(2, 4, 6, 5))
-    call = AttentionCall(Relative(content, torch.zeros(p), torch.zeros(positions)), torch.zeros(2, 4, 6, 5))
+    call = AttentionCall(
+        Relative(content, torch.zeros(p), torch.zeros(positions)), torch.zeros(2, 4, 6, 5), AttentionMask()
+    )
     with pytest.raises(ValueError, match=message):
         attention(call)

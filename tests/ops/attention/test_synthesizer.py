@@ -94,7 +94,9 @@ def test_gradients_are_slopes(backend, shape):
 @pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5)], ids=["shared", "by-entry"])
 def test_its_heads_are_penalised(shape):
     def overlap(weight, before):
-        call = AttentionCall(RandomSynthesizer(weight, 2), normal(2, 1, 5, 2), score_mixing=StaticMixing(before))
+        call = AttentionCall(
+            RandomSynthesizer(weight, 2), normal(2, 1, 5, 2), AttentionMask(), score_mixing=StaticMixing(before)
+        )
         return head_overlap(call, ("row", "column"))
 
     assert torch.autograd.gradcheck(overlap, (normal(*shape), normal(3, 3, seed=1)))
@@ -125,8 +127,8 @@ def test_half_precision_stays_near_float32():
 def test_it_says_what_does_not_fit():
     v = torch.zeros(2, 3, 4, 1)
     with pytest.raises(ValueError, match=r"weight of shape \[3, 3, 4, 4\]: expected \[H, T, S\] or \[2, H, T, S\]"):
-        attention(AttentionCall(RandomSynthesizer(torch.zeros(3, 3, 4, 4), 2), v))
+        attention(AttentionCall(RandomSynthesizer(torch.zeros(3, 3, 4, 4), 2), v, AttentionMask()))
     with pytest.raises(ValueError, match=r"weight of torch\.int64: expected a float tensor"):
-        attention(AttentionCall(RandomSynthesizer(torch.zeros(3, 4, 4).long(), 2), v))
+        attention(AttentionCall(RandomSynthesizer(torch.zeros(3, 4, 4).long(), 2), v, AttentionMask()))
     with pytest.raises(ValueError, match="backend='sdpa' cannot compute scores other than dot products"):
-        attention(AttentionCall(RandomSynthesizer(torch.zeros(3, 4, 4), 2), v), "sdpa")
+        attention(AttentionCall(RandomSynthesizer(torch.zeros(3, 4, 4), 2), v, AttentionMask()), "sdpa")

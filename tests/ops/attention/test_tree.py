@@ -122,7 +122,7 @@ class TableBlocks:
 
 def test_numbers_by_which_scores_from_outside_look_up_stay_whole_under_autocast():
     weight, v = normal(2, 300).detach().float(), normal(1, 2, 300, 3, seed=1).detach().float()
-    call = AttentionCall(Table(weight, torch.arange(300).flip(0).repeat(5, 1)), v)
+    call = AttentionCall(Table(weight, torch.arange(300).flip(0).repeat(5, 1)), v, AttentionMask())
     with torch.autocast("cpu", torch.bfloat16):
         blocked, reference = (attention(call, backend)[0].float() for backend in ("blocked", "reference"))
     torch.testing.assert_close(blocked, reference, atol=0.02, rtol=0.02)
@@ -144,7 +144,8 @@ def test_scores_from_outside_are_penalised():
     def overlap(slopes, weight):
         scores = Distances(slopes, 2, 4, 5)
         return head_overlap(
-            AttentionCall(scores, normal(2, 1, 5, 2), score_mixing=StaticMixing(weight)), ("row", "column")
+            AttentionCall(scores, normal(2, 1, 5, 2), AttentionMask(), score_mixing=StaticMixing(weight)),
+            ("row", "column"),
         )
 
     assert torch.autograd.gradcheck(overlap, (slopes, weight))

@@ -478,7 +478,7 @@ def test_what_it_cannot_compute_is_said(device):
     wide = torch.zeros(1, 2, 2, 129)
     assert "of size 129 (of up to 128 alone)" in triton.unsupported_reason(call_of(wide, wide))
 
-    assert "scores other than dot products" in triton.unsupported_reason(AttentionCall(object(), wide))
+    assert "scores other than dot products" in triton.unsupported_reason(AttentionCall(object(), wide, AttentionMask()))
 
 
 def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.ops import DotProduct
+from fairseq_lowrank.ops import AttentionMask, DotProduct
 from fairseq_lowrank.ops.attention import AttentionCall, attention, triton
 
-pytest.importorskip("triton", reason="Triton has no wheel here")
+pytest.importorskip("triton", "3.3", reason="Triton has no wheel here, or is too old for these kernels")
 
 
 def test_the_kernels_are_right_under_the_interpreter():
@@ -33,15 +33,22 @@ def test_it_is_refused_on_a_cpu_in_one_line(monkeypatch):
         r"\(TRITON_INTERPRET=1 in the environment interprets them on a CPU\); use backend='auto'$"
     )
     with pytest.raises(ValueError, match=expected):
-        attention(AttentionCall(DotProduct(x, x), x), "triton")
+        attention(AttentionCall(DotProduct(x, x), x, AttentionMask()), "triton")
     with pytest.raises(ValueError, match="only in float32, bfloat16 and float16"):
-        attention(AttentionCall(DotProduct(x.double(), x.double()), x.double()), "triton")
+        attention(AttentionCall(DotProduct(x.double(), x.double()), x.double(), AttentionMask()), "triton")
 
 
 def test_without_triton_it_is_refused(monkeypatch):
     monkeypatch.setattr(triton, "_INSTALLED", False)
     for kind in ("cpu", "cuda"):
         assert triton.device_unsupported_reason(torch.device(kind), torch.bfloat16) == "triton is not installed"
+
+
+def test_with_an_old_triton_it_is_refused(monkeypatch):
+    monkeypatch.setattr(triton, "_is_recent", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    reason = triton.device_unsupported_reason(torch.device("cpu"), torch.float32)
+    assert reason == "its kernels need Triton 3.3 or newer, which torch 2.7 brings"
 
 
 def test_a_layer_that_it_cannot_compute_is_refused_when_it_is_built():
