@@ -13,7 +13,6 @@ of the trained layer on 16,384 new sets of points, the same for all rows of a se
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.controlled.runs import Log, Method, Run, Table, marked, over_seeds, styles_of
+from experiments.controlled.runs import (
+    Log,
+    Method,
+    Run,
+    Table,
+    marked,
+    outcome_on_new_problems,
+    over_seeds,
+    styles_of,
+    trained_on_new_problems,
+)
 from fairseq_lowrank.attention import METHODS, build_attention
 
 TABLE = "nearest-point"
@@ -35,7 +44,6 @@ FFN_DIM = 4 * EMBED_DIM
 BATCH = 256
 STEPS = 10_000
 LEARNING_RATE = 1e-2
-WARMUP = 0.05
 TEST_BATCHES = 64
 SEEDS = (1, 2, 3)
 
@@ -73,42 +81,19 @@ def squared_error(layer: nn.Module, x: Tensor) -> Tensor:
     return (layer(x) - answers(x)).square().sum(-1).mean()
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: linear from 0 over the first 5 %, then a cosine to 0."""
-    warmup = max(1, round(WARMUP * steps))
-    if step < warmup:
-        return step / warmup
-    return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+def fresh_error(layer: nn.Module, generator: torch.Generator) -> Tensor:
+    """Return the error on new points."""
+    return squared_error(layer, points(BATCH, generator))
 
 
 def trained(method: Method, heads: int, seed: int, steps: int, log: Log) -> Layer:
     """Train one layer, and return it."""
-    torch.manual_seed(seed)
-    layer = Layer(method, heads)
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(layer.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step + 1, steps))
-    for step in range(steps):
-        optimizer.zero_grad()
-        error = squared_error(layer, points(BATCH, generator))
-        error.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 500 == 0:
-            log(f"{step} {error.item():.6g}")
-    return layer
+    return trained_on_new_problems(lambda: Layer(method, heads), fresh_error, LEARNING_RATE, seed, steps, log)
 
 
 def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
     """Train one layer, and return ``value``, the squared error on new points, and ``parameters``."""
-    layer = trained(method, heads, seed, steps, log)
-    generator = torch.Generator().manual_seed(1_000_000 + seed)
-    with torch.no_grad():
-        errors = [squared_error(layer, points(BATCH, generator)).item() for _ in range(TEST_BATCHES)]
-    return {
-        "value": sum(errors) / len(errors),
-        "parameters": sum(parameter.numel() for parameter in layer.parameters()),
-    }
+    return outcome_on_new_problems(trained(method, heads, seed, steps, log), fresh_error, TEST_BATCHES, seed)
 
 
 def rows() -> Iterator[tuple[Method, int]]:

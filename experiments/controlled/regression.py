@@ -22,8 +22,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from experiments.controlled.nearest_point import learning_rate
-from experiments.controlled.runs import Log, Method, Run, Table, marked, over_seeds, styles_of
+from experiments.controlled.runs import (
+    Log,
+    Method,
+    Run,
+    Table,
+    marked,
+    outcome_on_new_problems,
+    over_seeds,
+    styles_of,
+    trained_on_new_problems,
+)
 from fairseq_lowrank.attention import build_attention
 
 TABLE = "regression"
@@ -73,28 +82,15 @@ def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return (model(x, y) - y[PAIRS:]).square().mean()
 
 
+def fresh_error(model: nn.Module, generator: torch.Generator) -> Tensor:
+    """Return the error on new prompts."""
+    return squared_error(model, *prompts(BATCH, generator))
+
+
 def train(method: Method, heads: int, seed: int, steps: int, log: Log) -> dict:
     """Train one layer, and return ``value``, the squared error on new prompts, and ``parameters``."""
-    torch.manual_seed(seed)
-    model = Model(method, heads)
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step + 1, steps))
-    for step in range(steps):
-        optimizer.zero_grad()
-        error = squared_error(model, *prompts(BATCH, generator))
-        error.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 500 == 0:
-            log(f"{step} {error.item():.6g}")
-    generator = torch.Generator().manual_seed(1_000_000 + seed)
-    with torch.no_grad():
-        errors = [squared_error(model, *prompts(BATCH, generator)).item() for _ in range(TEST_BATCHES)]
-    return {
-        "value": statistics.fmean(errors),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    model = trained_on_new_problems(lambda: Model(method, heads), fresh_error, LEARNING_RATE, seed, steps, log)
+    return outcome_on_new_problems(model, fresh_error, TEST_BATCHES, seed)
 
 
 def rows() -> Iterator[tuple[Method, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import math
 import pickle
 import statistics
 import time
@@ -12,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import torch
+from torch import Tensor, nn
 
 import fairseq_lowrank
 from experiments.engine import Engine, finished
@@ -30,6 +33,59 @@ SMALLEST = 1e-12
 """The smallest error that counts. Rounding can make even smaller ones negative."""
 
 Log = Callable[[str], None]
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Return the factor of the learning rate: linear from 0 over the first 5 %, then a cosine to 0."""
+    warmup = max(1, round(0.05 * steps))
+    if step < warmup:
+        return step / warmup
+    return (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+
+
+def trained_on_new_problems(
+    build: Callable[[], Model],
+    error: Callable[[Model, torch.Generator], Tensor],
+    rate: float,
+    seed: int,
+    steps: int,
+    log: Log,
+) -> Model:
+    """Return a model trained by AdamW (betas 0.9 and 0.95, no weight decay), with new problems in each update.
+
+    Args:
+        build: makes the model; random numbers follow from `seed`.
+        error: draws problems with a generator, and returns the model's error on them.
+        rate: the highest learning rate.
+        log: is given the update and its error, every 500 updates.
+    """
+    torch.manual_seed(seed)
+    model = build()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step + 1, steps))
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = error(model, generator)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if step % 500 == 0:
+            log(f"{step} {loss.item():.6g}")
+    return model
+
+
+@torch.no_grad()
+def outcome_on_new_problems(
+    model: Model, error: Callable[[Model, torch.Generator], Tensor], batches: int, seed: int
+) -> dict:
+    """Return ``value``, the mean error on new problems, the same for all models of a seed, and ``parameters``."""
+    generator = torch.Generator().manual_seed(1_000_000 + seed)
+    return {
+        "value": statistics.fmean(error(model, generator).item() for _ in range(batches)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
 
 
 class Journal:

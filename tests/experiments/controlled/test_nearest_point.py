@@ -5,7 +5,7 @@ import torch
 
 from experiments import __main__ as experiments
 from experiments.controlled import nearest_point
-from experiments.controlled.runs import Method
+from experiments.controlled.runs import Method, learning_rate
 from fairseq_lowrank.tools.reporting.results import read_results
 
 MHA = Method("mha", "mha")
@@ -41,7 +41,7 @@ def test_one_full_rank_head_has_the_answer():
 
 
 def test_the_rate_warms_up_and_ends_at_zero():
-    rates = [nearest_point.learning_rate(step, 1000) for step in range(1001)]
+    rates = [learning_rate(step, 1000) for step in range(1001)]
     assert (rates[0], rates[25], rates[50], rates[1000]) == (0, 0.5, 1, pytest.approx(0, abs=1e-12))
     assert rates.index(max(rates)) == 50
 
