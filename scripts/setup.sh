@@ -2,7 +2,7 @@
 # Set up .venv in the repository: the pinned packages, fairseq compiled against torch, and this package in place.
 #
 #   scripts/setup.sh [--test]        --test: also what the tests need
-#   PYTHON=/path/to/python3          which Python to use, from 3.11.4 on; 3.11 and 3.13 are tested
+#   PYTHON=/path/to/python3          which Python to use, from 3.11.4 on; 3.11 to 3.13 are tested
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 #                                    a torch without CUDA, many times smaller than PyPI's
 #
@@ -55,7 +55,7 @@ if [ ! -e .venv ] || [ -n "${PYTHON:-}" ]; then
 fi
 if [ ! -e .venv ]; then
     say "making .venv with $("$python" -c 'import sys; print(sys.executable)'), Python $(version "$python")"
-    suits_pins "$python" || say "Python $(version "$python") is newer than those tested, 3.11 and 3.13: trying it"
+    suits_pins "$python" || say "Python $(version "$python") is newer than those tested, 3.11 to 3.13: trying it"
     "$python" -m venv .venv || {
         rm -rf .venv
         fail "$python cannot make a virtual environment; on Debian and Ubuntu: apt install python$(version "$python")-venv"

@@ -180,8 +180,8 @@ def value_width(summary: ModelSummary) -> Iterator[Finding]:
         numbers = {"site": site, "key_value_heads": heads, "value_dim": value_dim, "width": width}
         text = (
             f"{site} attention: {'one value' if heads == 1 else f'{heads} values'} of size d_v = {value_dim} "
-            f"hold{'s' if heads == 1 else ''} {heads * value_dim} numbers of a position, of d = {width}; the rest passes no "
-            "head, whatever its weights. Wider values leave queries and keys, and so the scores, as they are."
+            f"hold{'s' if heads == 1 else ''} {heads * value_dim} numbers of a position, of d = {width}. No head can "
+            "pass the rest. Wider values leave queries and keys, and so the scores, as they are."
         )
         full = math.ceil(width / heads)
         sizes = dict.fromkeys((min(2 * value_dim, full), full))
