@@ -5,7 +5,7 @@
 
 Each copy runs in a separate process. The processes take turns in every round, and a ratio is the median of the ratios within
 a round. The layer is self-attention of d 512 with 8 heads, in float32, with 2,048 tokens in a batch. Times are processor
-seconds of one thread.
+seconds of one thread, or elapsed seconds of several.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import measure
 ROOT = Path(__file__).resolve().parents[1]
 EMBED_DIM, HEADS, TOKENS = 512, 8, 2048
 CASES = {"plain": {}, "padding": {"padding": True}, "dropout": {"dropout": 0.1}}
-SDPA = "sdpa"
+SDPA, SERVE = "sdpa", "--serve"
 RATIOS = {
     "after_to_before": ("after", "before"),
     "before_to_sdpa": ("before", SDPA),
@@ -32,18 +32,23 @@ RATIOS = {
 }
 
 
+def clock(threads: int) -> str:
+    """Return which clock of :mod:`measure` times a process with these threads."""
+    return "processor" if threads == 1 else "elapsed"
+
+
 class Worker:
     """A process that runs layers of one copy of the package."""
 
-    def __init__(self, copy: Path) -> None:
-        environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--serve"]
+    def __init__(self, copy: Path, threads: int) -> None:
+        environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, __file__, SERVE, str(threads)]
         self.process = subprocess.Popen(
             command, cwd=copy, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def seconds(self, cell: dict) -> float:
-        """Return the processor seconds of one pass of a layer."""
+        """Return the seconds of one pass of a layer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(cell), file=self.process.stdin, flush=True)
         if not (answer := self.process.stdout.readline()):
@@ -51,7 +56,7 @@ class Worker:
         return float(answer)
 
 
-def serve() -> None:
+def serve(threads: int) -> None:
     """Answer each cell on standard input with the seconds of one pass."""
     import torch
     from attention import FusedAttention
@@ -67,7 +72,7 @@ def serve() -> None:
         def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     layers: dict[tuple, torch.nn.Module] = {}
     for line in sys.stdin:
         cell = json.loads(line)
@@ -99,7 +104,7 @@ def serve() -> None:
                 if training:
                     output.backward(cotangent)
 
-        print(measure.seconds(run, "processor"), flush=True)
+        print(measure.seconds(run, clock(threads)), flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -110,11 +115,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["plain"])
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default: 7)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process (default: 1)")
     parser.add_argument("--output", type=measure.new_file(".json"), help="write the results to this JSON file")
     args = parser.parse_args(argv)
     if not (args.before / "fairseq_lowrank" / "attention").is_dir():
         parser.error(f"{args.before}: it has no fairseq_lowrank/attention. Give the root of a clone or a worktree.")
-    copies = {"before": Worker(args.before.resolve()), "after": Worker(ROOT)}
+    copies = {"before": Worker(args.before.resolve(), args.threads), "after": Worker(ROOT, args.threads)}
     results, rows = [], []
     cells = itertools.product(args.presets, args.cases, args.lengths, (True, False), ("forward", "training"))
     for preset, case, length, causal, direction in cells:
@@ -132,13 +138,19 @@ def main(argv: list[str] | None = None) -> None:
         rows.append((preset, case, shape, direction, *(result.get(name, "") for name in RATIOS)))
     header = ("preset", "case", "n", "direction", *(name.replace("_", " ") for name in RATIOS))
     print(measure.table(rows, header))
-    settings = {"embed_dim": EMBED_DIM, "heads": HEADS, "tokens": TOKENS, "rounds": args.rounds, "clock": "processor"}
-    described = measure.machine("cpu") | {"threads": 1}
+    settings = {
+        "embed_dim": EMBED_DIM,
+        "heads": HEADS,
+        "tokens": TOKENS,
+        "rounds": args.rounds,
+        "clock": clock(args.threads),
+    }
+    described = measure.machine("cpu") | {"threads": args.threads}
     measure.write(args.output, {"machine": described, "settings": settings, "results": results})
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--serve"]:
-        serve()
+    if sys.argv[1:2] == [SERVE]:
+        serve(int(sys.argv[2]))
     else:
         main()
