@@ -8,10 +8,11 @@ source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=language-model CORPUS=brown-bpe257 PLUGIN=examples/evidence/controls FIT=256
 COMMON=(
     --task language_modeling --sample-break-mode none --tokens-per-sample 256 --decoder-normalize-before
-    --share-decoder-input-output-embed --decoder-layers 4 $(lm_width 128) --decoder-ffn-embed-dim 512 --dropout 0.1
+    --share-decoder-input-output-embed --decoder-layers 4 $(lm_width 128) --dropout 0.1
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1.0 $(batch 2048 2048 256) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
 )
-OURS="--arch lowrank_transformer_lm"
+FFN="--decoder-ffn-embed-dim 512"
+OURS="--arch lowrank_transformer_lm $FFN"
 at_2e3="$(decayed 2e-3 2000)"
 for count in 4 32; do
     for attention in mha mixhead-a; do
@@ -20,7 +21,7 @@ for count in 4 32; do
 done
 row h32-mixhead-b $OURS --attention mixhead-b --decoder-attention-heads 32 $at_2e3
 row h32-gain-x8 $OURS --attention gain --mixing-lr-scale 8 --decoder-attention-heads 32 $at_2e3
-row h32-small-start --arch transformer_lm_small_start --attention mha --decoder-attention-heads 32 $at_2e3
+row h32-small-start --arch transformer_lm_small_start $FFN --attention mha --decoder-attention-heads 32 $at_2e3
 row h32-score-mixing $OURS --attention mha --score-mixing static --decoder-attention-heads 32 $at_2e3
 for count in 4 32; do
     row h$count-mha-1e-3 $OURS --attention mha --decoder-attention-heads $count $(decayed 1e-3 2000)
@@ -32,7 +33,7 @@ row h32-score-gain-x32 $OURS --attention mha --score-mixing diagonal --mixing-lr
 # Is it the rank of scores? Queries and keys of 32 (of 128 with 4 heads) with the same values, the same number of new weights in
 # the feed-forward layers, and mixing before the softmax with heads that are large enough.
 row h32-qk32 $OURS --attention mha --head-dim 32 --value-dim 4 --decoder-attention-heads 32 $at_2e3
-row h32-ffn1404 $OURS --attention mha --decoder-ffn-embed-dim 1404 --decoder-attention-heads 32 $at_2e3
+row h32-ffn1404 --arch lowrank_transformer_lm --decoder-ffn-embed-dim 1404 --attention mha --decoder-attention-heads 32 $at_2e3
 row h4-qk128 $OURS --attention mha --head-dim 128 --value-dim 32 --decoder-attention-heads 4 $at_2e3
 row h4-score-mixing $OURS --attention mha --score-mixing static --decoder-attention-heads 4 $at_2e3
 # Does the cost last? 2.2 epochs.

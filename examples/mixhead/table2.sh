@@ -5,16 +5,16 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=mixhead TABLE=table2 CORPUS=wikitext-2
+CHOSEN=(--dropout 0.5 --attention-dropout 0.1 --max-update 10000)
 for attention in mha mixhead-a mixhead-b; do
     row vanilla-$attention --arch lowrank_transformer_lm_wiki2 --attention $attention "${VANILLA_LM[@]}" \
-        --tokens-per-sample 256
+        --tokens-per-sample 256 "${CHOSEN[@]}"
     row vanilla-$attention-sigsoftmax --arch lowrank_transformer_lm_wiki2 --attention $attention \
-        --attention-activation sigsoftmax "${VANILLA_LM[@]}" --tokens-per-sample 256
+        --attention-activation sigsoftmax "${VANILLA_LM[@]}" --tokens-per-sample 256 "${CHOSEN[@]}"
 done
 for attention in mha mixhead-a mixhead-b; do
-    row transformer-xl-$attention --arch lowrank_transformer_xl_wiki2 --attention $attention "${TRANSFORMER_XL_WIKI2[@]}"
+    row transformer-xl-$attention --arch lowrank_transformer_xl_wiki2 --attention $attention "${TRANSFORMER_XL_WIKI2[@]}" "${CHOSEN[@]}"
     row transformer-xl-$attention-sigsoftmax --arch lowrank_transformer_xl_wiki2 --attention $attention \
-        --attention-activation sigsoftmax "${TRANSFORMER_XL_WIKI2[@]}"
+        --attention-activation sigsoftmax "${TRANSFORMER_XL_WIKI2[@]}" "${CHOSEN[@]}"
 done
-COMMON=(--dropout 0.5 --attention-dropout 0.1 --max-update 10000)
 language_model_rows

@@ -115,7 +115,23 @@ class Recipe:
                     )
         if missing := [name for name in ("paper", "table", "rows") if not getattr(recipe, name)]:
             raise UserError(f"the recipe declares no {' and no '.join(missing)}. Add what is missing.")
+        for row in recipe.rows.values():
+            recipe.check_common(row)
         return recipe
+
+    def check_common(self, row: Row) -> None:
+        """Refuse a row with a flag that the common flags, which come later, would replace.
+
+        Raises:
+            UserError: with the flag and both values.
+        """
+        common = effective_flags(self.common)
+        for name, value in effective_flags(row.flags).items():
+            if common.get(name, value) != value:
+                raise UserError(
+                    f"row '{row.name}' has {name} {value}, and COMMON has {name} {common[name]}, which wins. "
+                    f"Take {name} out of COMMON and give it in each row."
+                )
 
     def declare(self, key: str, row: Row) -> None:
         """Add a row or a pre-training.

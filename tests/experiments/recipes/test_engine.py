@@ -41,6 +41,11 @@ def test_a_translation_row_becomes_one_line_with_its_log_and_is_not_run_again(
     assert len(read_results(settings.results)) == 1 and "mha (seed 1): done already, see" in capsys.readouterr().err
 
 
+def test_a_row_whose_flag_the_common_flags_replace_is_refused(recipe):
+    with pytest.raises(ValueError, match=r"row 'wide' has --lr 0\.5, and COMMON has --lr 0\.01, which wins"):
+        recipe(mha="--attention mha --lr 0.01", wide="--attention mha --lr 0.5")
+
+
 @pytest.mark.parametrize("kind", ["translation", "language-model"])
 def test_a_dry_run_prints_commands_and_touches_nothing(recipe, settings, tmp_path, capsys, kind):
     own, settings = recipe(kind, mha="--attention mha"), settings(dry_run=True, valid=True)

@@ -13,7 +13,7 @@ SHORT = {"generate": ("--beam", "1", "--max-len-b", "5")}
 
 def test_a_recipe_with_fit_records_losses_that_are_compared_by_sentence(recipe, settings, engine, capsys, enable):
     enable("whole-validation")  # as recipes do: without it, the last sentences are left out
-    own, settings = recipe(mha="--attention mha", gain="--attention gain --lr 0.05"), settings(**SHORT)
+    own, settings = recipe(mha="--attention mha", gain="--attention gain"), settings(**SHORT)
     own.fit = 50
     engine(own, settings).run_rows()
     lines = {line["row"]: line for line in read_results(settings.results, sentences=True)}
