@@ -46,7 +46,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 def trained_on_new_problems(
     build: Callable[[], Model],
-    error: Callable[[Model, torch.Generator], Tensor],
+    loss_on: Callable[[Model, torch.Generator], Tensor],
     rate: float,
     seed: int,
     steps: int,
@@ -56,7 +56,7 @@ def trained_on_new_problems(
 
     Args:
         build: makes the model; random numbers follow from `seed`.
-        error: draws problems with a generator, and returns the model's error on them.
+        loss_on: draws problems with a generator, and returns the model's error on them.
         rate: the highest learning rate.
         log: is given the update and its error, every 500 updates.
     """
@@ -67,7 +67,7 @@ def trained_on_new_problems(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(step + 1, steps))
     for step in range(steps):
         optimizer.zero_grad()
-        loss = error(model, generator)
+        loss = loss_on(model, generator)
         loss.backward()
         optimizer.step()
         schedule.step()
@@ -78,12 +78,12 @@ def trained_on_new_problems(
 
 @torch.no_grad()
 def outcome_on_new_problems(
-    model: Model, error: Callable[[Model, torch.Generator], Tensor], batches: int, seed: int
+    model: Model, loss_on: Callable[[Model, torch.Generator], Tensor], batches: int, seed: int
 ) -> dict:
     """Return ``value``, the mean error on new problems, the same for all models of a seed, and ``parameters``."""
     generator = torch.Generator().manual_seed(1_000_000 + seed)
     return {
-        "value": statistics.fmean(error(model, generator).item() for _ in range(batches)),
+        "value": statistics.fmean(loss_on(model, generator).item() for _ in range(batches)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 
