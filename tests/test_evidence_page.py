@@ -252,7 +252,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
     outcomes = {name: outcome for name, outcome in outcomes.items() if outcome != "not run"}
-    assert outcomes.keys() == {*differences, "L7", "L8", "L10", "L14", "L15", "L17"}
+    assert outcomes.keys() == {*differences, "L7", "L8", "L10", "L14", "L15", "L16", "L17"}
     for name, pairs in differences.items():
         printed = re.findall(r"\d\.\d{3}", outcomes[name])
         assert printed == [f"{fmean(by_seed(*pair)):.3f}" for pair in pairs], name
@@ -266,6 +266,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     assert re.findall(r"\d\.\d{3}", outcomes["L10"]) == [f"{bits:.3f}" for bits in behind]
     wider = bits["h32-mha"][2] - bits["h32-qk32"][2]
     assert re.findall(r"\d+(?= %)", outcomes["L15"]) == [f"{100 * wider / costs[1]:.0f}"]
+    assert re.findall(r"\d\.\d{3}", outcomes["L16"]) == [f"{bits['h32-mha'][2] - bits['h32-ffn1404'][2]:.3f}"]
     ahead = [bits["h4-mha"][2] - bits[row][2] for row in ("h4-qk128", "h4-score-mixing")]
     assert re.findall(r"\d\.\d{3}", outcomes["L17"]) == [f"{lead:.3f}" for lead in ahead]
     (cut,) = (line for line in measure.read(RESULTS / "evidence-measure.jsonl") if "score-mixing-2000" in line["model"])
