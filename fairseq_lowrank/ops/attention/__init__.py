@@ -47,6 +47,9 @@ class _Preference(NamedTuple):
     """Up to so many scores of one head, SDPA with a mask that is a tensor wins over blocks that need none."""
     blocked_keys: range = range(0)
     """So many keys shared by heads under causality are faster in blocks than in SDPA."""
+    small_head: int = 0
+    """Heads up to this size are faster in blocks under causality, with so many keys:"""
+    small_head_keys: range = range(0)
     sdpa_drops: bool = True
     """Whether SDPA drops weights without making all of them."""
     sdpa_of_two_sizes: bool = True
@@ -59,7 +62,7 @@ class _Preference(NamedTuple):
 
 
 _PREFERENCES = {
-    "cpu": _Preference(4096, 1024, range(256, 1024), sdpa_drops=False, sdpa_of_two_sizes=False),
+    "cpu": _Preference(4096, 1024, range(256, 1024), 8, range(128, 2049), sdpa_drops=False, sdpa_of_two_sizes=False),
     "cuda": _Preference(triton=(torch.bfloat16, torch.float16), value_columns=256),
 }
 
@@ -146,7 +149,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     if drops or (whole and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, or the mask.
         return others
-    if shared and call.mask.causal and keys in prefer.blocked_keys:
+    small = v.size(3) <= prefer.small_head and keys in prefer.small_head_keys
+    if sdpa.hides_later_keys(call) and (small or (shared and keys in prefer.blocked_keys)):
         return blocked, sdpa, reference
     return sdpa, *others
 

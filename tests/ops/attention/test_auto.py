@@ -27,7 +27,7 @@ CASES = list(
 )
 
 
-def problem(mask, groups, activation, rules, dropout_p, length=LENGTH):
+def problem(mask, groups, activation, rules, dropout_p, length=LENGTH, dim=DIM):
     generator = torch.Generator().manual_seed(2)
 
     def normal(*shape):
@@ -35,9 +35,9 @@ def problem(mask, groups, activation, rules, dropout_p, length=LENGTH):
 
     scores = (1, HEADS, length, length)
     return {
-        "q": normal(1, HEADS, length, DIM),
-        "k": normal(1, groups[0], length, DIM),
-        "v": normal(1, groups[1], length, DIM),
+        "q": normal(1, HEADS, length, dim),
+        "k": normal(1, groups[0], length, dim),
+        "v": normal(1, groups[1], length, dim),
         "mask": MASKS[mask],
         "activation": activation,
         "score_mixing": mixing_of(rules[0], normal, scores),
@@ -185,21 +185,33 @@ def operation_call(built, device_type):
 
 
 @pytest.mark.parametrize(
-    ("rules", "groups", "length", "mask", "chosen"),
+    ("rules", "groups", "dim", "length", "mask", "chosen"),
     [
-        (("none", "static"), (4, 4), 31, "causal", "reference"),
-        (("none", "static"), (4, 4), 32, "causal", "blocked"),
-        (("none", "static"), (1, 1), 8, "causal", "blocked"),
-        (("none", "none"), (4, 4), 32, "none", "sdpa"),
-        (("none", "none"), (1, 1), 255, "causal", "sdpa"),
-        (("none", "none"), (1, 1), 256, "causal", "blocked"),
-        (("none", "none"), (1, 1), 1024, "causal", "sdpa"),
+        (("none", "static"), (4, 4), 8, 31, "causal", "reference"),
+        (("none", "static"), (4, 4), 8, 32, "causal", "blocked"),
+        (("none", "static"), (1, 1), 8, 8, "causal", "blocked"),
+        (("none", "none"), (4, 4), 8, 32, "none", "sdpa"),
+        (("none", "none"), (1, 1), 16, 255, "causal", "sdpa"),
+        (("none", "none"), (1, 1), 16, 256, "causal", "blocked"),
+        (("none", "none"), (1, 1), 16, 1024, "causal", "sdpa"),
+        (("none", "none"), (4, 4), 8, 127, "causal", "sdpa"),
+        (("none", "none"), (4, 4), 8, 128, "causal", "blocked"),
+        (("none", "none"), (4, 4), 8, 2049, "causal", "sdpa"),
+        (("none", "none"), (4, 4), 8, 128, "none", "sdpa"),
+        (("none", "none"), (4, 4), 9, 128, "causal", "sdpa"),
     ],
 )
-def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, length, mask, chosen):
-    call = operation_call(problem(mask, groups, "softmax", rules, 0.0, length), "cpu")
+def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, dim, length, mask, chosen):
+    call = operation_call(problem(mask, groups, "softmax", rules, 0.0, length, dim), "cpu")
     found = next(backend for backend in operation._preference(call) if backend.unsupported_reason(call) is None)
     assert found is getattr(operation, chosen)
+
+
+@pytest.mark.parametrize("groups", [4, 1])
+def test_a_single_query_without_mixing_takes_no_blocks(groups):
+    built = problem("causal", (groups, groups), "softmax", ("none", "none"), 0.0, 256)
+    built["q"] = built["q"][:, :, :1]
+    assert operation._preference(operation_call(built, "cpu"))[0] is operation.sdpa
 
 
 @pytest.mark.parametrize("groups", [4, 1])
