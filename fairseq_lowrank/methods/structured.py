@@ -13,14 +13,15 @@ from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
 
 
 class StructuredScores(Projection):
-    """S_i = LayerNorm(x M_i) yᵀ / √d with M_i: d×d a product of two block-diagonal matrices and a fixed permutation.
+    """S_i = RMSNorm(x M_i) yᵀ / √d with M_i: d×d a product of two block-diagonal matrices and a fixed permutation.
 
     Source: structured score matrices (Kuang et al. 2025, arXiv 2509.07963), their bilinear block tensor-train of two cores and rank 1;
-    start, norm and scale from ``YilunKuang/structured-attention``. With c blocks of e = d / c features, the first matrix maps
+    start and scale from ``YilunKuang/structured-attention``. With c blocks of e = d / c features, the first matrix maps
     each block to e numbers for each head, and the second maps the c numbers of one place in all blocks to c outputs. So M_i can be the
     identity, for every c. Both start normal with variance 1 / inputs. Differs from the source: the query is mapped and the input of the
-    keys is the one key of all heads (there the keys are mapped, so every head has keys of size d), and the two matrices are not
-    rescaled when they grow. A token caches d + h·d_v numbers.
+    keys is the one key of all heads (there the keys are mapped, so every head has keys of size d), the two matrices are not
+    rescaled when they grow, and the norm divides by the root mean square. The layer norm of the source subtracts the mean
+    too, so that all heads would lose the same direction of the keys. A token caches d + h·d_v numbers.
     """
 
     name = "structured"
@@ -48,7 +49,7 @@ class StructuredScores(Projection):
         self.state_groups = {"key": 1, "value": dims.num_heads}
 
     def score_rank(self, *, mixed: bool) -> int:
-        return self.dims.kdim - 1  # the norm of queries subtracts their mean
+        return self.dims.kdim
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims
@@ -60,7 +61,7 @@ class StructuredScores(Projection):
         return {
             "query_first": nn.Parameter(torch.randn(blocks, inputs, rows) / math.sqrt(inputs)),
             "query_second": nn.Parameter(torch.randn(rows, blocks, blocks) / math.sqrt(blocks)),
-            "query_norm": nn.LayerNorm(dims.kdim, bias=False),
+            "query_norm": nn.RMSNorm(dims.kdim, eps=1e-6),
         }
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ register(
         name="structured",
         title="Structured score matrices: block tensor-train",
         formula=(
-            "S_i = LayerNorm(x M_i) yᵀ / √d   P_i = softmax(S_i)   O_i = P_i y W_V,i\n"
+            "S_i = RMSNorm(x M_i) yᵀ / √d   P_i = softmax(S_i)   O_i = P_i y W_V,i\n"
             "M_i: d × d, two block-diagonal matrices of c blocks with a permutation between them"
         ),
         parts={"projection": StructuredScores},
@@ -100,10 +101,11 @@ register(
             ),
         ),
         notes=(
-            "Scores have rank d − 1, with O(d^1.5) parameters for each head instead of d². The norm of queries subtracts their mean, so "
-            "all heads lose one direction of the keys. The price is time and cache: products with keys grow by d / d_k, and a token "
-            "caches its input of size d next to its values. The head size sets values alone. The paper maps keys instead of queries, so "
-            "that each head has keys of size d; here all heads share one key. Counted with c = √d, the divisor of d nearest to it."
+            "Scores have rank d, with O(d^1.5) parameters for each head instead of d². The price is time and cache: products with keys "
+            "grow by d / d_k, and a token caches its input of size d next to its values. The head size sets values alone. The paper maps "
+            "keys instead of queries, so that each head has keys of size d; here all heads share one key. Its layer norm subtracts the "
+            "mean, so all heads lose one direction of the keys; here the norm divides by the root mean square. "
+            "Counted with c = √d, the divisor of d nearest to it."
         ),
         use_if="scores must have full rank and parameters are scarce",
         examples=({}, {"blocks": 4}),
