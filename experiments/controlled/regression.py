@@ -106,7 +106,7 @@ def rows() -> Iterator[tuple[Method, int]]:
 
 def rank(line: dict) -> int:
     """Return the rank of the scores of a line's heads together, at most d_x."""
-    full = line["method"] == "structured"
+    full = line["method"].startswith("structured")
     return INPUTS if full else min(INPUTS, line["heads"] * line["head_dim"])
 
 

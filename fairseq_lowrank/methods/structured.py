@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.parts import AttentionDims, Method, Option, Paper, register
@@ -13,15 +14,16 @@ from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
 
 
 class StructuredScores(Projection):
-    """S_i = RMSNorm(x M_i) yᵀ / √d with M_i: d×d a product of two block-diagonal matrices and a fixed permutation.
+    """S_i = RMSNorm(x M_i) RMSNorm(y)ᵀ / √d with M_i: d×d a product of two block-diagonal matrices and a fixed permutation.
 
     Source: structured score matrices (Kuang et al. 2025, arXiv 2509.07963), their bilinear block tensor-train of two cores and rank 1;
     start and scale from ``YilunKuang/structured-attention``. With c blocks of e = d / c features, the first matrix maps
     each block to e numbers for each head, and the second maps the c numbers of one place in all blocks to c outputs. So M_i can be the
     identity, for every c. Both start normal with variance 1 / inputs. Differs from the source: the query is mapped and the input of the
-    keys is the one key of all heads (there the keys are mapped, so every head has keys of size d), the two matrices are not
-    rescaled when they grow, and the norm divides by the root mean square. The layer norm of the source subtracts the mean
-    too, so that all heads would lose the same direction of the keys. A token caches d + h·d_v numbers.
+    keys is the one key of all heads (there the keys are mapped, so every head has keys of size d), and the two matrices are not
+    rescaled when they grow. Norms divide by the root mean square, because the source's layer norm subtracts the mean too, so
+    that all heads would lose the same direction of the keys. The source's inputs come from a layer norm; here keys are
+    divided too, so that a score has the same size for any input. A token caches d + h·d_v numbers.
     """
 
     name = "structured"
@@ -61,24 +63,30 @@ class StructuredScores(Projection):
         return {
             "query_first": nn.Parameter(torch.randn(blocks, inputs, rows) / math.sqrt(inputs)),
             "query_second": nn.Parameter(torch.randn(rows, blocks, blocks) / math.sqrt(blocks)),
-            "query_norm": nn.RMSNorm(dims.kdim, eps=1e-6),
+            "query_scale": nn.Parameter(torch.ones(dims.kdim)),
         }
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         dims, blocks = self.dims, self.blocks
-        first, second = (modules[name].to(query.dtype) for name in ("query_first", "query_second"))
+        names = ("query_first", "query_second", "query_scale")
+        first, second, scale = (modules[name].to(query.dtype) for name in names)
         inputs = query.unflatten(-1, (blocks, -1)).flatten(0, 1).transpose(0, 1)  # [c, T·B, d/c]
         inner = torch.bmm(inputs, first).permute(2, 0, 1)  # [h·kdim/c, c, T·B]
         outer = torch.bmm(second, inner).unflatten(0, (dims.num_heads, -1))  # [h, kdim/c, c, T·B]
         mapped = outer.permute(3, 0, 2, 1).flatten(2).unflatten(0, query.shape[:2])  # [T, B, h, kdim]
-        scaled = modules["query_norm"](mapped) * math.sqrt(dims.head_dim / dims.kdim)  # scores are divided by √d_k
+        scaled = _normalised(mapped) * (scale * math.sqrt(dims.head_dim / dims.kdim))  # scores are divided by √d_k
         return scaled.permute(1, 2, 0, 3)
 
     def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
         return {
-            "key": split_heads(key, self.dims.kdim),
+            "key": split_heads(_normalised(key), self.dims.kdim),
             "value": split_heads(modules["v_proj"](value), self.dims.value_dim),
         }
+
+
+def _normalised(x: Tensor) -> Tensor:
+    """Return vectors divided by their root mean square, and zeros for a vector of zeros."""
+    return F.rms_norm(x, x.shape[-1:], eps=1e-6)
 
 
 register(
@@ -86,7 +94,7 @@ register(
         name="structured",
         title="Structured score matrices: block tensor-train",
         formula=(
-            "S_i = RMSNorm(x M_i) yᵀ / √d   P_i = softmax(S_i)   O_i = P_i y W_V,i\n"
+            "S_i = RMSNorm(x M_i) RMSNorm(y)ᵀ / √d   P_i = softmax(S_i)   O_i = P_i y W_V,i\n"
             "M_i: d × d, two block-diagonal matrices of c blocks with a permutation between them"
         ),
         parts={"projection": StructuredScores},
@@ -104,7 +112,7 @@ register(
             "Scores have rank d, with O(d^1.5) parameters for each head instead of d². The price is time and cache: products with keys "
             "grow by d / d_k, and a token caches its input of size d next to its values. The head size sets values alone. The paper maps "
             "keys instead of queries, so that each head has keys of size d; here all heads share one key. Its layer norm subtracts the "
-            "mean, so all heads lose one direction of the keys; here the norm divides by the root mean square. "
+            "mean, so all heads lose one direction of the keys. Here queries and keys are divided by their root mean square. "
             "Counted with c = √d, the divisor of d nearest to it."
         ),
         use_if="scores must have full rank and parameters are scarce",

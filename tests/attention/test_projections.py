@@ -133,5 +133,5 @@ def test_a_structured_map_can_be_the_identity_for_every_number_of_blocks(blocks)
         second.copy_(torch.eye(blocks).expand_as(second))
     x = torch.randn(3, 2, 16)
     query = layer.projection.project_query(layer._modules | layer._parameters, x)
-    expected = torch.nn.functional.layer_norm(x, (16,)) * (layer.head_dim / 16) ** 0.5
+    expected = torch.nn.functional.rms_norm(x, (16,)) * (layer.head_dim / 16) ** 0.5
     torch.testing.assert_close(query, expected.transpose(0, 1).unsqueeze(1).expand_as(query))
