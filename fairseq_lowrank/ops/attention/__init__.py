@@ -48,8 +48,9 @@ class _Preference(NamedTuple):
     blocked_keys: range = range(0)
     """So many keys shared by heads under causality are faster in blocks than in SDPA."""
     small_head: int = 0
-    """Heads up to this size are faster in blocks under causality, with so many keys:"""
-    small_head_keys: range = range(0)
+    """Heads up to this size are faster in blocks, from 16 queries and keys on,"""
+    small_head_keys: int = 0
+    """to so many keys under causality, and a quarter of them without it."""
     sdpa_drops: bool = True
     """Whether SDPA drops weights without making all of them."""
     sdpa_of_two_sizes: bool = True
@@ -62,7 +63,7 @@ class _Preference(NamedTuple):
 
 
 _PREFERENCES = {
-    "cpu": _Preference(4096, 1024, range(256, 1024), 8, range(128, 2049), sdpa_drops=False, sdpa_of_two_sizes=False),
+    "cpu": _Preference(4096, 1024, range(256, 1024), 8, 2048, sdpa_drops=False, sdpa_of_two_sizes=False),
     "cuda": _Preference(triton=(torch.bfloat16, torch.float16), value_columns=256),
 }
 
@@ -149,8 +150,10 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     if drops or (whole and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, or the mask.
         return others
-    small = v.size(3) <= prefer.small_head and keys in prefer.small_head_keys
-    if sdpa.hides_later_keys(call) and (small or (shared and keys in prefer.blocked_keys)):
+    causal = sdpa.hides_later_keys(call)
+    most = prefer.small_head_keys if causal else prefer.small_head_keys // 4
+    small = v.size(3) <= prefer.small_head and queries >= 16 and 16 <= keys <= most
+    if small or (shared and causal and keys in prefer.blocked_keys):
         return blocked, sdpa, reference
     return sdpa, *others
 

@@ -88,7 +88,7 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
                 weights = weights.mul_(keep)
             scale = problem.dropout_scale
             part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block), scale=scale)
-            output[block.batch, :, block.rows] = part.view(*weights.shape[:3], -1)
+            output[block.batch, :, block.rows] = part.reshape(*weights.shape[:3], -1)
         return output, ()
 
 

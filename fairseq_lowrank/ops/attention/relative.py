@@ -112,7 +112,7 @@ class _RelativeBlocks:
         self._grad_positions[..., distances] += self.work.product(rows.transpose(1, 2), near, scale=self.scale)
         heads = self.work.product(near, self._block_positions(distances).transpose(1, 2), scale=self.scale)
         batch, _, queries, _ = grad.shape
-        heads = heads.view(self.groups, batch, -1, queries, heads.size(2)).transpose(0, 1)
+        heads = heads.reshape(self.groups, batch, -1, queries, heads.size(2)).transpose(0, 1)
         self._grad_p[block.batch, :, block.rows] = heads.flatten(1, 2)
         self.content.backward(block, grad)
 

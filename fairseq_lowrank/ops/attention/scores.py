@@ -125,7 +125,7 @@ class _DotProductBlocks:
         shape, grad = grad.shape, group_queries(grad, self.groups)
         self._grad_k.add(block, self._queries(block), grad, self.scale)
         heads = self.work.product(grad, block_keys(self.k, block), scale=self.scale)
-        self._grad_q[block.batch, :, block.rows] = heads.view(*shape[:3], -1)
+        self._grad_q[block.batch, :, block.rows] = heads.reshape(*shape[:3], -1)
 
     def gradients(self) -> list[Tensor | None]:
         if self._grad_q is None:

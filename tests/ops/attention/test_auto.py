@@ -190,14 +190,16 @@ def operation_call(built, device_type):
         (("none", "static"), (4, 4), 8, 31, "causal", "reference"),
         (("none", "static"), (4, 4), 8, 32, "causal", "blocked"),
         (("none", "static"), (1, 1), 8, 8, "causal", "blocked"),
-        (("none", "none"), (4, 4), 8, 32, "none", "sdpa"),
+        (("none", "none"), (4, 4), 16, 32, "none", "sdpa"),
         (("none", "none"), (1, 1), 16, 255, "causal", "sdpa"),
         (("none", "none"), (1, 1), 16, 256, "causal", "blocked"),
         (("none", "none"), (1, 1), 16, 1024, "causal", "sdpa"),
-        (("none", "none"), (4, 4), 8, 127, "causal", "sdpa"),
-        (("none", "none"), (4, 4), 8, 128, "causal", "blocked"),
+        (("none", "none"), (4, 4), 8, 15, "causal", "sdpa"),
+        (("none", "none"), (4, 4), 8, 16, "causal", "blocked"),
+        (("none", "none"), (4, 4), 8, 2048, "causal", "blocked"),
         (("none", "none"), (4, 4), 8, 2049, "causal", "sdpa"),
-        (("none", "none"), (4, 4), 8, 128, "none", "sdpa"),
+        (("none", "none"), (4, 4), 8, 512, "none", "blocked"),
+        (("none", "none"), (4, 4), 8, 513, "none", "sdpa"),
         (("none", "none"), (4, 4), 9, 128, "causal", "sdpa"),
     ],
 )
@@ -208,8 +210,9 @@ def test_on_a_cpu_the_choice_is_that_of_the_page_on_performance(rules, groups, d
 
 
 @pytest.mark.parametrize("groups", [4, 1])
-def test_a_single_query_without_mixing_takes_no_blocks(groups):
-    built = problem("causal", (groups, groups), "softmax", ("none", "none"), 0.0, 256)
+@pytest.mark.parametrize("mask", ["causal", "none"])
+def test_a_single_query_without_mixing_takes_no_blocks(groups, mask):
+    built = problem(mask, (groups, groups), "softmax", ("none", "none"), 0.0, 256, dim=4)
     built["q"] = built["q"][:, :, :1]
     assert operation._preference(operation_call(built, "cpu"))[0] is operation.sdpa
 
