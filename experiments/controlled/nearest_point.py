@@ -197,7 +197,13 @@ CLASSES = {
     "patterns": "patterns by another route",
     None: "equal or restricted: no more rank",
 }
-OTHER_KINDS = {"score-mixing": "QK", "queries-32": "QK", "fixedhead-16": "QK", "fixedhead-32": "QK", "values-32": "OV"}
+OTHER_KINDS = dict.fromkeys(
+    (
+        *("score-mixing", "queries-32", "fixedhead-16", "fixedhead-32"),
+        *("structured-layer-norm", "structured-query-norm"),  # earlier versions of structured
+    ),
+    "QK",
+) | {"values-32": "OV"}
 
 
 def kind_of(name: str) -> str | None:
