@@ -20,8 +20,8 @@ KINDS = (TRANSLATION, PRE_NORM_TRANSLATION, LANGUAGE_MODEL, ENCODER)
 SCORES = "mixing of scores (--score-mixing static)"
 FEWER, MIXHEAD = "fewer, larger heads", "mixing after the softmax (--attention mixhead-a)"
 
-TIMES = {SCORES: 1.7, MIXHEAD: 1.7, FEWER: 0.5}
-"""Time of an update by change, in times of plain attention with 32 heads of 4 (language models of width 128, one CPU core).
+TIMES = {SCORES: 1.6, MIXHEAD: 1.5, FEWER: 0.7}
+"""Time of an update by change, in times of plain attention with 32 heads of 4 (``benchmarks/training.py``, width 128, one CPU core).
 
 Fewer heads are 4 of 32. Mixing is that of 32 heads."""
 HEAD_EMBEDDINGS = {"behind_mha": 0.467, "ahead_of_sha": 0.009}
