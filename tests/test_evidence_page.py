@@ -249,6 +249,8 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         "L4": [("h32-mha", "h32-score-mixing")],
         "L5": [("h32-mixhead-a", "h32-mha-equal-time")],
         "L6": [("h4-mixhead-a", "h4-mha")],
+        "L11": [("h32-mha-6000", "h4-mha-6000")],
+        "L13": [("h32-score-mixing", "h4-mha-6000")],
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
     outcomes = {name: outcome for name, outcome in outcomes.items() if outcome != "not run"}
