@@ -48,9 +48,9 @@ class _Preference(NamedTuple):
     blocked_keys: range = range(0)
     """So many keys shared by heads under causality are faster in blocks than in SDPA."""
     small_head: int = 0
-    """Heads up to this size are faster in blocks, from 16 queries and keys on,"""
+    """Heads up to this size are faster in blocks than in SDPA, from 16 queries and keys on."""
     small_head_keys: int = 0
-    """to so many keys under causality, and a quarter of them without it."""
+    """They are up to so many keys under causality, and up to a quarter of them without it."""
     sdpa_drops: bool = True
     """Whether SDPA drops weights without making all of them."""
     sdpa_of_two_sizes: bool = True
