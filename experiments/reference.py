@@ -1,10 +1,14 @@
-"""What the code writes into the documents: two pages, and the tables of methods in README.md and docs/pytorch.md."""
+"""What the code writes into the documents.
+
+These are two pages, the tables of methods in README.md and docs/pytorch.md, and the numbers in the tables of docs/evidence.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from fairseq_lowrank.attention import (
@@ -21,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def text_of(name: str) -> str:
-    """Return the text of a page, one of :data:`PAGES`, as the code has it."""
+    """Return the text of a page, one of :data:`PAGES`, as the code and the results have it."""
     return PAGES[name]()
 
 
@@ -275,10 +279,20 @@ def _arguments(function: Callable) -> dict[str, str]:
     return found
 
 
+def _evidence_page(name: str) -> str:
+    from experiments.evidence.pages import filled  # needs scipy
+
+    return filled(name)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/attention.md": attention_page,
     "docs/fairseq.md": fairseq_page,
     "docs/pytorch.md": pytorch_page,
     "README.md": readme,
+    **{
+        f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)
+        for path in (ROOT / "docs" / "evidence").glob("*.md")
+    },
 }
-"""The documents with text from the code, by their paths."""
+"""The documents with text from the code or numbers from `results/`, by their paths."""

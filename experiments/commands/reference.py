@@ -1,17 +1,16 @@
 """Write docs/attention.md, docs/fairseq.md, and the tables of methods in README.md and docs/pytorch.md, from the code.
+Fill the tables of docs/evidence with the numbers of `results/`. A new seed gets its row; a new method needs a row with its name.
 
 python -m experiments reference                 write them
 python -m experiments reference --check         check if they are up to date, and write nothing
 """
 
 NAME = "reference"
-HELP = "write the documents, or their tables, that come from the code"
+HELP = "write the documents, or their tables, that come from the code and from results"
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; return 1 if a document differs from the code"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; return 1 if a document is out of date")
 
 
 def run(args) -> int:
@@ -23,5 +22,5 @@ def run(args) -> int:
     for name in differ:
         if not args.check:
             (ROOT / name).write_text(texts[name], encoding="utf-8")
-        print(f"{name}: {'differs from the code' if args.check else 'written'}")
+        print(f"{name}: {'out of date' if args.check else 'written'}")
     return int(bool(args.check and differ))
