@@ -27,14 +27,17 @@ ROWS = {  # the end of a row's name in the table fast-start, and its label
     "gated-head": "one gate per head",
 }
 LANGUAGE_MODELS = {
-    "h4-mha": "4 heads of 32",
-    "h32-mha": "32 heads of 4",
+    "h4-mha": "4 heads of 32, 2,000 updates",
+    "h32-mha": "32 heads of 4, 2,000 updates",
     "h32-mixhead-a": "… with mixhead-a",
     "h32-score-gain-x32": "… with score gain × 32",
     "h32-score-mixing": "… with score mixing",
     "h32-mha-equal-time": "… 1.6 times the updates",
+    "h4-mha-6000": "4 heads of 32, 6,000 updates",
+    "h32-mha-6000": "32 heads of 4, 6,000 updates",
+    "h32-score-mixing-6000": "… with score mixing",
 }
-NGRAMS = {3: 2.857, 4: 2.352}
+NGRAMS = {3: 2.857, 4: 2.352, 5: 2.041}
 """Bits per symbol on the test set by order, as `examples/brown/ngram.py` prints them."""
 
 
@@ -106,14 +109,20 @@ def draw(output: Path) -> list[Path]:
     rows = [row for row in LANGUAGE_MODELS if row in models]
     for place, row in enumerate(rows):
         values = list(models[row].values())
-        right.plot(values, [place] * len(values), "o", color="tab:green" if row.startswith("h4") else "tab:red")
+        right.plot(values, [place] * len(values), "o", color="tab:blue" if row.startswith("h4") else "tab:red")
     for order, bits in NGRAMS.items():
         right.axvline(bits, color="grey", linestyle="--", linewidth=0.8)
-        right.annotate(f"{order}-gram", (bits, len(rows) - 0.4), ha="left", fontsize=8, color="grey")
+        right.annotate(
+            f"{order}-gram",
+            (bits, len(rows) - 0.4),
+            ha="right" if order == min(NGRAMS) else "left",
+            fontsize=8,
+            color="grey",
+        )
     right.set_yticks(range(len(rows)), [LANGUAGE_MODELS[row] for row in rows])
     right.set_ylim(len(rows) - 0.2, -0.6)
     right.set_xlabel("bits per symbol (test), a dot per seed")
-    right.set_title("Language model, 2,000 updates")
+    right.set_title("Language models by bytes")
     return pictures.save(figure, output.parent, output.stem)
 
 

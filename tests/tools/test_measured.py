@@ -74,7 +74,10 @@ COMPUTED = {
         "after": error("h8-mixhead-a"),
     },
     (M.SCORES, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-score-mixing")},
-    (M.FEWER, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h4-mha")},
+    (M.FEWER, M.LANGUAGE_MODEL): lambda: {
+        "lead": text_lead("h4-mha"),
+        "longer": text_lead("h4-mha-6000", "h32-mha-6000"),
+    },
     (M.MIXHEAD, M.LANGUAGE_MODEL): lambda: {"behind": -text_lead("h32-mixhead-a")},
     (START, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-small-start")},
     (GAIN, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-gain-x8")},
