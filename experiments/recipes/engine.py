@@ -230,6 +230,9 @@ class RecipeEngine(Engine[Run]):
         """Return the field of a line for the loss of each sentence, if the recipe asks for it."""
         if not self.recipe.fit:
             return {}
+        import torch
+
+        torch.set_num_threads(self.settings.threads)  # as the commands have; more than the cores slow all rows that run
         return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
 
     def keep_log(self, run: Run) -> str:

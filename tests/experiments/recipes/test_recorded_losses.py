@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from experiments import __main__ as experiments
 from experiments.recipes.recipe import Recipe
@@ -43,6 +44,21 @@ def test_a_trial_of_a_recipe_with_fit_takes_few_pairs(recipe, settings, engine, 
     for one in runs:
         one.losses_of(None)
     assert asked == [100, 2000]
+
+
+def test_losses_are_computed_with_the_threads_of_the_commands(recipe, settings, engine, monkeypatch):
+    from experiments.recipes import engine as engines
+
+    before, used = torch.get_num_threads(), []
+    monkeypatch.setattr(engines, "losses", lambda run, fit: used.append(torch.get_num_threads()) or {})
+    own = recipe(mha="--attention mha")
+    own.fit = 10
+    try:
+        for threads in (1, 2):
+            engine(own, settings(threads=threads)).losses_of(None)
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1, 2]
 
 
 def test_fairseq_gets_the_plugin_of_the_recipe_and_what_it_registers_is_there(
