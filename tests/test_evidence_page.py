@@ -120,7 +120,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
     outcomes = {name: outcome for name, outcome in outcomes.items() if outcome != "not run"}
-    assert outcomes.keys() == {*differences, "L7", "L8", "L10", "L14", "L15", "L16", "L17"}
+    assert outcomes.keys() == {*differences, "L7", "L8", "L9", "L10", "L14", "L15", "L16", "L17"}
     for name, pairs in differences.items():
         printed = re.findall(r"\d\.\d{3}", outcomes[name])
         assert printed == [f"{fmean(by_seed(*pair)):.3f}" for pair in pairs], name
@@ -130,8 +130,8 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     assert re.findall(r"\d\.\d{3}", outcomes["L7"]) == [f"{n:.3f}" for n in (fmean(costs), *student(costs)[:2])]
     shares = [f"{100 * back / cost:.0f}" for back, cost in zip(regained, costs, strict=False)]
     assert re.findall(r"\d+(?= %)", outcomes["L8"]) == shares
-    behind = by_seed("h32-mixhead-a", "h32-mha")
-    assert re.findall(r"\d\.\d{3}", outcomes["L10"]) == [f"{bits:.3f}" for bits in behind]
+    for name, row in (("L9", "h32-score-gain-x32"), ("L10", "h32-mixhead-a")):
+        assert re.findall(r"\d\.\d{3}", outcomes[name]) == [f"{bits:.3f}" for bits in by_seed(row, "h32-mha")]
     wider = bits["h32-mha"][2] - bits["h32-qk32"][2]
     assert re.findall(r"\d+(?= %)", outcomes["L15"]) == [f"{100 * wider / costs[1]:.0f}"]
     assert re.findall(r"\d\.\d{3}", outcomes["L16"]) == [f"{bits['h32-mha'][2] - bits['h32-ffn1404'][2]:.3f}"]

@@ -73,7 +73,10 @@ COMPUTED = {
         "plain": error("h8-mha"),
         "after": error("h8-mixhead-a"),
     },
-    (M.SCORES, M.LANGUAGE_MODEL): lambda: {"lead": text_lead("h32-score-mixing")},
+    (M.SCORES, M.LANGUAGE_MODEL): lambda: {
+        "lead": text_lead("h32-score-mixing"),
+        "control": -text_lead("h32-score-gain-x32"),
+    },
     (M.FEWER, M.LANGUAGE_MODEL): lambda: {
         "lead": text_lead("h4-mha"),
         "longer": text_lead("h4-mha-6000", "h32-mha-6000"),
