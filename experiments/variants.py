@@ -72,6 +72,7 @@ class ResultQuery:
         geometric: if True, the mean is geometric, for values of several orders of magnitude.
         split: the split whose loss in bits is used; ``None`` for a line's own value.
         task: the task of the lines, if they have one.
+        base: the name of the rows of `mha` and of controls, by default as ``row``.
     """
 
     title: str
@@ -82,6 +83,11 @@ class ResultQuery:
     geometric: bool = False
     split: str | None = None
     task: str | None = None
+    base: str = ""
+
+    def row_of(self, name: str) -> str:
+        """Return the name of the row of `mha` or of a control."""
+        return (self.base or self.row).format(name=name)
 
     def value(self, line: dict) -> float | None:
         """Return the value of a line of results, if it has one."""
@@ -108,12 +114,30 @@ _TRANSLATION = (
     ("Multi30k, four sentences concatenated, 32 heads of 4", "above-head-size", "h32-{name}"),
     ("Multi30k, ten sentences concatenated, 4 heads of 32", "joined-by-ten", "{name}-paper"),
 )
+_FASTER = tuple(
+    ResultQuery(
+        f"{title}, mixing at {factor} times the rate: test loss, bits ↓",
+        "evidence.jsonl",
+        table,
+        base.replace("{name}", f"{{name}}-x{factor}"),
+        ".3f",
+        split="test",
+        base=base,
+    )
+    for title, table, base in (
+        ("Multi30k de-en, 4 heads of 32", "fast-start", "h4-{name}-2e-3"),
+        ("Multi30k de-en, 32 heads of 4", "fast-start", "h32-{name}-2e-3"),
+        ("Brown by bytes, 32 heads of 4", "language-model", "h32-{name}"),
+    )
+    for factor in (2, 4, 8, 32, 64)
+)
 RESULT_QUERIES = (
     *(ResultQuery(f"{title}: BLEU ↑", "evidence.jsonl", table, row) for title, table, row in _TRANSLATION),
     *(
         ResultQuery(f"{title}: test loss, bits ↓", "evidence.jsonl", table, row, ".3f", split="test")
         for title, table, row in _TRANSLATION
     ),
+    *_FASTER,
     ResultQuery(
         "one known matrix, 16 heads: error ↓",
         "evidence-matrices.jsonl",
@@ -175,7 +199,8 @@ LEFT_OUT = {
 
 CONTROLS = {
     "gain": "`gain`",
-    **{f"gain-x{times}": f"`gain`, {times} times the rate" for times in (4, 8, 32)},
+    **{f"gain-x{times}": f"`gain`, {times} times the rate" for times in (4, 8, 32, 64)},
+    "score-gain-x32": "`score-gain`, 32 times the rate",
     "common-mode": "common mode",
     "column-sums": "column sums",
     "small-start": "half-scale start",
@@ -274,14 +299,15 @@ def measured(name: str, results: Path = RESULTS, read: Callable[[Path], list[dic
                 value = query.value(line)
                 if value is not None:
                     found[line["row"]][line["seed"]] = value
-        own, plain = (found.get(query.row.format(name=preset), {}) for preset in (name, "mha"))
+        row_of_own = query.row.format(name=name)
+        own, plain = found.get(row_of_own, {}), found.get(query.row_of("mha"), {})
         seeds = [seed for seed in own if seed in plain] or list(own)
         if not seeds:
             continue
         others = {
             label: [of[seed] for seed in seeds]
             for row, label in {"mha": "mha", **CONTROLS, **variants()[name].controls}.items()
-            if row != name and set(seeds) <= (of := found.get(query.row.format(name=row), {})).keys()
+            if query.row_of(row) != row_of_own and set(seeds) <= (of := found.get(query.row_of(row), {})).keys()
         }
         mha = others.pop("mha", None)
         best = (max if "↑" in query.title else min)(others, key=lambda label: query.mean(others[label]), default=None)
