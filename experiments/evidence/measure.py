@@ -128,6 +128,13 @@ PREDICTIONS = {
     "E10": Prediction("language-4x32", lambda line: line["need"] <= 20, lambda line: line["need"] > 28),
     "E11": Prediction("language-32x4", lambda line: line["need"] == 4, lambda line: line["need"] < 3),
     "E12": Prediction("quickstart", lambda line: line["need"] <= 16, lambda line: line["need"] > 24),
+    "E13": Prediction("language-4x32-6000", lambda line: 18 <= line["need"] <= 28, lambda line: line["need"] < 14),
+    "E14": Prediction("language-32x4-6000", lambda line: line["need"] == 4, lambda line: line["need"] < 3),
+    "E15": Prediction(
+        "language-32x4-score-mixing-6000",
+        lambda line: line["value"] * dict(line["ranks"])[4] > 0.34,
+        lambda line: line["value"] * dict(line["ranks"])[4] < 0.1,
+    ),
 }
 """By their names on docs/evidence/measure.md. E9 is about the share of the last quarter; see :func:`separates`."""
 LONGER = "-2000"
