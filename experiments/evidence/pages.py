@@ -25,7 +25,6 @@ from fairseq_lowrank.tools.reporting import contrasts
 
 ROOT = Path(__file__).parents[2]
 PAGES, RESULTS, PLANNED = ROOT / "docs" / "evidence", ROOT / "results", ROOT / "examples" / "evidence"
-NAMES = sorted(page.stem for page in PAGES.glob("*.md"))
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
 SHUFFLED_SOURCE = "bits per token that a shuffled source costs"
 
@@ -186,7 +185,7 @@ def gains_above_the_head_size(row: Row, heading: str) -> Row:
     new = {"gain on the training loss": several(row["gain on the training loss"], values)}
     if row["share"]:
         whole = leads(table, "h32-mixhead-a", "h32-mha", "fit")
-        new["share"] = several(row["share"], (100 * one / all_ for one, all_ in zip(values, whole, strict=False)))
+        new["share"] = several(row["share"], (100 * one / most for one, most in zip(values, whole, strict=False)))
     return new
 
 

@@ -232,7 +232,9 @@ class RecipeEngine(Engine[Run]):
             return {}
         import torch
 
-        torch.set_num_threads(self.settings.threads)  # as the commands have; more than the cores slow all rows that run
+        torch.set_num_threads(
+            self.settings.threads
+        )  # as the commands have, so that rows at the same time do not share cores
         return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
 
     def keep_log(self, run: Run) -> str:
