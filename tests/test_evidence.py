@@ -69,6 +69,17 @@ def test_a_small_start_is_mha_to_the_bit_but_for_half_the_output_weights(
         assert torch.equal(small[name], tensor / 2 if name in halved else tensor), name
 
 
+def test_projections_of_values_alone_learn_at_the_number_of_heads_times_the_rate(controls):
+    lm = {"task": "language_modeling", "sizes": SMALL_DECODER}
+    model = build("--arch", "transformer_lm_value_rate", "--optimizer", "adam", **lm)
+    plain = build("--arch", "lowrank_transformer_lm", **lm).state_dict()
+    assert all(torch.equal(tensor, plain[name]) for name, tensor in model.state_dict().items())
+    scales = {name: getattr(parameter, "optim_overrides", {}) for name, parameter in model.named_parameters()}
+    scales = {name: own["optimizer"]["lr_scale"] for name, own in scales.items() if own}
+    values = [f"decoder.layers.{layer}.self_attn.v_proj.{name}" for layer in (0, 1) for name in ("weight", "bias")]
+    assert scales == dict.fromkeys(values, 4.0)
+
+
 def test_of_a_frozen_bert_mixing_pooler_and_head_learn_alone(controls):
     for attention, mixes in (("mixhead-b", True), ("mha", False)):
         model = build(
@@ -230,6 +241,8 @@ def test_contrasts_of_the_published_bert_are_between_rows_of_the_recipe(declared
         ("fast_start.sh", "h4-mixhead-a-self-2e-3", "h4-mixhead-a-2e-3", ["--attention-sites", "encoder,decoder"]),
         ("fast_start.sh", "h32-mixhead-a-self-2e-3", "h32-mixhead-a-2e-3", ["--attention-sites", "encoder,decoder"]),
         ("fast_start.sh", "h4-gated-head-half-2e-3", "h4-gated-head-2e-3", ["--gate-start", "half"]),
+        ("head_maps.sh", "h4-headmix-x4", "h4-headmix", ["--mixing-lr-scale", "4"]),
+        ("head_maps.sh", "h32-headmix-x32", "h32-headmix", ["--mixing-lr-scale", "32"]),
         ("above_head_size.sh", "h4-gain-x4", "h4-mixhead-a", None),
         ("above_head_size.sh", "h32-gain-x8", "h32-gain", ["--mixing-lr-scale", "8"]),
     ],
@@ -247,6 +260,12 @@ def test_rows_have_the_plugin_of_their_recipe(declared):
     assert declared("fast_start.sh")["h4-mha-2e-3"][0].endswith("/examples/evidence/controls")
     controls = declared("above_head_size_controls.sh")
     assert all(words[0].endswith("/examples/evidence/controls") for words in controls.values())
+    # maps of heads are on the language model of the other recipe
+    rows = {
+        name: (declared("head_maps.sh")[name][1], declared("language_model.sh")[name][1])
+        for name in ("h4-mha", "h32-mha")
+    }
+    assert all(sorted(here) == sorted(there) for here, there in rows.values())
     # which differ from a row of the table in the control alone
     small_start = {"lowrank_transformer_iwslt_de_en", "transformer_small_start_iwslt_de_en"}
     for name, plain, changed in [

@@ -6,11 +6,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=language-model CORPUS=brown-bpe257 PLUGIN=examples/evidence/controls FIT=256
-COMMON=(
-    --task language_modeling --sample-break-mode none --tokens-per-sample 256 --decoder-normalize-before
-    --share-decoder-input-output-embed --decoder-layers 4 $(lm_width 128) --dropout 0.1
-    --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1.0 $(batch 2048 2048 256) "${WHOLE_STEPS[@]}" --no-epoch-checkpoints
-)
+COMMON=("${BYTES_LM[@]}")
 FFN="--decoder-ffn-embed-dim 512"
 OURS="--arch lowrank_transformer_lm $FFN"
 at_2e3="$(decayed 2e-3 2000)"

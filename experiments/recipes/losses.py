@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from fairseq import utils
 from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
@@ -59,9 +60,11 @@ def sentence_losses(
 
 @torch.no_grad()
 def _losses(model, sample: dict, padding: int) -> tuple[Tensor, Tensor]:
+    device = next(model.parameters()).device
+    sample = utils.apply_to_sample(lambda tensor: tensor.to(device), sample)
     output = model(**sample["net_input"])
     target = model.get_targets(sample, output)
     log_probabilities = model.get_normalized_probs(output, log_probs=True, sample=sample)
     chosen = log_probabilities.gather(-1, target[..., None])[..., 0]
     counted = target != padding
-    return -(chosen.double() * counted).sum(-1) / math.log(2), counted.sum(-1)
+    return -(chosen.double() * counted).sum(-1).cpu() / math.log(2), counted.sum(-1).cpu()

@@ -128,10 +128,13 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
     A sentence's value is its bits divided by the mean number of tokens of a sentence, so the mean of the values is the loss. The
     model is the best checkpoint in evaluation mode; there is no label smoothing.
     """
+    import torch
+
     from experiments.recipes.losses import sentence_losses
     from fairseq_lowrank.tools.checkpoints import load_model
 
     model, task = load_model(run.best, data=run.bin)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     found = {}
     for name, subset, count in (("fit", "train", fit), ("valid", "valid", None), ("test", "test", None)):
         bits, tokens = sentence_losses(model, task, subset, count=count, seed=FIT_SEED)

@@ -11,6 +11,8 @@ from fairseq_lowrank.parts.stages import LayerPart
 class HeadMap(LayerPart):
     """A value of the map axis. It fills the stages ``map_query`` and ``map_states``."""
 
+    learns: ClassVar[bool] = True
+    """True if it has parameters."""
     changes_queries: ClassVar[bool] = True
     """True if it works with separate queries and keys of each head only."""
 

@@ -100,7 +100,7 @@ def read_registry() -> bool:
         "mixing_lr_scale": (
             float,
             {"metavar": "X"},
-            "factor of the learning rate of the head mixing parameters (default: 1)",
+            "factor of the learning rate of head mixing and of head maps (default: 1)",
         ),
     }
     for table, content in (
@@ -224,8 +224,8 @@ def given_flags(args: object) -> dict[str, Any]:
 
 
 def learns_mixing(spec: AttentionSpec) -> bool:
-    """Return True if mixing of scores or probabilities has parameters."""
-    parts = (PARTS[axis][getattr(spec, axis)] for axis in ("mixing", "score_mixing"))
+    """Return True if a head map, or mixing of scores or probabilities, has parameters."""
+    parts = (PARTS[axis][getattr(spec, axis)] for axis in ("mixing", "score_mixing", "head_map"))
     return any(part is not None and part.learns for part in parts)
 
 
@@ -238,7 +238,7 @@ class AttentionOptions:
         sites: the sites of the composition: ``encoder``, ``decoder``, ``cross``. Attention is plain ``mha`` elsewhere.
         bias: whether projections add a bias (at every site).
         backend: how attention is computed (at every site).
-        mixing_lr_scale: factor of the learning rate of the mixing parameters.
+        mixing_lr_scale: factor of the learning rate of head mixing and of head maps.
     """
 
     spec: AttentionSpec = field(default_factory=AttentionSpec)
@@ -362,8 +362,8 @@ class AttentionOptions:
                 "Remove it, or change one of them."
             )
         layer.site = site
-        for mixing in filter(None, (layer.score_mixing, layer.mixing)):
-            for parameter in mixing.parameters():
+        for part in filter(None, (layer.score_mixing, layer.mixing, layer.head_map)):
+            for parameter in part.parameters():
                 vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
 

@@ -65,14 +65,25 @@ def test_flags_without_a_meaning_are_refused(flags, named, translation_data, tmp
     assert named in refusal("train", translation_data, *TRAIN, *words)
 
 
-def test_the_rate_of_dynamic_mixing_is_scaled_without_decay():
+@pytest.mark.parametrize(
+    "attention, parts",
+    [
+        ("dcmha", ["score_mixing", "mixing"]),
+        ("score-gain", ["score_mixing"]),
+        ("headmix", ["head_map"]),
+        ("mea", ["head_map"]),
+        ("knocking-linear", ["head_map"]),
+    ],
+)
+def test_the_rate_of_mixing_and_head_maps_is_scaled_without_decay(attention, parts):
     from tiny_transformer import build
 
-    model = build("transformer", *SIZES, "--attention", "dcmha", "--mixing-lr-scale", 3)
+    model = build("transformer", *SIZES, "--attention", attention, "--mixing-lr-scale", 3)
     layer = model.encoder.layers[0].self_attn
-    for mixing in (layer.score_mixing, layer.mixing):
-        for parameter in mixing.parameters():
-            assert parameter.optim_overrides["optimizer"] == {"weight_decay": 0.0, "lr_scale": 3.0}
+    overrides = {name: getattr(parameter, "optim_overrides", {}) for name, parameter in layer.named_parameters()}
+    found = {name: own["optimizer"] for name, own in overrides.items() if name.partition(".")[0] in parts}
+    assert found and all(own == {"weight_decay": 0.0, "lr_scale": 3.0} for own in found.values())
+    assert not any("lr_scale" in str(own) for name, own in overrides.items() if name not in found)
 
 
 def test_transformer_xl_refuses_methods_that_need_dot_products(language_model_data, tmp_path, refusal):

@@ -7,6 +7,7 @@
 - `--arch transformer_small_start_iwslt_de_en` and `transformer_lm_small_start`: `lowrank_transformer_iwslt_de_en` and
   `lowrank_transformer_lm` whose attention starts with half its output weights. Nothing else differs, to the bit: all that is
   random was drawn before.
+- `--arch transformer_lm_value_rate`: `lowrank_transformer_lm` whose projections of values learn at h times the rate, with h heads.
 - `--arch bert_frozen_base`: `lowrank_bert_base` whose mixing, pooler and classification head learn, and nothing else.
 """
 
@@ -23,6 +24,7 @@ from fairseq_lowrank.models.bert import base as bert_base
 from fairseq_lowrank.models.language_model import LowrankTransformerLanguageModel, LowrankTransformerLanguageModelConfig
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.parts import Mixing
+from fairseq_lowrank.parts.parameters import APPLIES_TO_ALL_OPTIMIZERS
 from fairseq_lowrank.tools.architecture import attention_layers
 
 START = 0.5
@@ -79,6 +81,20 @@ class SmallStartTransformer(SmallStart, LowrankTransformerModel):
 @register_model("transformer_lm_small_start", dataclass=LowrankTransformerLanguageModelConfig)
 class SmallStartLanguageModel(SmallStart, LowrankTransformerLanguageModel):
     """fairseq's ``transformer_lm`` with the small start."""
+
+
+@register_model("transformer_lm_value_rate", dataclass=LowrankTransformerLanguageModelConfig)
+class ValueRateLanguageModel(LowrankTransformerLanguageModel):
+    """fairseq's ``transformer_lm`` whose projections of values learn at h times the rate, with h heads."""
+
+    @classmethod
+    def build_model(cls, args, task):
+        model = super().build_model(args, task)
+        for layer in attention_layers(model):
+            for parameter in layer.module.v_proj.parameters():
+                settings = {"lr_scale": float(layer.module.num_heads)}
+                parameter.optim_overrides = {"optimizer": settings, APPLIES_TO_ALL_OPTIMIZERS: True}
+        return model
 
 
 @register_model("bert_frozen")

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Evidence, head maps: the byte language model whose queries, keys and values are mixed over heads by learned h × h matrices, which
+# fold into the projections. So they can only change how the model learns. The controls are one factor per head and the projection
+# of values, each at the same rate. 4 heads of 32 and 32 heads of 4, 2,000 updates.
+# Its rows were trained on a GPU, in float32: PRECISION="". See docs/evidence/head-maps.md for the predictions, and ../common.sh for
+# environment variables.
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+source "$ROOT/examples/settings.sh"
+PAPER=evidence TABLE=head-maps CORPUS=brown-bpe257 PLUGIN=examples/evidence/controls FIT=256
+COMMON=("${BYTES_LM[@]}" --decoder-ffn-embed-dim 512 $(decayed 2e-3 2000))
+OURS="--arch lowrank_transformer_lm --attention"
+for count in 4 32; do
+    heads="--decoder-attention-heads $count" faster="--mixing-lr-scale $count"
+    row h$count-mha $OURS mha $heads
+    row h$count-headmix $OURS headmix $heads
+    row h$count-headmix-x$count $OURS headmix $faster $heads
+    row h$count-gain-x$count $OURS gain $faster $heads
+    row h$count-mha-values-x$count --arch transformer_lm_value_rate --attention mha $heads
+done
+language_model_rows
