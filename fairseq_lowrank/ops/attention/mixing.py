@@ -93,7 +93,9 @@ class _StaticBlocks:
 
     def backward(self, heads: Tensor, grad: Tensor, block: Block, out: Out) -> tuple[Tensor, None]:
         if self.gradient is not None:
-            if heads.size(0) == 1:  # on a CPU half the time of a batch of one
+            if heads.is_cuda:
+                self.gradient += _products_by_query(heads, grad).sum(dim=0)
+            elif heads.size(0) == 1:  # on a CPU half the time of a batch of one
                 self.gradient += torch.mm(heads[0].flatten(1), grad[0].flatten(1).t())
             else:
                 self.gradient += torch.bmm(heads.flatten(2), grad.flatten(2).transpose(1, 2)).sum(dim=0)
@@ -155,11 +157,11 @@ class _PositionwiseBlocks:
     def backward(self, heads: Tensor, grad: Tensor, block: Block, out: Out) -> tuple[Tensor, Tensor]:
         if self.gradient is None:
             self.gradient = torch.zeros_like(self.matrices)  # zero where a whole block sees no key
-        matrices, by_query = self._block_matrices(block), heads.transpose(1, 2)
-        gradient = torch.bmm(_rows(by_query), _rows(grad.transpose(1, 2)).transpose(1, 2))
-        self.gradient[block.batch, block.rows] = gradient.view(*by_query.shape[:2], *matrices.shape[1:])
+        batch, num_heads, rows, _ = heads.shape
+        matrices, gradient = self._block_matrices(block), _products_by_query(heads, grad)
+        self.gradient[block.batch, block.rows] = gradient.view(batch, rows, num_heads, num_heads)
         # Σ_s P_j dP_j = Σ_i M[j, i] Σ_s P_j dP̄_i, and the inner sum is the gradient of M.
-        sums = (matrices * gradient).sum(dim=-1).view(*by_query.shape[:3], 1).transpose(1, 2)
+        sums = (matrices * gradient).sum(dim=-1).view(batch, rows, num_heads, 1).transpose(1, 2)
         return self._multiply(matrices, grad, out), sums
 
     def gradients(self) -> list[Tensor | None]:
@@ -247,6 +249,14 @@ class _WideProduct(torch.autograd.Function):
     def jvp(ctx: Any, queries_tangent: Tensor, weight_tangent: Tensor) -> Tensor:
         queries, weight = ctx.saved_tensors
         return at_least_float32(queries_tangent) @ weight + at_least_float32(queries) @ weight_tangent
+
+
+def _products_by_query(heads: Tensor, grad: Tensor) -> Tensor:
+    """Return P[b, :, t] dP̄[b, :, t]ᵀ of each query, ``[B·rows, H, H]``. Their sum over queries is the gradient of one M.
+
+    A GPU gives a single product of these sides to one of its processors, however many weights it sums over.
+    """
+    return torch.bmm(_rows(heads.transpose(1, 2)), _rows(grad.transpose(1, 2)).transpose(1, 2))
 
 
 def _rows(by_query: Tensor) -> Tensor:

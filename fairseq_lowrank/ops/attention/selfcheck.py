@@ -36,6 +36,8 @@ class SelfCheckResult(NamedTuple):
     """What differs from the reference, and by how much, or why the kernels do not run."""
     resource_issue: str | None = None
     """What they would need more of: registers, which were spilled to memory, or shared memory."""
+    fits: bool = True
+    """False if the device lacks shared memory for them, so that nothing was computed."""
 
 
 _results: dict[tuple, SelfCheckResult] = {}
@@ -44,11 +46,11 @@ _warned: set[tuple] = set()
 
 def is_verified(call: AttentionCall) -> bool:
     """Return True if the kernels compute ``call`` correctly here. Warn once if they do not."""
-    key, (error, _) = _composition(call), _tried(call)
+    key, error = _composition(call), _tried(call).error
     if error is not None and key not in _warned:
         _warned.add(key)
         warnings.warn(
-            f"the triton kernels give wrong results on this GPU ({error}). From now on, 'blocked' computes {describe(call)}.",
+            f"the triton kernels cannot be used on this GPU ({error}). From now on, 'blocked' computes {describe(call)}.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -88,7 +90,7 @@ def self_check(call: AttentionCall) -> SelfCheckResult:
     try:
         found = errors(call, run)
     except OutOfResources as error:
-        return SelfCheckResult(f"OutOfResources: {error}", error.name)
+        return SelfCheckResult(f"OutOfResources: {error}", error.name, fits=False)
     except Exception as error:
         return SelfCheckResult(
             f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
 from fairseq_lowrank.ops.attention import blocked
+from fairseq_lowrank.ops.attention.mixing import _products_by_query
 
 HEADS, DIM = 2, 4
 
@@ -142,6 +143,16 @@ def test_compiled_code_around_it_gives_the_same(device):
     (found,) = torch.autograd.grad(heads.sum(), [mixing.weight])
     (wanted,) = torch.autograd.grad(expected.sum(), [mixing.weight])
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_products_of_each_query_add_up_to_the_gradient_of_one_matrix(batch, device):
+    """On a GPU they are how it is computed. On the CPU it is one product."""
+    heads, grad = torch.randn(2, batch, 3, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(
+        device
+    )
+    found = _products_by_query(heads, grad).sum(dim=0)
+    torch.testing.assert_close(found, torch.einsum("bjts,bits->ji", heads, grad))
 
 
 @pytest.mark.parametrize("groups", [4, 2])

@@ -301,7 +301,7 @@ def test_wrong_kernels_are_noticed_and_blocks_compute_instead(device, checked, m
     monkeypatch.setattr(launch, "_matrix", unmixed)
     built = {name: narrowed(part, torch.float32) for name, part in problem(device, prob_mixing="static").items()}
     with pytest.warns(
-        RuntimeWarning, match=r"the triton kernels give wrong results on this GPU \(heads by .*'blocked' computes"
+        RuntimeWarning, match=r"the triton kernels cannot be used on this GPU \(heads by .*'blocked' computes"
     ):
         found = values_and_gradients(built, "triton")
     expected = values_and_gradients(built, "blocked")
@@ -425,6 +425,16 @@ def test_right_kernels_pass_their_check_once_for_each_composition(device, checke
     assert len(tried) == 2
 
 
+def test_kernels_that_do_not_fit_are_not_wrong(device, capsys, monkeypatch):
+    larger = selfcheck.SelfCheckResult("OutOfResources: 268288", "shared memory", fits=False)
+    results = iter([larger, selfcheck.SelfCheckResult(None), larger])
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: next(results))
+    assert main(["check-kernels", "--cases", "3", "--device", device, "--dtype", "float32"]) == 0
+    assert capsys.readouterr().out == (
+        "2 of 3 random cases need more shared memory than this GPU has, and were not computed\n1 random cases: all right\n"
+    )
+
+
 def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
     assert main(["check-kernels", "--cases", "2", "--device", device, "--dtype", "float32", "--seed", "8"]) == 0
     assert "2 random cases: all right" in capsys.readouterr().out
@@ -498,6 +508,10 @@ def test_env_shows_the_result_of_the_check(device, capsys, monkeypatch):
         "equal to the reference, auto uses blocked for: "
         "mixhead-a (row_sums spills 8 registers); mixhead-b (row_sums spills 8 registers)"
     )
+    larger = selfcheck.SelfCheckResult("OutOfResources: 268288", "shared memory", fits=False)
+    monkeypatch.setattr(selfcheck, "self_check", lambda call: larger)
+    (row,) = env.kernels()
+    assert row[1].endswith("auto uses blocked for: mixhead-a (shared memory); mixhead-b (shared memory)")
 
 
 def test_common_layers_pass_the_check(device):
