@@ -253,7 +253,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
                 for r in results
                 if r["layer"] == name and r[key]
             ]
-            style = {"color": "black", "linestyle": "--"} if name == baseline else {**style, "marker": "o"}
+            style = {"color": "black", "linestyle": ":"} if name == baseline else {**style, "marker": "o"}
             axis.plot(*zip(*points, strict=True), **style, markersize=4, label=LABELS.get(name, name))
         axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)

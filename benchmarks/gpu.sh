@@ -40,7 +40,7 @@ else
     layers+=(--dtype bfloat16 --tokens 16384 --rounds 7)
     many=(--embed-dim 1024 --heads 16) few=(--embed-dim 256 --heads 4)
     training+=(--dtype bfloat16 --layers 16 --embed-dim 1024 --heads 16 --length 512 --tokens 8192 --rounds 7)
-    checks=(--cases 20 --compositions 2)
+    checks=(--cases 10 --compositions 2)
     tests=(-n "$workers" -k "references or half or dropout or bit")
     lengths=(512 2048 8192) long=(32768) formula=(2048)
 fi
@@ -48,10 +48,10 @@ operation=("${layers[@]}" "${many[@]}" --operation)
 kernels=(mixhead-{a,b}@{triton,blocked} talking-heads@triton mha+sigsoftmax@triton)
 
 # Kernels are compiled by as many processes as there are cores: that takes most of the time of these.
-step check-kernels 70 bash -c 'seq "$1" | xargs -P "$1" -I{} fairseq-lowrank check-kernels --device "$2" "${@:3}" --seed {}' \
+step check-kernels 110 bash -c 'seq "$1" | xargs -P "$1" -I{} fairseq-lowrank check-kernels --device "$2" "${@:3}" --seed {}' \
     check-kernels "$workers" "$device" "${checks[@]}"
-step tests 90 python -m pytest -q -p no:cacheprovider tests/ops/attention/test_triton.py --device "$device" "${tests[@]}"
-step operation 110 "${operation[@]}" --lengths "${lengths[@]}" --layers "${kernels[@]}" --output "$parts/operation.json" \
+step tests 80 python -m pytest -q -p no:cacheprovider tests/ops/attention/test_triton.py --device "$device" "${tests[@]}"
+step operation 90 "${operation[@]}" --lengths "${lengths[@]}" --layers "${kernels[@]}" --output "$parts/operation.json" \
     --picture "$results/gpu.svg"
 step long 40 "${operation[@]}" --lengths "${long[@]}" --layers mixhead-a@triton mixhead-b@triton --output "$parts/long.json"
 step formula 40 "${operation[@]}" --lengths "${formula[@]}" \
@@ -59,7 +59,7 @@ step formula 40 "${operation[@]}" --lengths "${formula[@]}" \
 step few-heads 40 "${layers[@]}" "${few[@]}" --operation --lengths "${lengths[@]}" --layers mixhead-a@{triton,blocked,sdpa} \
     --output "$parts/few-heads.json"
 step layer 50 "${layers[@]}" "${many[@]}" --lengths "${lengths[@]}" --layers fairseq mha mixhead-{a,b} --output "$parts/layer.json"
-step training 80 "${training[@]}" --output "$parts/training.json"
+step training 70 "${training[@]}" --output "$parts/training.json"
 
 python benchmarks/gpu.py "$parts" "$results/gpu.json" || exit 1
 ! grep -qvP '\t0\t' "$parts/steps"

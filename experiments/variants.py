@@ -128,6 +128,8 @@ _FASTER = tuple(
         ("Multi30k de-en, 4 heads of 32", "fast-start", "h4-{name}-2e-3"),
         ("Multi30k de-en, 32 heads of 4", "fast-start", "h32-{name}-2e-3"),
         ("Brown by bytes, 32 heads of 4", "language-model", "h32-{name}"),
+        ("Brown by bytes on a GPU, 4 heads of 32", "head-maps", "h4-{name}"),
+        ("Brown by bytes on a GPU, 32 heads of 4", "head-maps", "h32-{name}"),
     )
     for factor in (2, 4, 8, 32, 64)
 )
@@ -166,9 +168,8 @@ RESULT_QUERIES = (
     ),
     ResultQuery("recall, 8 heads of 8: error rate ↓", "evidence-recall.jsonl", "recall", "h8-{name}", ".3f"),
     *(
-        ResultQuery(
-            f"Brown by bytes, {heads}: test loss, bits ↓", "evidence.jsonl", "language-model", row, ".3f", split="test"
-        )
+        ResultQuery(f"{text}, {heads}: test loss, bits ↓", "evidence.jsonl", table, row, ".3f", split="test")
+        for text, table in (("Brown by bytes", "language-model"), ("Brown by bytes on a GPU", "head-maps"))
         for heads, row in (("4 heads of 32", "h4-{name}"), ("32 heads of 4", "h32-{name}"))
     ),
     ResultQuery(
@@ -201,6 +202,7 @@ CONTROLS = {
     "gain": "`gain`",
     **{f"gain-x{times}": f"`gain`, {times} times the rate" for times in (4, 8, 32, 64)},
     "score-gain-x32": "`score-gain`, 32 times the rate",
+    **{f"mha-values-x{times}": f"`mha`, values at {times} times the rate" for times in (4, 32)},
     "common-mode": "common mode",
     "column-sums": "column sums",
     "small-start": "half-scale start",

@@ -137,6 +137,35 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     assert re.findall(r"\d\.\d{3}", outcomes["L14"]) == [f"{cut['value'] * dict(cut['ranks'])[4]:.3f}"]
 
 
+def test_outcomes_of_head_maps_follow_from_their_rows():
+    bits, page = gains.losses("head-maps", "test"), PAGES["head-maps"]
+
+    def leads(row, other="mha"):
+        others = bits[f"{row.partition('-')[0]}-{other}"]
+        return [others[seed] - value for seed, value in bits[row].items()]
+
+    outcomes = {row[""]: row["outcome"] for row in table("head-maps", "prediction", "outcome")}
+    rows = {
+        "H1": ["h4-headmix", "h32-headmix"],
+        "H2": ["h4-headmix-x4"],
+        "H3": ["h32-headmix-x32"],
+        "H4": ["h4-gain-x4", "h32-gain-x32"],
+        "H5": ["h4-mha-values-x4", "h32-mha-values-x32"],
+    }
+    for name, names in rows.items():
+        means = [fmean(leads(row)) for row in names]
+        assert re.findall(r"\d\.\d{3}", outcomes[name]) == [f"{abs(mean):.3f}" for mean in means], name
+        assert all(("ahead" if mean > 0 else "behind") in outcomes[name] for mean in means), name
+    costs = [bits["h32-mha"][seed] - bits["h4-mha"][seed] for seed in bits["h4-mha"]]
+    assert re.findall(r"\d\.\d{3}", outcomes["H6"]) == [f"{fmean(costs):.3f}"]
+    (rule,) = re.findall(r"^\*\*Outcome:\*\* .*", page, re.MULTILINE)
+    intervals = [student(leads("h32-headmix", other))[:2] for other in ("mha", "gain-x32", "mha-values-x32")]
+    assert re.findall(r"\((.+?) … (.+?)\)", rule) == [(f"{low:.3f}", f"{high:.3f}") for low, high in intervals]
+    early = leads("h32-headmix")
+    assert " and ".join(f"{lead:.3f}" for lead in early) in page.replace("\n", " ")
+    assert " and ".join(f"{100 * lead / cost:.0f}" for lead, cost in zip(early, costs, strict=True)) + " %" in page
+
+
 CONTROLS = {  # what a page compares learned mixing with, and the labels of `spectrum --random-mixing` behind a row's name
     "no mixing": ", without mixing",
     "a random M equally far from I": ", random M",

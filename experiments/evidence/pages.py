@@ -359,6 +359,7 @@ TABLES: dict[str, dict[tuple[str, ...], Filler]] = {
         ("row", "seed", "gain over `mha`"): trainings("fast-start", share_of="small-start"),
         ("row", "seeds run"): each(seeds_run),
     },
+    "head-maps": {("row", "seed", "training loss"): trainings("head-maps", every=True)},
     "joined-by-ten": {
         ("row", "seed", "training loss"): trainings("joined-by-ten"),
         CONTRAST: planned("joined-by-ten", "contrasts"),
