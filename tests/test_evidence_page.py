@@ -111,7 +111,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         "L5": [("h32-mixhead-a", "h32-mha-equal-time")],
         "L6": [("h4-mixhead-a", "h4-mha")],
         "L11": [("h32-mha-6000", "h4-mha-6000")],
-        "L12": [("h4-mha-6000", "h32-score-mixing-6000")],
+        "L12": [("h32-score-mixing-6000", "h4-mha-6000")],
         "L13": [("h32-score-mixing", "h4-mha-6000")],
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
