@@ -49,18 +49,18 @@ def goals(found: dict) -> Iterator[Goal]:
     for layer, length, goal in ((A, 2048, 3.0), (A, 8192, 2.5), (B, 2048, 4.0), (B, 8192, 4.0)):
         yield Goal(f"{layer}, n {length}: time by flash's", goal, of(operation, layer, length, "ratio"))
     for layer in (A, B):
-        # a layer takes the backend that "auto" chooses
-        for what, results, name in (("attention", operation, layer), ("a layer", _results(found, "layer"), layer[:9])):
+        preset = layer.partition("@")[0]  # a whole layer takes the backend that "auto" chooses
+        for what, results, name in (("attention", operation, layer), ("a layer", _results(found, "layer"), preset)):
             most = max((one["memory_ratio"] for one in results if one["layer"] == name), default=None)
             yield Goal(f"{layer}, every n: memory of {what} by flash's", 1.3, most)
         yield Goal(f"{layer}, n {LONGEST}: milliseconds", float("inf"), of(operation, layer, LONGEST, "milliseconds"))
     formula = _results(found, "formula")
     slow, fast = (of(formula, f"mixhead-a@{backend}", 2048, "milliseconds") for backend in ("reference", "triton"))
     yield Goal("mixhead-a, n 2048: the formula's time by the kernels'", 5.0, slow and fast and slow / fast, least=True)
-    for row in _results(found, "training"):
-        if not row["row"].startswith("mixhead"):
-            continue
-        yield Goal(f"training with {row['row']}, n 512: tokens a second by mha's", 0.85, row["ratio"], least=True)
+    ratios = {row["row"]: row["ratio"] for row in _results(found, "training")}
+    for preset in ("mixhead-a", "mixhead-b"):
+        if preset in ratios:
+            yield Goal(f"training with {preset}, n 512: tokens a second by mha's", 0.85, ratios[preset], least=True)
 
 
 def _results(found: dict, name: str) -> list[dict]:

@@ -260,7 +260,7 @@ def test_rows_have_the_plugin_of_their_recipe(declared):
     assert declared("fast_start.sh")["h4-mha-2e-3"][0].endswith("/examples/evidence/controls")
     controls = declared("above_head_size_controls.sh")
     assert all(words[0].endswith("/examples/evidence/controls") for words in controls.values())
-    # maps of heads are on the language model of the other recipe
+    # head maps are tried on the language model of the other recipe
     rows = {
         name: (declared("head_maps.sh")[name][1], declared("language_model.sh")[name][1])
         for name in ("h4-mha", "h32-mha")

@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 
 from experiments.controlled import TASKS
 from experiments.evidence import gains, measure, pages
-from fairseq_lowrank.tools.reporting.statistics import student
+from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMMARY = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
@@ -120,6 +120,8 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
     for name, pairs in differences.items():
         printed = re.findall(r"\d\.\d{3}", outcomes[name])
         assert printed == [f"{fmean(by_seed(*pair)):.3f}" for pair in pairs], name
+    p = equivalence_p(by_seed("h32-score-mixing-6000", "h4-mha-6000"), 0.02)
+    assert outcomes["L12"].endswith(f"p is {p:.2f}") and p > 0.05
     for row in ("h4-mha", "h32-mha", "h32-score-mixing"):
         assert f"{fmean(bits[row].values()):.4f}" in PAGES["language-model"]
     costs, regained = by_seed("h32-mha", "h4-mha"), by_seed("h32-mha", "h32-score-mixing")

@@ -232,9 +232,8 @@ class RecipeEngine(Engine[Run]):
             return {}
         import torch
 
-        torch.set_num_threads(
-            self.settings.threads
-        )  # as the commands have, so that rows at the same time do not share cores
+        # as the commands have, so that rows at the same time do not share cores
+        torch.set_num_threads(self.settings.threads)
         return {"losses": losses(run, min(self.recipe.fit, SMOKE_FIT) if self.settings.smoke else self.recipe.fit)}
 
     def keep_log(self, run: Run) -> str:

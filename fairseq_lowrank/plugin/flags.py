@@ -362,7 +362,9 @@ class AttentionOptions:
                 "Remove it, or change one of them."
             )
         layer.site = site
-        for part in filter(None, (layer.score_mixing, layer.mixing, layer.head_map)):
+        # Checkpoints of 0.2.0 have no scale of head maps, and their optimizer's groups have to be found again.
+        head_map = None if self.mixing_lr_scale == 1 else layer.head_map
+        for part in filter(None, (layer.score_mixing, layer.mixing, head_map)):
             for parameter in part.parameters():
                 vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer

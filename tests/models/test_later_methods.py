@@ -86,6 +86,19 @@ def test_the_rate_of_mixing_and_head_maps_is_scaled_without_decay(attention, par
     assert not any("lr_scale" in str(own) for name, own in overrides.items() if name not in found)
 
 
+def test_head_maps_at_the_common_rate_stay_in_the_optimizer_groups_of_earlier_checkpoints():
+    from tiny_transformer import build
+
+    for flags, parts in (
+        (["--attention", "headmix", "--head-output", "head-gate"], ("head_map", "head_output")),
+        (["--attention", "mixhead-a", "--head-map", "heads"], ("head_map",)),
+    ):
+        layer = build("transformer", *SIZES, *flags).encoder.layers[0].self_attn
+        for part in parts:
+            for parameter in getattr(layer, part).parameters():
+                assert parameter.optim_overrides["optimizer"] == {"weight_decay": 0.0}
+
+
 def test_transformer_xl_refuses_methods_that_need_dot_products(language_model_data, tmp_path, refusal):
     flags = [
         "--task",
