@@ -16,8 +16,9 @@ from tiny_transformer import make_task
 
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.parts import PARTS
-from fairseq_lowrank.tools import architecture, inspection
-from fairseq_lowrank.tools.parameters import count
+from fairseq_lowrank.tools import inspection
+from fairseq_lowrank.tools.fairseq import architecture
+from fairseq_lowrank.tools.fairseq.parameters import count
 from fairseq_lowrank.tools.reporting.contrasts import read_planned
 
 EVIDENCE = Path(__file__).resolve().parent.parent / "examples" / "evidence"

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("fairseq")
 
 from experiments.evidence import decoding
-from fairseq_lowrank.tools import architecture
-from fairseq_lowrank.tools.checkpoints import load_model, load_state
+from fairseq_lowrank.tools.fairseq import architecture
+from fairseq_lowrank.tools.fairseq.checkpoints import load_model, load_state
 from fairseq_lowrank.tools.reporting.results import read_results
 
 SMALL = [

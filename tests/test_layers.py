@@ -65,6 +65,23 @@ def test_transformers_layer_imports_no_higher_one():
     assert own and not [name for name in own if not below(name, *lower)]
 
 
+LIBRARIES = {"fairseq": ("fairseq", "fairseq_cli"), "transformers": ("transformers",)}
+OF_LIBRARIES = {"fairseq": ("importing", "models", "plugin", "repairs", "tasks"), "transformers": ("huggingface",)}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_tools_that_need_a_library_are_in_its_folder(library):
+    """Imports within functions count."""
+    tools = PACKAGE / "tools"
+    needing = (
+        *LIBRARIES[library],
+        *(f"fairseq_lowrank.{name}" for name in (*OF_LIBRARIES[library], f"tools.{library}")),
+    )
+    files = [file for file in FILES if file.is_relative_to(tools) and not file.is_relative_to(tools / library)]
+    found = {(str(file.relative_to(ROOT)), name) for file in files for name in imports(file) if below(name, *needing)}
+    assert not found
+
+
 def test_no_two_parts_of_the_package_import_each_other():
     """A part is a folder, or a file that is in none; imports within functions count."""
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}

@@ -23,7 +23,7 @@ from experiments.engine import finished
 from experiments.recipes.commands import Commands
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.checkpoints import configuration, load_state
+from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
 from fairseq_lowrank.tools.reporting.results import append_measurement
 from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses
 

@@ -18,7 +18,7 @@ from experiments.controlled.runs import PAPER, checked_out_commit
 from experiments.engine import finished
 from experiments.recipes.losses import sentence_losses
 from fairseq_lowrank.cli import import_plugin
-from fairseq_lowrank.tools.checkpoints import load_model
+from fairseq_lowrank.tools.fairseq.checkpoints import load_model
 from fairseq_lowrank.tools.reporting.results import append_measurement
 
 

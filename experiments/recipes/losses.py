@@ -25,7 +25,7 @@ def sentence_losses(
     """Return −log₂ p(target | source) of each sentence of a subset in bits, and its target tokens, its end included.
 
     Args:
-        model, task: see :func:`~fairseq_lowrank.tools.checkpoints.load_model`.
+        model, task: see :func:`~fairseq_lowrank.tools.fairseq.checkpoints.load_model`.
         subset: train, valid or test.
         count: number of random sentences, chosen with ``seed`` and used in the corpus's order; all if there are fewer.
         max_tokens: the greatest number of tokens of a batch.

@@ -160,7 +160,7 @@ class Recipe:
         Raises:
             ValueError: the folder holds no BERT, or no row starts from a published model.
         """
-        from fairseq_lowrank.tools.published_bert import check_config, model_flags, read_json
+        from fairseq_lowrank.tools.fairseq.published_bert import check_config, model_flags, read_json
 
         config = read_json(folder / "config.json")
         check_config(config, folder)

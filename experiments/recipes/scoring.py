@@ -131,7 +131,7 @@ def losses(run: Run, fit: int) -> dict[str, dict]:
     import torch
 
     from experiments.recipes.losses import sentence_losses
-    from fairseq_lowrank.tools.checkpoints import load_model
+    from fairseq_lowrank.tools.fairseq.checkpoints import load_model
 
     model, task = load_model(run.best, data=run.bin)
     model = model.to("cuda" if torch.cuda.is_available() else "cpu")
@@ -180,8 +180,8 @@ def parameters(checkpoint: Path, data: Path) -> dict[str, int]:
 
     Attention has its output projections, and neither biases nor fixed mixing.
     """
-    from fairseq_lowrank.tools.checkpoints import load_model
-    from fairseq_lowrank.tools.parameters import count
+    from fairseq_lowrank.tools.fairseq.checkpoints import load_model
+    from fairseq_lowrank.tools.fairseq.parameters import count
 
     counts = count(load_model(checkpoint, data=data)[0])
     return {"parameters": counts["total"], "attention_parameters": counts["attention_without_biases"]}

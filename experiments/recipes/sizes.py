@@ -22,8 +22,8 @@ def lines(runs: Iterable[Run]) -> Iterator[str]:
 
 
 def sizes(run: Run) -> dict:
-    """Return :func:`fairseq_lowrank.tools.parameters.count` of a run's model, without memory for its parameters."""
-    from fairseq_lowrank.tools import architecture, parameters
+    """Return :func:`fairseq_lowrank.tools.fairseq.parameters.count` of a run's model, without memory for its parameters."""
+    from fairseq_lowrank.tools.fairseq import architecture, parameters
 
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)  # hydra logs every configuration

@@ -155,7 +155,7 @@ def has_ended(run: Run) -> bool:
 
 def reached(checkpoint: Path, *, update: int = 0, epoch: int = 0) -> bool:
     """Return True if a checkpoint has that many updates, or finished that many epochs; 0: no such end."""
-    from fairseq_lowrank.tools.checkpoints import load_state
+    from fairseq_lowrank.tools.fairseq.checkpoints import load_state
 
     try:
         state = load_state(checkpoint)

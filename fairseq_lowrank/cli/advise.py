@@ -73,9 +73,10 @@ def run(args) -> None:
         raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Remove the flag.")
     import numpy
 
-    from fairseq_lowrank.tools.advice import checks, heads
-    from fairseq_lowrank.tools.advice.lengths import read_lengths
-    from fairseq_lowrank.tools.architecture import stacks
+    from fairseq_lowrank.tools.advice import heads
+    from fairseq_lowrank.tools.fairseq.advice import checks
+    from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths
+    from fairseq_lowrank.tools.fairseq.architecture import stacks
 
     model_args, data, vocab_size, break_mode, task = from_checkpoint(args) if args.checkpoint else from_flags(args)
     block = getattr(model_args, "tokens_per_sample", None)
@@ -120,8 +121,8 @@ def run_transformers(args) -> None:
     _output.refuse_with_transformers(args, {"vocab_size": None, "data": None, "subset": "train"}, args.flags)
     if args.length is None or args.length < 1:
         raise FlagError("--length", args.length, "expected a number >= 1", "Give the length of the sequences.")
-    from fairseq_lowrank.tools import pretrained
     from fairseq_lowrank.tools.advice import measured
+    from fairseq_lowrank.tools.transformers import pretrained
 
     model = pretrained.load(args.transformers, weights=False)
     summary, findings = pretrained.advise(model, args.length)
@@ -146,7 +147,7 @@ def measure(args, data: Path | None) -> dict:
         if args.transformers:
             if args.text is None:
                 return {"not_measured": "there is no text; add --text FILE"}
-            from fairseq_lowrank.tools.measuring import transformers_subject
+            from fairseq_lowrank.tools.transformers import subject as transformers_subject
 
             subject = transformers_subject.load(args.transformers, text=args.text, **about, length=args.length)
         elif args.checkpoint is None:
@@ -154,7 +155,7 @@ def measure(args, data: Path | None) -> dict:
         elif data is None or not data.is_dir():
             return {"not_measured": f"the data folder {data} does not exist; add --data DIR"}
         else:
-            from fairseq_lowrank.tools.measuring import fairseq_subject
+            from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
 
             about |= {"min_length": 2, "max_length": None, "length": None, "text": None}
             subject = fairseq_subject.load(args.checkpoint, data=data, subset="valid", **about)
@@ -200,8 +201,8 @@ def from_flags(args):
     """Return the model's arguments, data folder, size of the vocabulary, break mode, and task ("" if unknown)."""
     import argparse
 
-    from fairseq_lowrank.tools.advice.lengths import read_vocab_size
-    from fairseq_lowrank.tools.architecture import parse_architecture
+    from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_size
+    from fairseq_lowrank.tools.fairseq.architecture import parse_architecture
 
     model_args = parse_architecture(args.arch, args.flags)
     if args.vocab_size is None and args.data is None:
@@ -214,8 +215,8 @@ def from_flags(args):
 
 def from_checkpoint(args):
     """Return the same values as :func:`from_flags`, from a checkpoint."""
-    from fairseq_lowrank.tools import checkpoints
-    from fairseq_lowrank.tools.advice.lengths import read_vocab_size
+    from fairseq_lowrank.tools.fairseq import checkpoints
+    from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_size
 
     if args.flags:
         given = " ".join(args.flags)

@@ -76,8 +76,8 @@ def run(args) -> None:
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
         raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
-    from fairseq_lowrank.tools import checkpoints
-    from fairseq_lowrank.tools.conversion import convert
+    from fairseq_lowrank.tools.fairseq import checkpoints
+    from fairseq_lowrank.tools.fairseq.conversion import convert
 
     state = checkpoints.load_state(args.checkpoint)
     sizes = {name: changes.get(name) for name in SIZES}
@@ -91,8 +91,8 @@ def run(args) -> None:
 
 def error_text(args) -> str:
     """Measure the difference of the outputs on data, and return it as a sentence."""
-    from fairseq_lowrank.tools import checkpoints
-    from fairseq_lowrank.tools.conversion import output_error
+    from fairseq_lowrank.tools.fairseq import checkpoints
+    from fairseq_lowrank.tools.fairseq.conversion import output_error
 
     first, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     second, _ = checkpoints.load_model(args.output, data=args.data, tokens_per_sample=args.length)

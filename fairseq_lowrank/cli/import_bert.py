@@ -31,7 +31,7 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import torch
 
-    from fairseq_lowrank.tools import published_bert
+    from fairseq_lowrank.tools.fairseq import published_bert
 
     published = published_bert.PublishedBert.read(args.folder)
     state, notes = published_bert.convert(published, args.output)
@@ -48,7 +48,7 @@ def run(args) -> None:
 
 def hints(state: dict) -> list[str]:
     """Return the flags of this model, for fine-tuning: its sizes, and other values that differ from the architecture's."""
-    from fairseq_lowrank.tools.architecture import parse_architecture
+    from fairseq_lowrank.tools.fairseq.architecture import parse_architecture
 
     model, usual = state["cfg"]["model"], parse_architecture("lowrank_bert_base")
     names = [f"encoder_{name}" for name in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")]

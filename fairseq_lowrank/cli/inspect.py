@@ -54,7 +54,7 @@ def run(args) -> None:
 
 def read_transformers(args) -> tuple[Path, list[dict]]:
     _output.refuse_with_transformers(args, {"checkpoint": None, "data": None} | spectrum.SEQUENCES)
-    from fairseq_lowrank.tools import pretrained
+    from fairseq_lowrank.tools.transformers import pretrained
 
     if (layers := pretrained.inspect_saved(args.transformers)) is None:
         layers = pretrained.inspect(pretrained.load(args.transformers))
@@ -73,7 +73,8 @@ def read_checkpoint(args) -> tuple[Path, list[dict]]:
     spectrum.check_data_arguments(args)
     if not args.data and (given := spectrum.given_for_data(args)):
         raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
-    from fairseq_lowrank.tools import checkpoints, inspection
+    from fairseq_lowrank.tools import inspection
+    from fairseq_lowrank.tools.fairseq import checkpoints
 
     state = checkpoints.load_state(args.checkpoint)
     layers = inspection.inspect(state["model"], mean_mixing(args) if args.data else None)
@@ -89,7 +90,7 @@ def mean_mixing(args) -> dict:
     import torch
     from tqdm import tqdm
 
-    from fairseq_lowrank.tools import checkpoints
+    from fairseq_lowrank.tools.fairseq import checkpoints
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:

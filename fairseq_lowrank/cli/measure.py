@@ -97,10 +97,10 @@ def load(path: Path, args):
     """
     about = {"text": args.text, "target": args.target, "count": args.sequences, "seed": args.seed}
     if args.transformers is not None:
-        from fairseq_lowrank.tools.measuring import transformers_subject
+        from fairseq_lowrank.tools.transformers import subject as transformers_subject
 
         return transformers_subject.load(path, **about, length=args.length or LENGTH)
-    from fairseq_lowrank.tools.measuring import fairseq_subject
+    from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
 
     about |= {"min_length": args.min_length, "max_length": args.max_length, "length": args.length}
     return fairseq_subject.load(path, data=args.data, subset=args.subset, **about)

@@ -57,7 +57,7 @@ def run(args) -> None:
         raise UserError("no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER.")
     if args.vocab_size is None:
         raise FlagError("--arch", args.arch, "its embeddings have no size", "Add --vocab-size N.")
-    from fairseq_lowrank.tools import parameters
+    from fairseq_lowrank.tools.fairseq import parameters
 
     data = parameters.describe(args.arch, args.vocab_size, args.flags, task=args.task)
     text, rows, figures = as_text(data), [flat(data)], {}
@@ -77,7 +77,7 @@ def run(args) -> None:
 def methods_of(args, own: str) -> list[str]:
     """Return the methods of a sweep; `own` is that of the model."""
     from fairseq_lowrank.attention import PRESETS
-    from fairseq_lowrank.tools import parameters
+    from fairseq_lowrank.tools.fairseq import parameters
 
     if args.methods is None:
         return list(dict.fromkeys([*parameters.shown(), own]))
@@ -92,7 +92,7 @@ def run_transformers(args) -> None:
     _output.refuse_with_transformers(
         args, dict.fromkeys(("arch", "vocab_size", "task", "sweep", "methods")), args.flags
     )
-    from fairseq_lowrank.tools import pretrained
+    from fairseq_lowrank.tools.transformers import pretrained
 
     data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))
     text = "\n".join([data["model"], parts_table(data), "", "attention", _output.axes_table(data["axes"])])

@@ -60,7 +60,7 @@ def run(args) -> None:
 def predict_lines(args) -> None:
     """Print a prediction for each line of a text."""
     from fairseq_lowrank.files import read_input, read_lines
-    from fairseq_lowrank.tools.text_predictions import predict_text
+    from fairseq_lowrank.tools.fairseq.text_predictions import predict_text
 
     for flag, path in (("--text", args.text), ("--dict", args.dict), ("--pieces", args.pieces)):
         if path is not None and str(path) != "-" and not path.is_file():
@@ -96,7 +96,7 @@ def write_files(output: Path, files: dict[str, str]) -> None:
 
 def predict_corpus(args) -> None:
     """Print the scores of a prepared corpus."""
-    from fairseq_lowrank.tools.predictions import predict
+    from fairseq_lowrank.tools.fairseq.predictions import predict
 
     found = predict(args.checkpoint, args.data, args.subset, args.max_tokens)
     scores = {split: {"name": one.name, "score": one.score, "measures": one.measures} for split, one in found.items()}

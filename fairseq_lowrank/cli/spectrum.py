@@ -155,7 +155,7 @@ def _count_equal(places: Iterable[tuple[str, ...]]) -> int:
 
 def sequences(args, task) -> list[dict]:
     """Return the samples that the arguments of :func:`add_data_arguments` choose."""
-    from fairseq_lowrank.tools import checkpoints
+    from fairseq_lowrank.tools.fairseq import checkpoints
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
     return checkpoints.sequences(task, args.subset, count=args.sequences, seed=args.seed, **lengths)
@@ -166,7 +166,8 @@ def measure(path: Path, label: str, args) -> list[dict]:
     import torch
     from tqdm import tqdm
 
-    from fairseq_lowrank.tools import checkpoints, spectrum
+    from fairseq_lowrank.tools import spectrum
+    from fairseq_lowrank.tools.fairseq import checkpoints
 
     model, task = checkpoints.load_model(path, data=args.data, tokens_per_sample=args.length)
     state = checkpoints.load_state(path)
@@ -214,7 +215,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
 
 def measure_transformers(folder: Path, label: str, args) -> list[dict]:
     """Return the spectra of a model of transformers on a text."""
-    from fairseq_lowrank.tools import pretrained
+    from fairseq_lowrank.tools.transformers import pretrained
 
     lengths = {"min_length": args.min_length, "max_length": args.max_length}
     chosen = pretrained.sequences(folder, args.text, count=args.sequences, seed=args.seed, **lengths)

@@ -48,7 +48,7 @@ def run(args) -> None:
     for path in args.files:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file. Give the name of a text.")
-    from fairseq_lowrank.tools.translation import Translator
+    from fairseq_lowrank.tools.fairseq.translation import Translator
 
     translator = Translator(args.checkpoint, data=args.data, moses=args.moses, subwords=args.subwords)
     for lines in parts(args.files):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.messages import UserError
 
 CURVE_POINTS = 101
@@ -144,12 +145,11 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
 
     P is `[H, B, T, S]`, computed by the same layer without its mixing; M is `[H, H]` or `[B, T, H, H]`.
     """
-    from fairseq_lowrank.tools.architecture import attention_layers
-
     found: dict[str, tuple[Tensor, Tensor]] = {}
     handles, changed = [], []
-    for layer in attention_layers(model):
-        mixing = getattr(layer.module, "mixing", None)
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, MultiheadAttention)]
+    for layer, attention in layers:
+        mixing = getattr(attention, "mixing", None)
         if mixing is None:
             continue
         operations: list = []
@@ -158,7 +158,7 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
             operations[:] = [type(mixing).operation(mixing, query, inputs)]
             return operations[0]
 
-        def again(module, args, kwargs, output, name=layer.name, mixing=mixing, operations=operations):
+        def again(module, args, kwargs, output, name=layer, mixing=mixing, operations=operations):
             module.mixing = None
             try:
                 kwargs = {**kwargs, "need_weights": True, "need_head_weights": True}
@@ -169,7 +169,7 @@ def before_mixing(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, Tensor]]
 
         mixing.operation = operation
         changed.append(mixing)
-        handles.append(layer.module.register_forward_hook(again, with_kwargs=True))
+        handles.append(attention.register_forward_hook(again, with_kwargs=True))
     try:
         yield found
     finally:

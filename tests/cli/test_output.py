@@ -19,7 +19,8 @@ from experiments import commands
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.tools import parameters, pictures
+from fairseq_lowrank.tools import pictures
+from fairseq_lowrank.tools.fairseq import parameters
 
 FOLDER_COMMANDS = {
     "compare": ["results"],

@@ -34,7 +34,7 @@ def test_the_class_of_a_preset_names_a_test_of_that_preset(preset):
 
 def test_the_formula_of_low_rank_embeddings_counts_a_built_model():
     pytest.importorskip("fairseq")
-    from fairseq_lowrank.tools import architecture
+    from fairseq_lowrank.tools.fairseq import architecture
 
     flags = [
         "--embed-rank",

@@ -14,7 +14,7 @@ from tiny_transformer import make_task, preset_flags, shake
 
 from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.tasks.span_head import add_span_head
-from fairseq_lowrank.tools import architecture
+from fairseq_lowrank.tools.fairseq import architecture
 
 SIZES = [
     *("--encoder-layers", "2", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "32"),

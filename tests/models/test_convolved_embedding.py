@@ -11,7 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.nn import functional as F
 
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
-from fairseq_lowrank.tools.architecture import build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.architecture import build_model, parse_architecture
 
 TINY = [
     *("--arch", "lowrank_transformer_lm", "--decoder-layers", "1", "--decoder-embed-dim", "32"),

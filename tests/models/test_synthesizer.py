@@ -10,7 +10,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 
 import fairseq_lowrank.plugin  # noqa: F401
-from fairseq_lowrank.tools import architecture, parameters
+from fairseq_lowrank.tools.fairseq import architecture, parameters
 
 WIKI103 = ("lowrank_synthesizer_lm_wiki103", 267_744, "--tokens-per-sample", "512")
 

@@ -20,7 +20,7 @@ from tiny_transformer import first_of_all, preset_flags
 
 import fairseq_lowrank.plugin
 from fairseq_lowrank.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
-from fairseq_lowrank.tools.measuring import fairseq_subject
+from fairseq_lowrank.tools.fairseq import subject as fairseq_subject
 from fairseq_lowrank.tools.measuring.measurement import measure
 
 

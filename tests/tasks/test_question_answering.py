@@ -10,8 +10,8 @@ import torch
 
 from experiments.corpora.squad import read_paragraphs
 from fairseq_lowrank.cli import main
-from fairseq_lowrank.tools.checkpoints import load_model
-from fairseq_lowrank.tools.predictions import predict
+from fairseq_lowrank.tools.fairseq.checkpoints import load_model
+from fairseq_lowrank.tools.fairseq.predictions import predict
 
 SPANS = "--task question_answering --criterion question_answering"
 COLOURS = ["red", "green", "blue", "black", "white", "brown", "grey", "pink"]

@@ -11,7 +11,8 @@ from experiments.controlled import matrices, nearest_point, recall, regression
 from fairseq_lowrank.attention import PRESETS
 from fairseq_lowrank.cli import inspect
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import inspection, parameters, pictures, spectrum
+from fairseq_lowrank.tools import inspection, pictures, spectrum
+from fairseq_lowrank.tools.fairseq import parameters
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.reporting import contrasts, curves
 from fairseq_lowrank.tools.reporting.results import read_results

@@ -75,7 +75,7 @@ def test_tolerance_is_relative_to_the_largest_singular_value():
 
 @pytest.mark.parametrize("name", ["mixhead-a", "mixhead-b", "stock"])
 def test_patterns_before_mixing_give_the_layers_weights(trained, name):
-    from fairseq_lowrank.tools import checkpoints
+    from fairseq_lowrank.tools.fairseq import checkpoints
 
     model, task = checkpoints.load_model(trained(name))
     for module in model.modules():  # two updates have hardly moved M

@@ -25,7 +25,7 @@ from fairseq_lowrank.models.language_model import LowrankTransformerLanguageMode
 from fairseq_lowrank.models.transformer import LowrankTransformerModel
 from fairseq_lowrank.parts import Mixing
 from fairseq_lowrank.parts.parameters import APPLIES_TO_ALL_OPTIMIZERS
-from fairseq_lowrank.tools.architecture import attention_layers
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers
 
 START = 0.5
 

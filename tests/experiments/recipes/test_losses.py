@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from experiments.recipes.losses import sentence_losses
-from fairseq_lowrank.tools.checkpoints import load_model
+from fairseq_lowrank.tools.fairseq.checkpoints import load_model
 from fairseq_lowrank.tools.reporting.results import read_results
 
 

@@ -16,7 +16,7 @@ from experiments.recipes.commands import CommandFailed, Commands, follow
 
 
 def updates(run) -> int:
-    from fairseq_lowrank.tools.checkpoints import load_state
+    from fairseq_lowrank.tools.fairseq.checkpoints import load_state
 
     return load_state(run.last)["optimizer_history"][-1]["num_updates"]
 

@@ -1,6 +1,6 @@
 """The few published values that `advise` cites are those of the papers' file."""
 
-from fairseq_lowrank.tools.advice import checks
+from fairseq_lowrank.tools.fairseq.advice import checks
 from fairseq_lowrank.tools.reporting.papers import load_papers
 
 PAPERS = load_papers()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairseq_lowrank.tools import parameters
+from fairseq_lowrank.tools.fairseq import parameters
 from fairseq_lowrank.tools.reporting.papers import load_papers
 
 ROWS = {row["architecture"]: row["settings"] for row in load_papers()["primer"]["tables"]["variations"]["rows"]}

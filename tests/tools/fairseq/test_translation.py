@@ -16,8 +16,8 @@ from sacremoses import MosesDetokenizer
 from experiments.corpora.__main__ import main as prepare
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools.fairseq.translation import Translator, raw_text
 from fairseq_lowrank.tools.reporting.scores import read_hypotheses
-from fairseq_lowrank.tools.translation import Translator, raw_text
 
 PAIRS = [
     ("Der Hund läuft nicht.", "The dog isn't running."),

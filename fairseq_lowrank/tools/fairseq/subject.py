@@ -23,8 +23,8 @@ from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.foreign import attention_by_site
 from fairseq_lowrank.plugin.layer import FairseqAttention
-from fairseq_lowrank.tools import checkpoints
-from fairseq_lowrank.tools.architecture import attention_layers
+from fairseq_lowrank.tools.fairseq import checkpoints
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, LEAST, MOST, TOKENS, Metric, enough
 

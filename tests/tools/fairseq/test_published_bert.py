@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertModel, BertTokenizer
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.tools import architecture
-from fairseq_lowrank.tools.published_bert import PublishedBert, model_flags
+from fairseq_lowrank.tools.fairseq import architecture
+from fairseq_lowrank.tools.fairseq.published_bert import PublishedBert, model_flags
 from fairseq_lowrank.tools.wordpieces import WordPieces
 
 PAIR = ["[CLS]", "the", "cat", "##s", "[SEP]", "un", "##able", "[MASK]", "[SEP]"]

@@ -6,8 +6,8 @@ from torch import nn
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
-from fairseq_lowrank.tools import parameters
-from fairseq_lowrank.tools.architecture import attention_layers, build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq import parameters
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
 
 TRANSLATION = "lowrank_transformer_wmt_en_de"
 

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import checkpoints
 from fairseq_lowrank.tools.axes import axes_of
-from fairseq_lowrank.tools.conversion import as_state_of, convert, output_error, remix, resize
+from fairseq_lowrank.tools.fairseq import checkpoints
+from fairseq_lowrank.tools.fairseq.conversion import as_state_of, convert, output_error, remix, resize
 
 HEADS, WIDTH = 4, 16
 

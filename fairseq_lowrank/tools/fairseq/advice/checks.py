@@ -15,9 +15,9 @@ from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
 from fairseq_lowrank.tools.advice import measured
 from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Change, Finding, head_size_at
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
-from fairseq_lowrank.tools.advice.remedies import ModelSummary
-from fairseq_lowrank.tools.architecture import stacks
 from fairseq_lowrank.tools.axes import axes_of, spec_of
+from fairseq_lowrank.tools.fairseq.advice.remedies import ModelSummary
+from fairseq_lowrank.tools.fairseq.architecture import stacks
 
 WIES = "Wies et al. 2021"
 # Wies et al. 2021: §5.1 figure 2, §5.2.2 figure 3, and §5.3 figure 4 (percent redundant by H·d_a / d).

@@ -11,9 +11,9 @@ from pathlib import Path
 from fairseq.data import Dictionary, indexed_dataset
 
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.tools.checkpoints import configuration, load_state
 from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, load_cutter, words
-from fairseq_lowrank.tools.predictions import predict
+from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
+from fairseq_lowrank.tools.fairseq.predictions import predict
 
 SPLIT = "text"
 

@@ -17,7 +17,7 @@ import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.attention import AXES
 from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError
 from fairseq_lowrank.plugin.flags import as_namespace
-from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers
+from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers
 
 
 def load_state(path: Path, overrides: dict | None = None) -> dict:

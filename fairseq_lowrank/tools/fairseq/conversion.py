@@ -19,9 +19,9 @@ from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import METHODS, PARTS
 from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
-from fairseq_lowrank.tools.architecture import AttentionLayer, attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.axes import axes_of
-from fairseq_lowrank.tools.checkpoints import model_arguments, vocab_size
+from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers, build_model, our_arguments
+from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_size
 from fairseq_lowrank.tools.rewriting import factorize, full_rank, layer_with, relative_error
 
 # Projections whose heads share one value: a mixture of heads is then a mixture of their columns in out_proj.
@@ -41,7 +41,7 @@ def convert(
     """Return a checkpoint with other attention, without the optimizer's state, and notes on what stays the same.
 
     Args:
-        state: see :func:`~fairseq_lowrank.tools.checkpoints.load_state`; it is not changed.
+        state: see :func:`~fairseq_lowrank.tools.fairseq.checkpoints.load_state`; it is not changed.
         attention: the new `--attention`. It may differ from the old one in its mixing and in :data:`SIZES`. It may also be
             `mha` if the old one is a restricted or equal method, or a factorisation of plain attention. A size that only the
             old preset needed is dropped.

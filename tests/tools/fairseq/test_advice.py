@@ -10,12 +10,12 @@ from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, Method, register
-from fairseq_lowrank.tools.advice import checks
 from fairseq_lowrank.tools.advice import heads as rule
-from fairseq_lowrank.tools.advice.lengths import read_lengths, read_vocab_size
-from fairseq_lowrank.tools.advice.remedies import cached
-from fairseq_lowrank.tools.architecture import build_model, parse_architecture
-from fairseq_lowrank.tools.parameters import count
+from fairseq_lowrank.tools.fairseq.advice import checks
+from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths, read_vocab_size
+from fairseq_lowrank.tools.fairseq.advice.remedies import cached
+from fairseq_lowrank.tools.fairseq.architecture import build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
 LM = "lowrank_transformer_lm"

@@ -19,7 +19,6 @@ from fairseq_lowrank.huggingface.added import parts_of
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts.projection import is_plain_linear
-from fairseq_lowrank.tools import pretrained
 from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.measuring.subject import (
     BITS,
@@ -33,6 +32,7 @@ from fairseq_lowrank.tools.measuring.subject import (
     Subject,
     enough,
 )
+from fairseq_lowrank.tools.transformers import pretrained
 
 MASKED_SHARE = 0.15
 PROJECTIONS = (("q_proj", "k_proj"), ("query", "key"), ("q", "k"), ("q_lin", "k_lin"), ("query_proj", "key_proj"))

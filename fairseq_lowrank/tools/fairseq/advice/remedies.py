@@ -14,11 +14,11 @@ from torch import nn
 from fairseq_lowrank.attention import AttentionSpec
 from fairseq_lowrank.plugin.flags import AttentionOptions
 from fairseq_lowrank.tools.advice.heads import Change, Heads, heads_of_size, score_heads, score_rank
-from fairseq_lowrank.tools.advice.lengths import lengths_by_site
 from fairseq_lowrank.tools.advice.measured import FEWER, SCORES, TIMES
-from fairseq_lowrank.tools.architecture import attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.axes import spec_of
-from fairseq_lowrank.tools.parameters import count
+from fairseq_lowrank.tools.fairseq.advice.lengths import lengths_by_site
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, our_arguments
+from fairseq_lowrank.tools.fairseq.parameters import count
 
 
 class ModelSummary(Heads):
@@ -27,7 +27,7 @@ class ModelSummary(Heads):
     Changes are priced on built models.
 
     Args:
-        args: see :func:`~fairseq_lowrank.tools.architecture.parse_architecture`.
+        args: see :func:`~fairseq_lowrank.tools.fairseq.architecture.parse_architecture`.
         lengths: see :func:`~.lengths.read_lengths`; sites without lengths are not judged.
     """
 

@@ -11,10 +11,10 @@ from fairseq_lowrank.huggingface import apply_attention, attention_calls, attent
 from fairseq_lowrank.huggingface.models import small_config
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import DotProduct
-from fairseq_lowrank.tools.measuring import transformers_subject
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.probe import Probe, factors
-from fairseq_lowrank.tools.measuring.transformers_subject import TransformersSubject
+from fairseq_lowrank.tools.transformers import subject as transformers_subject
+from fairseq_lowrank.tools.transformers.subject import TransformersSubject
 
 LENGTH, RANK = 24, 3
 FAMILIES = ("bert", "gpt2", "llama", "qwen3", "t5", "modernbert", "mistral")

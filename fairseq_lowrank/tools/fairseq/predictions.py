@@ -13,7 +13,7 @@ import torch
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
 from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
-from fairseq_lowrank.tools.checkpoints import configuration, load_model, load_state
+from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_model, load_state
 from fairseq_lowrank.tools.squad import evaluate
 from fairseq_lowrank.tools.task_scores import measure
 

@@ -20,7 +20,7 @@ from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import InvalidCheckpoint, UserError
 from fairseq_lowrank.models.bert import LowrankBertModel
 from fairseq_lowrank.repairs import checkpoint_file
-from fairseq_lowrank.tools.architecture import parse_architecture
+from fairseq_lowrank.tools.fairseq.architecture import parse_architecture
 from fairseq_lowrank.tools.wordpieces import WordPieces
 
 # fairseq's names of transformers' activations.

@@ -17,14 +17,14 @@ from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attent
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.parts import METHODS, PARTS, evaluate
 from fairseq_lowrank.plugin.architectures import default_arguments
-from fairseq_lowrank.tools.architecture import (
+from fairseq_lowrank.tools.axes import axes_of
+from fairseq_lowrank.tools.fairseq.architecture import (
     attention_layers,
     build_model,
     chooses_attention,
     parse_architecture,
     stacks,
 )
-from fairseq_lowrank.tools.axes import axes_of
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),

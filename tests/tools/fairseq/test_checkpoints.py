@@ -15,8 +15,9 @@ from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.messages import StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
-from fairseq_lowrank.tools import checkpoints, inspection
-from fairseq_lowrank.tools.architecture import attention_layers
+from fairseq_lowrank.tools import inspection
+from fairseq_lowrank.tools.fairseq import checkpoints
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers
 
 
 def samples(task, count=3, **changes):

@@ -1,0 +1,1 @@
+"""Tools for models and checkpoints of fairseq."""

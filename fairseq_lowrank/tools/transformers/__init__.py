@@ -1,0 +1,1 @@
+"""Tools for models of `transformers`."""
