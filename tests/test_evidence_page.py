@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("scipy")
 
 from experiments.controlled import TASKS
-from experiments.evidence import gains, measure, pages
+from experiments.evidence import confidence, gains, measure, pages, slowdown
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, student
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def test_outcomes_of_the_language_models_follow_from_their_rows():
         "L13": [("h32-score-mixing", "h4-mha-6000")],
     }
     outcomes = {row[""]: row["outcome"] for row in table("language-model", "prediction", "outcome")}
-    outcomes = {name: outcome for name, outcome in outcomes.items() if outcome != "not run"}
+    outcomes = {name: outcome for name, outcome in outcomes.items() if not outcome.startswith("not run")}
     assert outcomes.keys() == {*differences, "L7", "L8", "L9", "L10", "L14", "L15", "L16", "L17"}
     for name, pairs in differences.items():
         printed = re.findall(r"\d\.\d{3}", outcomes[name])
@@ -235,6 +235,58 @@ def test_n_gram_models_of_the_picture_are_those_of_the_page():
 
 def test_every_number_of_the_summary_is_on_another_page():
     assert not numbers(SUMMARY) - set().union(*map(numbers, PAGES.values()))
+
+
+def test_labels_of_confidence_are_computed():
+    (questions,) = (one for one in tables(SUMMARY) if one[0] == ["question", "answer", "confidence"])
+    printed = {re.match(r"\[(\d)", row[0])[1]: row[2] for row in questions[2:]}
+    found = confidence.answers()
+    assert printed == {
+        "1": found["1"],
+        "2": f"{found['2, before the softmax']} before, {found['2, after the softmax']} after",
+        "3": found["3"],
+        "4": f"{found['4, 4 heads']} with 4 heads, {found['4, 32 heads']} with 32",
+        "5": found["5"],
+        "6": f"{found['6, decoding']} with 4 heads; {found['6, ten sentences']}",
+        "7": "–",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ({"one": [1.0, 1.1, 1.2], "two": [0.5, 0.6, 0.7]}, "strong"),
+        ({"one": [1.0, 1.1, 1.2]}, "moderate"),
+        ({"one": [1.0, 1.1, 1.2], "two": [-1.0, 1.0, 2.0]}, "moderate"),
+        ({"one": [1.0, 1.1], "two": [0.5, 0.6]}, "weak"),
+        ({"one": [-1.0, 1.0, 2.0]}, "weak"),
+    ],
+)
+def test_confidence_needs_seeds_settings_and_an_interval(settings, label):
+    assert confidence.label(settings) == label
+
+
+def test_slow_down_is_interpolated_in_the_logarithm_of_updates():
+    losses = {1000: 3.0, 4000: 2.0}  # half a bit for twice the updates
+    assert slowdown.factor(losses, 2.5, 1000) == (pytest.approx(2.0), False)
+    assert slowdown.factor(losses, 1.5, 4000) == (pytest.approx(2.0), True)
+    assert slowdown.factor({1000: 3.0}, 2.5, 1000) is None
+
+
+def test_gap_within_the_long_trainings_is_that_of_their_logs():
+    assert slowdown.gap() in " ".join(PAGES["language-model"].split())
+
+
+PLANNED = [page for page in PAGES if pages.BETTER in PAGES[page]]
+
+
+@pytest.mark.parametrize("page", PLANNED)
+def test_no_prediction_is_decided_by_an_interval_that_includes_zero(page):
+    contrasts = {row["planned contrast, bits"].split()[0]: row[pages.BETTER] for row in table(page, pages.BETTER)}
+    outcomes = {row[""]: row["outcome"] for row in table(page, "contradicted by", "outcome")}
+    undecided = [name for name, better in contrasts.items() if better.startswith("neither")]
+    assert contrasts.keys() <= outcomes.keys()
+    assert not [name for name in undecided if not outcomes[name].startswith("unclear")]
 
 
 def test_summary_is_short():

@@ -20,12 +20,13 @@ from statistics import fmean, median
 
 from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
-from experiments.evidence import gains, measure
+from experiments.evidence import gains, measure, slowdown
 from fairseq_lowrank.tools.reporting import contrasts
 
 ROOT = Path(__file__).parents[2]
 PAGES, RESULTS, PLANNED = ROOT / "docs" / "evidence", ROOT / "results", ROOT / "examples" / "evidence"
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
+BETTER = "better, by the interval"
 SHUFFLED_SOURCE = "bits per token that a shuffled source costs"
 
 Row = dict[str, str]
@@ -204,7 +205,6 @@ def planned(table: str, file: str) -> Filler:
             assert row["planned contrast, bits"].split()[0] == one["contrast"].split()[0]
             [corrected] = [column for column in row if "Holm" in column]
             low, high = row["95 % interval (t)"].split(" … ")
-            _, _, after = row["outcome by the interval alone"].partition("; ")
             result.append(
                 row
                 | {
@@ -213,12 +213,17 @@ def planned(table: str, file: str) -> Filler:
                     "seeds above 0": f"{one['positive']} of {one['seeds']}",
                     "t": like(row["t"], one["t"]),
                     corrected: like(row[corrected], one["t_holm"]),
-                    "outcome by the interval alone": "; ".join([one["outcome"], after]),
+                    BETTER: better_side(one["better"]),
                 }
             )
         return result
 
     return fill
+
+
+def better_side(better: str | None) -> str:
+    """Return which row of a contrast is better by its interval, or which pair of rows is further apart."""
+    return f"{better} by more" if better and " over " in better else f"{better or 'neither side clearly'} better"
 
 
 def whole(markdown: Callable[[], str]) -> Filler:
@@ -364,7 +369,11 @@ TABLES: dict[str, dict[tuple[str, ...], Filler]] = {
         ("row", "seed", "training loss"): trainings("joined-by-ten"),
         CONTRAST: planned("joined-by-ten", "contrasts"),
     },
-    "language-model": {("row", "seed", "training loss"): trainings("language-model", every=True)},
+    "language-model": {
+        ("row", "seed", "training loss"): trainings("language-model", every=True),
+        ("row", "m(T) by seed"): whole(slowdown.table),
+        ("contrast", "p after Holm"): whole(slowdown.contrasts),
+    },
     "matrices": {
         ("shared", "mha"): each(matrices),
         ("own", "mha"): each(matrices),
