@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, triton  # noqa: F401 (registers the operators)
+from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, tiled, triton  # noqa: F401 (registers the operators)
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
@@ -34,7 +34,7 @@ __all__ = [
 
 # Each backend has ``compute(call)``, ``unsupported_reason(call)``, which is read when a layer is built, and
 # ``device_unsupported_reason(device, dtype)``, which is read when it runs.
-_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton}
+_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton, "tiled": tiled}
 BACKENDS = ("auto", *_BACKENDS)
 
 

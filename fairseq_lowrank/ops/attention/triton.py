@@ -135,10 +135,15 @@ def has_no_spills(call: AttentionCall) -> bool:
         return selfcheck.has_no_spills(call if call.mixes_weights else call.replace(prob_mixing=None))
 
 
-def compute(call: AttentionCall) -> tuple[Tensor, None]:
+def with_score_matrix(call: AttentionCall) -> AttentionCall:
+    """Return ``call`` with a matrix that mixes scores where it had only a factor of each head."""
     if isinstance(call.score_mixing, DiagonalMixing):
         call = call.replace(score_mixing=StaticMixing(torch.diag(call.score_mixing.weight)))
-    return recomputing.compute(call, BACKEND), None
+    return call
+
+
+def compute(call: AttentionCall) -> tuple[Tensor, None]:
+    return recomputing.compute(with_score_matrix(call), BACKEND), None
 
 
 def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:
