@@ -76,16 +76,26 @@ def devices() -> list[tuple[str, str]]:
 
 
 def kernels() -> list[tuple[str, str]]:
-    """Return a row for each GPU: if the triton backend supports it, and if its results equal the reference's."""
+    """Return a row for each GPU: if the triton backend supports it, and if its results equal the reference's.
+
+    Rows after it say what ``auto`` takes there, and why.
+    """
     import torch
 
+    from fairseq_lowrank.cli import check_kernels
     from fairseq_lowrank.ops.attention import triton
 
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     rows = []
     for device in gpus or [torch.device("cpu")]:
         name = "kernels" if device.index is None else f"kernels {device.index}"
-        rows.append((name, triton.device_unsupported_reason(device, torch.bfloat16) or self_check(device)))
+        reason = triton.device_unsupported_reason(device, torch.bfloat16)
+        rows.append((name, reason or self_check(device)))
+        if reason is None and device.type == "cuda":
+            rows += [
+                (f"auto {device.index}, {kind}", choice)
+                for kind, choice in check_kernels.choices(device, torch.bfloat16).items()
+            ]
     return rows
 
 

@@ -18,7 +18,7 @@ def rounded(tensor, dtype):
 
 
 def heads_and_gradients(call, cotangent, *, merged):
-    """Heads and gradients of q, k, v, then of the matrix before and of the matrix after the softmax where there are.
+    """Heads and gradients of q, k, v, then of the matrix before and of the matrix after the softmax, of a causal call.
 
     ``merged``: dq comes from Σ P dP k − D Σ P k (tiled kernels), else from Σ P (dP − D) k.
     """
@@ -36,9 +36,8 @@ def heads_and_gradients(call, cotangent, *, merged):
     sigmoid = scores.sigmoid()
     slope = 2 - sigmoid if call.activation == "sigsoftmax" else torch.ones_like(scores)
     logits = scores + sigmoid.log() if call.activation == "sigsoftmax" else scores
-    hidden = call.mask.hidden(*call.scores.shape[2:], q.device)
-    if hidden is not None:
-        logits = logits.masked_fill(hidden, float("-inf"))
+    hidden = call.mask.by_position(*call.scores.shape[2:], True, q.device).bool()
+    logits = logits.masked_fill(hidden, float("-inf"))
     weights = logits.softmax(-1).nan_to_num()
     mixed, grad_mixed = weights, grad @ v.mT
     if after is not None:
@@ -64,6 +63,10 @@ def heads_and_gradients(call, cotangent, *, merged):
         back = torch.einsum("ji,bits->bjts", cut(before.weight.detach()), cut(grad_scores))
     of_q = cut(back) @ k * scale
     if merged and after is not None and before is None:
-        of_q = (cut(weights * grad_weights * slope) @ k - sums * cut(cut(weights * slope) @ k)) * scale
+        # The pass of statistics divides by the row sum at the end.
+        exponents = scores + scores.clamp(max=0) if call.activation == "sigsoftmax" else scores
+        powers = (logits - exponents.masked_fill(hidden, float("-inf")).amax(-1, keepdim=True)).exp()
+        average = cut(cut(powers * slope) @ k / powers.sum(-1, keepdim=True))
+        of_q = (cut(weights * grad_weights * slope) @ k - sums * average) * scale
     of_k, of_v = cut(back).mT @ q * scale, cut(mixed).mT @ grad
     return [heads, *map(cut, (of_q, of_k, of_v)), *(x for x in (of_before, of_after) if x is not None)]

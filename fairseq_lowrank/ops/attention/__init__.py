@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, tiled, triton  # noqa: F401 (registers the operators)
+from fairseq_lowrank.ops.attention import blocked, gpu_times, operator, reference, sdpa, tiled, triton  # noqa: F401 (registers the operators)
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
@@ -100,9 +100,17 @@ def _fastest(call: AttentionCall) -> Any:
             break
         if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
             continue
-        if module is not triton or triton.has_no_spills(call):
+        if module is not triton or triton.keeps_registers(call):
             return module
     return reference
+
+
+def explain(call: AttentionCall) -> str:
+    """Say what ``auto`` takes for ``call``, and on a GPU why."""
+    chosen = _fastest(call)
+    name = next(name for name, module in _BACKENDS.items() if module is chosen)
+    prefer = _PREFERENCES.get(call.v.device.type, _ANY_DEVICE)
+    return gpu_times.reason(call, name) if call.v.dtype in prefer.triton else name
 
 
 def _requested(backend: str, call: AttentionCall) -> Any:
@@ -132,8 +140,9 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     v, mixes = call.v, call.mixes_weights
     prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
     fused: tuple[ModuleType, ...] = ()
-    if v.dtype in prefer.triton and triton.unsupported_reason(call) is None and triton.is_precompiled_config(call):
-        fused = (triton,)
+    # A traced call is not tried on its device, so it takes only kernels that were compiled elsewhere.
+    if v.dtype in prefer.triton and triton.unsupported_reason(call) is None:
+        fused = (triton,) if not is_traced(v) or triton.is_precompiled_config(call) else ()
     if is_traced(v):
         # One choice for all lengths.
         avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
@@ -144,7 +153,9 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     few = queries == 1 or (heads * queries * keys < prefer.reference_scores and not shared)
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
     if mixes:
-        return (*fused, sdpa, *others) if v.dtype in prefer.triton and _repeats_cheaply(call, prefer) else others
+        if v.dtype not in prefer.triton or not _repeats_cheaply(call, prefer):
+            return others
+        return (sdpa, *others) if gpu_times.prefers_sdpa(call) else (*fused, sdpa, *others)
     drops = call.dropout_p and not prefer.sdpa_drops
     whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
     if drops or (whole and queries * keys > prefer.mask_scores):

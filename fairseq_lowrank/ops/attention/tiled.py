@@ -34,13 +34,26 @@ from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 
 DTYPES = (torch.bfloat16, torch.float16)
+MOST_COLUMNS = 2048
+"""Heads times their size, each padded to a power of two, whose mixing fits into the shared memory of an H100."""
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Return what this backend cannot compute of ``call``, in words, or ``None``."""
     if call.mask.additive is not None:
         return "a mask of queries and keys"
-    return triton.unsupported_reason(call.replace(mask=call.mask.replace(window=None)))
+    if (reason := triton.unsupported_reason(call.replace(mask=call.mask.replace(window=None)))) is not None:
+        return reason
+    heads, dim = call.scores.shape[1], max(call.dot_product.q.size(3), call.v.size(3))
+    mixes = call.score_mixing is not None or call.mixes_weights
+    if mixes and _padded(heads) * _padded(dim) > MOST_COLUMNS:
+        return f"mixing of {heads} heads of {dim} (of {MOST_COLUMNS} columns together at most)"
+    return None
+
+
+def _padded(number: int) -> int:
+    """Return the next power of two."""
+    return 1 << (number - 1).bit_length()
 
 
 def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -70,6 +70,8 @@ class Shape(NamedTuple):
     SIGSOFTMAX: Any
     DTYPE: Any
     STAGES: Any
+    CHUNK: Any
+    """Columns of a part of the products q·k and do·v, where shared memory does not hold all; 0: all at once."""
     PARTS: Any
     """Products that share the positions of a tile in the gradient of M: one a warp."""
     DESCRIPTORS: Any
@@ -91,14 +93,14 @@ def _place(shape, blocks):
 
 
 @triton.jit
-def _pointers(view, batch, heads, start, shape, GROUPS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+def _pointers(view, batch, heads, start, shape, GROUPS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, COLUMN: tl.constexpr = 0):  # fmt: skip
     groups = heads
     if GROUPS != shape.HEADS:
         groups = heads * GROUPS // shape.HEADS
     if shape.WIDE or shape.BLOCK_H == 1:
         groups = tl.cast(groups, tl.int64)
     origin = view.data + batch * view.batch + tl.cast(start, tl.int64) * view.position
-    inner = tl.arange(0, COUNT)[:, None] * view.position + tl.arange(0, WIDTH)[None, :]
+    inner = tl.arange(0, COUNT)[:, None] * view.position + (COLUMN + tl.arange(0, WIDTH))[None, :]
     if shape.BLOCK_H == 1:
         pointers = (origin + groups * view.head) + inner
     else:
@@ -107,19 +109,19 @@ def _pointers(view, batch, heads, start, shape, GROUPS: tl.constexpr, COUNT: tl.
 
 
 @triton.jit
-def _inside(heads, start, length, shape, DIM: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    inside = (start + tl.arange(0, COUNT) < length)[:, None] & (tl.arange(0, WIDTH) < DIM)[None, :]
+def _inside(heads, start, length, shape, DIM: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, COLUMN: tl.constexpr = 0):  # fmt: skip
+    inside = (start + tl.arange(0, COUNT) < length)[:, None] & (COLUMN + tl.arange(0, WIDTH) < DIM)[None, :]
     if shape.BLOCK_H > 1:
         inside = inside[None, :, :] & (heads < shape.HEADS)[:, None, None]
     return inside
 
 
 @triton.jit
-def _rows(view, batch, heads, start, length, shape, GROUPS: tl.constexpr, DIM: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+def _rows(view, batch, heads, start, length, shape, GROUPS: tl.constexpr, DIM: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, COLUMN: tl.constexpr = 0):  # fmt: skip
     """Load ``COUNT`` positions of the heads from ``start`` on; 0 outside. All positions are inside unless ``MASKED``."""
-    pointers = _pointers(view, batch, heads, start, shape, GROUPS, COUNT, WIDTH)
-    if MASKED or DIM != WIDTH or (shape.BLOCK_H > 1 and shape.BLOCK_H != shape.HEADS):
-        loaded = tl.load(pointers, mask=_inside(heads, start, length, shape, DIM, COUNT, WIDTH), other=0.0)
+    pointers = _pointers(view, batch, heads, start, shape, GROUPS, COUNT, WIDTH, COLUMN)
+    if MASKED or DIM % WIDTH != 0 or (shape.BLOCK_H > 1 and shape.BLOCK_H != shape.HEADS):
+        loaded = tl.load(pointers, mask=_inside(heads, start, length, shape, DIM, COUNT, WIDTH, COLUMN), other=0.0)
     else:
         loaded = tl.load(pointers)
     return loaded
@@ -188,6 +190,20 @@ def _transposed(tile):
         result = tl.permute(tile, (1, 0))
     else:
         result = tl.permute(tile, (0, 2, 1))
+    return result
+
+
+@triton.jit
+def _product(fixed, moving, left, right, batch, heads, start, first, left_length, right_length, shape, GROUPS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+    """Return fixed @ movingᵀ; in parts of the columns, which are loaded from ``left`` and ``right``, where there are chunks."""
+    if shape.CHUNK == 0:
+        result = _dot(fixed, _transposed(moving))
+    else:
+        result = tl.zeros((shape.BLOCK_H, shape.BLOCK_M, shape.BLOCK_N), tl.float32)
+        for part in tl.static_range(WIDTH // shape.CHUNK):
+            one = _rows(left, batch, heads, start, left_length, shape, shape.HEADS, DIM, shape.BLOCK_M, shape.CHUNK, True, part * shape.CHUNK)  # fmt: skip
+            other = _rows(right, batch, heads, first, right_length, shape, GROUPS, DIM, shape.BLOCK_N, shape.CHUNK, MASKED, part * shape.CHUNK)  # fmt: skip
+            result += _dot(one, _transposed(other))
     return result
 
 
@@ -496,15 +512,17 @@ def attend(q, k, v, factor, score_mixing, prob_mixing, mask, dropout, lse, outpu
 
 
 @triton.jit
-def _query_tile(acc, sums, gradient, of_scores, queries, grads, lse, given, score_matrix, score_backward, matrix, k, v, batch, heads, start, first, length, factor, mask, dropout, shape, SCORE_KIND: tl.constexpr, KIND: tl.constexpr, GIVEN: tl.constexpr, OF_QUERIES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+def _query_tile(acc, sums, gradient, of_scores, queries, grads, lse, given, score_matrix, score_backward, matrix, q, k, v, grad, batch, heads, start, first, length, factor, mask, dropout, shape, SCORE_KIND: tl.constexpr, KIND: tl.constexpr, GIVEN: tl.constexpr, OF_QUERIES: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     keys = _moving(k, batch, heads, first, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_N, shape.BLOCK_D, MASKED)  # fmt: skip
-    values = _moving(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
+    values = 0.0
+    if shape.CHUNK == 0:
+        values = _moving(v, batch, heads, first, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_N, shape.BLOCK_DV, MASKED)  # fmt: skip
     t, s = start + tl.arange(0, shape.BLOCK_M), first + tl.arange(0, shape.BLOCK_N)
-    unmixed = _dot(queries, _transposed(keys)) * factor
+    unmixed = _product(queries, keys, q, k, batch, heads, start, first, mask.queries, mask.keys, shape, shape.KEY_GROUPS, shape.DIM, shape.BLOCK_D, MASKED) * factor  # fmt: skip
     scores = _mixed_scores(score_matrix, unmixed, shape, SCORE_KIND)
     scores = _visible(scores, mask, batch, t[:, None], s[None, :], length, MASKED)
     weights, slope = _powers(scores, _exponent(scores, shape) - lse, shape)
-    grad_mixed = _dot(grads, _transposed(values))
+    grad_mixed = _product(grads, values, grad, v, batch, heads, start, first, mask.queries, mask.keys, shape, shape.VALUE_GROUPS, shape.VALUE_DIM, shape.BLOCK_DV, MASKED)  # fmt: skip
     grad_mixed = _dropped(grad_mixed, dropout, batch, heads, start, first, shape, shape.BLOCK_M, shape.BLOCK_N, False)
     if KIND != NONE:
         grad_mixed = grad_mixed.to(shape.DTYPE)
@@ -541,8 +559,10 @@ def query_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout,
     """
     block, batch, heads = _place(shape, tl.cdiv(mask.queries, shape.BLOCK_M))
     start = (tl.cdiv(mask.queries, shape.BLOCK_M) - 1 - block) * shape.BLOCK_M
-    queries = _rows(q, batch, heads, start, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, True)  # fmt: skip
-    grads = _rows(grad, batch, heads, start, mask.queries, shape, shape.HEADS, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV, True)  # fmt: skip
+    queries, grads = 0.0, 0.0
+    if shape.CHUNK == 0:
+        queries = _rows(q, batch, heads, start, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, True)  # fmt: skip
+        grads = _rows(grad, batch, heads, start, mask.queries, shape, shape.HEADS, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV, True)  # fmt: skip
     score_matrix = _matrix(score_mixing, batch, start, mask.queries, shape, True)
     score_backward = _matrix(score_mixing, batch, start, mask.queries, shape, False)
     matrix = _matrix(prob_mixing, batch, start, mask.queries, shape, False)
@@ -566,7 +586,7 @@ def query_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout,
     for part in tl.static_range(3):
         if part > 0 or mask.window is not None:
             for first in tl.range(edges[part], edges[part + 1], shape.BLOCK_N, num_stages=shape.STAGES):
-                acc, row_sums, gradient, of_scores = _query_tile(acc, row_sums, gradient, of_scores, queries, grads, lse_i, given, score_matrix, score_backward, matrix, k_source, v_source, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, GIVEN, grad_q is not None, part != 1)  # fmt: skip
+                acc, row_sums, gradient, of_scores = _query_tile(acc, row_sums, gradient, of_scores, queries, grads, lse_i, given, score_matrix, score_backward, matrix, q, k_source, v_source, grad, batch, heads, start, first, length, factor, mask, dropout, shape, score_mixing.KIND, prob_mixing.KIND, GIVEN, grad_q is not None, part != 1)  # fmt: skip
     if not GIVEN:
         total = tl.max(row_sums, 2)  # 8 equal columns
         pointers, inside = _numbers(sums, batch, heads, start, mask.queries, shape, shape.BLOCK_M)

@@ -34,7 +34,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_of(kernel: str, together: int, dim: int, few: bool) -> Tile:
+def tile_of(kernel: str, together: int, dim: int, few: bool, positionwise: bool = False) -> Tile:
     """Return the tile of a kernel.
 
     Args:
@@ -42,17 +42,21 @@ def tile_of(kernel: str, together: int, dim: int, few: bool) -> Tile:
         together: heads of a program, padded.
         dim: the larger size of a head, padded.
         few: whether large tiles would leave multiprocessors idle.
+        positionwise: whether each query has a matrix.
     """
     if together == 1:
         if kernel in ("statistics", "averages"):
             return Tile(64, 64, 4, 2) if few or dim > 64 else Tile(128, 64, 8, 2)
         return Tile(32, 64, 4, 1) if kernel == "key_gradients" else Tile(64, 32, 4, 2)
-    # What a program accumulates, heads × rows × columns in float32, takes half of the registers, and the scores of a tile a part
-    # of the others. So each byte that is read serves as many rows as can be.
-    block = 16 if few else max(16, min(32768 // (together * dim), 512 // together))
+    # What a program accumulates, heads × block × columns in float32, takes half of the registers at most, and the scores of a
+    # tile a part of the others. So each byte that is read serves as many rows as can be.
+    matrices = positionwise and kernel in ("row_sums", "query_gradients")  # and their gradient take registers too
+    block = 16 if few or matrices else min(64, max(16, min(32768 // (together * dim), 512 // together)))
+    moving = max(16, min(64, 8192 // (together * block), 16384 // (together * dim)))
+    moving = 16 if positionwise else moving
     if kernel in ("key_gradients", "value_gradients"):
-        return Tile(16, block, 8, 1 if kernel == "key_gradients" else 2)
-    return Tile(block, 16, 8, 2)
+        return Tile(moving, block, 8, 1 if kernel == "key_gradients" else 2)
+    return Tile(block, moving, 8, 2)
 
 
 class TiledLaunch(Launch):
@@ -189,13 +193,17 @@ class TiledLaunch(Launch):
         together = max(16, together) if positionwise else together
         dims = self.q.size(3), self.v.size(3)
         padded = [max(16, next_power_of_2(dim)) for dim in dims]
-        tile = tile_of(name, together, max(padded), self.few)
+        tile = tile_of(name, together, max(padded), self.few, positionwise)
         copies = max(1, 16 // together) if meets else 1
         numbers = (self.heads, together, copies, tile.rows, tile.keys, dims[0], padded[0], dims[1], padded[1])
         groups = self.k.size(1), self.v.size(1)
         whole = meets and together == self.heads and [*dims] == padded and set(groups) == {self.heads}
         descriptors = self.descriptors and whole and all(map(_is_aligned, (self.q, self.k, self.v)))
-        further = (self.call.activation == "sigsoftmax", _DTYPES[self.dtype], tile.stages, tile.warps, descriptors)
+        # q and do of a block of queries, which no loop loads again, leave no room for keys and values.
+        large = meets and name in ("row_sums", "query_gradients") and together * max(padded) > 1024
+        chunk = min(*padded, 1024 // together) if large else 0
+        descriptors = descriptors and not large
+        further = (self.call.activation == "sigsoftmax", _DTYPES[self.dtype], tile.stages, chunk, tile.warps, descriptors)
         wide = any(map(_is_wide, (self.q, self.k, self.v)))
         return tiled_kernels.Shape(*map(constexpr, (*numbers, *groups, *further, wide))), tile
 
