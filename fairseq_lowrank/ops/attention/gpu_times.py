@@ -5,6 +5,7 @@ Numbers are picoseconds a score of one head, forward and backward, in bfloat16 u
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from fairseq_lowrank.ops.attention.call import AttentionCall
@@ -69,7 +70,7 @@ def times(call: AttentionCall) -> dict[str, float]:
 def prefers_sdpa(call: AttentionCall) -> bool:
     """Return True if SDPA once for each value is faster than the kernels that mix: measured, or predicted beyond the error."""
     cost = times(call)
-    return cost["sdpa"] < cost["triton"] * (1.0 if is_measured(call) else 1.0 - ERROR)
+    return cost.get("sdpa", math.inf) < cost["triton"] * (1.0 if is_measured(call) else 1.0 - ERROR)
 
 
 def reason(call: AttentionCall, chosen: str) -> str:

@@ -100,7 +100,7 @@ def _pointers(view, batch, heads, start, shape, GROUPS: tl.constexpr, COUNT: tl.
     if shape.WIDE or shape.BLOCK_H == 1:
         groups = tl.cast(groups, tl.int64)
     origin = view.data + batch * view.batch + tl.cast(start, tl.int64) * view.position
-    inner = tl.arange(0, COUNT)[:, None] * view.position + (COLUMN + tl.arange(0, WIDTH))[None, :]
+    inner = tl.arange(0, COUNT)[:, None] * view.position + (tl.arange(0, WIDTH) + COLUMN)[None, :]
     if shape.BLOCK_H == 1:
         pointers = (origin + groups * view.head) + inner
     else:
@@ -110,7 +110,7 @@ def _pointers(view, batch, heads, start, shape, GROUPS: tl.constexpr, COUNT: tl.
 
 @triton.jit
 def _inside(heads, start, length, shape, DIM: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, COLUMN: tl.constexpr = 0):  # fmt: skip
-    inside = (start + tl.arange(0, COUNT) < length)[:, None] & (COLUMN + tl.arange(0, WIDTH) < DIM)[None, :]
+    inside = (start + tl.arange(0, COUNT) < length)[:, None] & (tl.arange(0, WIDTH) + COLUMN < DIM)[None, :]
     if shape.BLOCK_H > 1:
         inside = inside[None, :, :] & (heads < shape.HEADS)[:, None, None]
     return inside
@@ -559,7 +559,8 @@ def query_pass(q, k, v, factor, scale, score_mixing, prob_mixing, mask, dropout,
     """
     block, batch, heads = _place(shape, tl.cdiv(mask.queries, shape.BLOCK_M))
     start = (tl.cdiv(mask.queries, shape.BLOCK_M) - 1 - block) * shape.BLOCK_M
-    queries, grads = 0.0, 0.0
+    queries = 0.0
+    grads = 0.0
     if shape.CHUNK == 0:
         queries = _rows(q, batch, heads, start, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, True)  # fmt: skip
         grads = _rows(grad, batch, heads, start, mask.queries, shape, shape.HEADS, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV, True)  # fmt: skip

@@ -79,7 +79,7 @@ def test_values_and_gradients_are_the_references(name, device, monkeypatch):
         monkeypatch.setattr(tiled_launch, "tile_of", lambda *sizes: tiled_launch.Tile(16, 16, 4, 1))
     call, options = problem(device, rules, heads, dims, **changes)
     for part, distance in selfcheck.errors(call, backend="tiled", **options).items():
-        assert distance < 1.5e-3, f"{part}: {distance:.1e}"
+        assert distance < 2e-3, f"{part}: {distance:.1e}"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_layer_computes_by_it_in_one_pass_less(device):
         gradients = torch.autograd.grad(output.float().pow(2).sum(), [inputs, *layer.parameters()])
         results.append((output, *gradients))
     for found, expected in zip(*results, strict=True):
-        assert (found.double() - expected).norm() <= 5e-3 * expected.norm().clamp(min=1e-2)
+        assert (found.double() - expected).norm() <= 5e-3 * expected.norm().clamp(min=1)
 
 
 def test_its_operator_stays_in_a_graph():
