@@ -82,7 +82,10 @@ def choices(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     from fairseq_lowrank.ops.attention import explain
 
     calls = common_calls(device).items()
-    narrowed = {name: call.replace(scores=call.scores.map_tensors(lambda x: x.to(dtype)), v=call.v.to(dtype)) for name, call in calls}
+    narrowed = {
+        name: call.replace(scores=call.scores.map_tensors(lambda x: x.to(dtype)), v=call.v.to(dtype))
+        for name, call in calls
+    }
     return {name: explain(call) for name, call in narrowed.items()}
 
 

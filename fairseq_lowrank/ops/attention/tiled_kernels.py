@@ -186,11 +186,7 @@ def _dot(left, right):
 
 @triton.jit
 def _transposed(tile):
-    if len(tile.shape) == 2:
-        result = tl.permute(tile, (1, 0))
-    else:
-        result = tl.permute(tile, (0, 2, 1))
-    return result
+    return tl.permute(tile, (1, 0) if len(tile.shape) == 2 else (0, 2, 1))
 
 
 @triton.jit
@@ -648,7 +644,9 @@ def _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backw
         mixed = _dropped(mixed, dropout, batch, heads, first, start, shape, shape.BLOCK_M, shape.BLOCK_N, True)
         dv += _dot(mixed.to(shape.DTYPE), grads)
     if OF != OF_VALUES:
-        sums_i = tl.expand_dims(_load_numbers(sums, batch, heads, first, mask.queries, shape, shape.BLOCK_M, MASKED), -2)
+        sums_i = tl.expand_dims(
+            _load_numbers(sums, batch, heads, first, mask.queries, shape, shape.BLOCK_M, MASKED), -2
+        )
         grad_mixed = _dot(values, _transposed(grads))
         grad_mixed = _dropped(grad_mixed, dropout, batch, heads, first, start, shape, shape.BLOCK_M, shape.BLOCK_N, True)  # fmt: skip
         product = weights * (_mixed(backward, grad_mixed, shape, KIND, True) - sums_i) * slope

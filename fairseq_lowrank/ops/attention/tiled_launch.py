@@ -12,7 +12,7 @@ from torch import Tensor
 from triton import cdiv, next_power_of_2
 from triton.language import constexpr
 
-from fairseq_lowrank.ops.attention import kernels, tiled_kernels
+from fairseq_lowrank.ops.attention import tiled_kernels
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import _DTYPES, Kernel, Launch, _is_wide, _matrix, _view
 from fairseq_lowrank.ops.attention.mask import AttentionMask
@@ -187,7 +187,9 @@ class TiledLaunch(Launch):
         self.run(Kernel(name, function, (programs, 1), (*arguments, shape, *further), options))
 
     def _shape(self, name: str) -> tuple[Any, Any]:
-        meets = self.call.score_mixing is not None or (self.call.mixes_weights and name not in ("statistics", "averages"))
+        meets = self.call.score_mixing is not None or (
+            self.call.mixes_weights and name not in ("statistics", "averages")
+        )
         positionwise = meets and isinstance(self.call.prob_mixing, PositionwiseMixing)
         together = next_power_of_2(self.heads) if meets else 1
         together = max(16, together) if positionwise else together
@@ -203,7 +205,14 @@ class TiledLaunch(Launch):
         large = meets and name in ("row_sums", "query_gradients") and together * max(padded) > 1024
         chunk = min(*padded, 1024 // together) if large else 0
         descriptors = descriptors and not large
-        further = (self.call.activation == "sigsoftmax", _DTYPES[self.dtype], tile.stages, chunk, tile.warps, descriptors)
+        further = (
+            self.call.activation == "sigsoftmax",
+            _DTYPES[self.dtype],
+            tile.stages,
+            chunk,
+            tile.warps,
+            descriptors,
+        )
         wide = any(map(_is_wide, (self.q, self.k, self.v)))
         return tiled_kernels.Shape(*map(constexpr, (*numbers, *groups, *further, wide))), tile
 

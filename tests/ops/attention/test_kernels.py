@@ -116,14 +116,15 @@ def test_all_that_auto_takes_was_compiled_and_spills_nothing():
         assert found and all(kernel.fits for kernel in found), one
 
 
-def test_tiled_kernels_are_those_of_the_file_and_store_nothing_in_their_loops():
-    """One is compiled here; the others are in the file. What may store is named: nobody has timed it yet."""
+def test_tiled_kernels_are_those_of_the_file():
+    """One is compiled here. The widest of 16 heads of 64 keeps its registers in the loop."""
     plain = Configuration("A", "softmax", 16, 64, 90, padding=False, backend="tiled")
     recorded = {one: found for one, found in kernels.read().items() if one.backend == "tiled"}
     assert set(recorded) == set(kernels.of_tiled())
     (found,) = kernels.compiled(plain, ("attend",))
     assert found in recorded[plain] and found.stores == found.reloads == 0
     averages = recorded[plain][0]
-    assert averages.kernel == "averages" and averages.issue <= 0.1  # clocks a score of row statistics, with the averages
-    stores = {(one, kernel.kernel) for one, found in recorded.items() for kernel in found if not kernel.fits}
-    assert {one for one, _ in stores} <= {one for one in recorded if not one == plain}
+    assert averages.kernel == "averages" and averages.issue <= 0.1  # row statistics, with the averages of keys
+    for one, some in recorded.items():
+        low, high = (sum(ends) for ends in zip(*(kernels.predicted(kernel, one) for kernel in some), strict=True))
+        assert 2 < low <= high < 60, one

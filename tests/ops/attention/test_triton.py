@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy
@@ -360,18 +361,24 @@ def held(device, monkeypatch):
     return compiled_to, kernels_of
 
 
-def test_auto_takes_the_kernels_where_they_spill_nothing(held, checked):
+def spilled_in_loops(monkeypatch, kernel, stores):
+    """What the compiler made of a kernel that spills, with so many stores in its inner loop."""
+    monkeypatch.setattr(selfcheck.machine_code, "inner_loop", lambda code: Counter(STL=stores * (code == b"row_sums")))
+    return SimpleNamespace(n_spills=8, asm={"cubin": kernel.name.encode()})
+
+
+def test_auto_takes_the_kernels_where_they_store_nothing_in_a_loop(held, checked, monkeypatch):
     compiled_to, kernels_of = held
-    compiled_to(lambda kernel: SimpleNamespace(n_spills=0))
+    compiled_to(lambda kernel: spilled_in_loops(monkeypatch, kernel, 0))
     kernels_of("auto")
     heads, launched = kernels_of("auto")
     assert launched == ["row_statistics", "attend"]
     assert torch.equal(heads, kernels_of("triton")[0])
 
 
-def test_auto_leaves_to_blocks_what_spills_here(held, checked):
+def test_auto_leaves_to_blocks_what_stores_registers_in_a_loop_here(held, checked, monkeypatch):
     compiled_to, kernels_of = held
-    compiled_to(lambda kernel: SimpleNamespace(n_spills=8 * (kernel.name == "row_sums")))
+    compiled_to(lambda kernel: spilled_in_loops(monkeypatch, kernel, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _, launched = kernels_of("auto")
@@ -398,7 +405,7 @@ def test_auto_leaves_to_blocks_what_lacks_shared_memory_here_and_says_nothing(he
 
 def test_a_recorded_graph_has_what_its_warm_up_found(held, checked, monkeypatch):
     compiled_to, kernels_of = held
-    compiled_to(lambda kernel: SimpleNamespace(n_spills=8))
+    compiled_to(lambda kernel: spilled_in_loops(monkeypatch, kernel, 3))
     monkeypatch.setattr(selfcheck, "_is_recorded", lambda call: True)
     monkeypatch.setattr(
         selfcheck, "self_check", lambda *call: pytest.fail("nothing is compared while a graph is recorded")
