@@ -92,9 +92,9 @@ class Launch:
             _matrix(call.score_mixing),
             _matrix(call.prob_mixing if call.mixes_weights else None),
         )
-        self.mask = _mask(call.mask, call.scores.shape)
+        self.mask: Any = _mask(call.mask, call.scores.shape)
         p = float(call.dropout_p)
-        self.dropout = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
+        self.dropout: Any = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
         self.empty = not (self.batch and self.queries and self.keys and self.v.size(3))
 
     def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -183,11 +183,10 @@ def _composition(call: AttentionCall, backend: str = "triton") -> tuple:
     additive = None if mask.additive is None else mask.additive.dtype
     masked = mask.causal, mask.key_padding is not None, additive, bool(mask.num_appended_keys), mask.query_repeats > 1
     lengths = _alike(queries), _alike(keys), queries == keys
-    if backend == "tiled":
-        masked = (*masked, mask.window is not None)
-        lengths = (*lengths, has_few_programs(call))
+    of_tiles = (mask.window is not None, has_few_programs(call)) if backend == "tiled" else ()
     return (
         backend,
+        of_tiles,
         call.v.device,
         call.v.dtype,
         call.activation,

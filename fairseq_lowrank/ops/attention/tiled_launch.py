@@ -123,8 +123,8 @@ class TiledLaunch(Launch):
     def _gradients(self, grad_output: Tensor, *kept: Tensor) -> list[Tensor | None]:
         call, (lse, *averaged) = self.call, kept
         q, k, v, grad = map(_view, (self.q, self.k, self.v, grad_output))
-        arguments = (q, k, v, self.factor, self.scale, self.score_mixing, self.prob_mixing, self.mask, self.dropout)
-        arguments = (*arguments, lse, grad)
+        rules = self.score_mixing, self.prob_mixing, self.mask, self.dropout
+        arguments = (q, k, v, self.factor, self.scale, *rules, lse, grad)
         grad_q = of_mixing = of_scores = None
         no_matrix = _matrix(None)
         if call.dot_product.q.requires_grad or call.score_mixing is not None:
@@ -247,8 +247,8 @@ def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> tiled_kerne
     counted = mask.causal and (mask.num_appended_keys > 0 or mask.query_repeats > 1)
     lengths = padding = None
     if mask.key_padding is not None:
-        positions = torch.arange(1, keys + 1, dtype=torch.int32, device=mask.key_padding.device)
-        lengths = (positions * ~mask.key_padding).amax(dim=1) if keys else None
+        counts = torch.arange(1, keys + 1, dtype=torch.int32, device=mask.key_padding.device)
+        lengths = (counts * ~mask.key_padding).amax(dim=1) if keys else None
         if not is_right_padding(mask.key_padding):
             padding = mask.key_padding.contiguous().view(torch.uint8)
     return tiled_kernels.Mask(
@@ -261,5 +261,5 @@ def _mask(mask: AttentionMask, scores: tuple[int, int, int, int]) -> tiled_kerne
         positions,
         mask.num_appended_keys,
         lengths,
-        padding,  # type: ignore[call-arg]
+        padding,
     )

@@ -44,11 +44,11 @@ PROBLEMS = {
     "mixed scores, more queries": ((StaticMixing, None), 4, (16, 16), {"keys": 14}),
     "right padding": ((None, StaticMixing), 2, (16, 16), {"batch": 2, "mask": AttentionMask(True, RIGHT)}),
     "padding anywhere": ((None, PositionwiseMixing), 2, (16, 16), {"batch": 2, "mask": AttentionMask(False, ANYWHERE)}),
-    "beams, appended": (
+    "beams, appended, padding": (
         (None, StaticMixing),
         2,
         (16, 16),
-        {"mask": AttentionMask(True, num_appended_keys=2, query_repeats=2)},
+        {"batch": 2, "mask": AttentionMask(True, RIGHT, num_appended_keys=8, query_repeats=2)},
     ),
     "unmixed, groups, window": (
         (None, None),
