@@ -470,7 +470,6 @@ def test_the_command_checks_random_cases(device, checked, capsys, monkeypatch):
     ("dtype", "rules", "sizes"),
     [
         (torch.float32, (StaticMixing, None), (1, 12, 23, 7, 110, 58)),
-        (torch.float32, (None, PositionwiseMixing), (1, 12, 15, 1, 75, 109)),
         (torch.bfloat16, (None, PositionwiseMixing), (1, 2, 9, 1, 43, 120)),
     ],
     ids=str,
