@@ -5,7 +5,7 @@ No GPU has timed these kernels yet, so ``auto`` takes those of :mod:`.triton`. T
 1. A program takes as many queries as registers hold: 32 for 16 heads of 64. Each byte of keys and values serves all of them.
    The matrix of 4 or 8 heads is repeated on a diagonal, because a product needs 16 rows, and nothing is padded.
 2. Exponentials have base 2, with the scale folded in. Only tiles at the diagonal, at a window's edge and at the end are masked.
-3. The backward pass needs no pass of its own for D_j = Σ_s P_j dP_j. Since dq_j = Σ_s P_j dP_j k_s − D_j C_j with C_j = Σ_s P_j k_s,
+3. The backward pass needs no separate pass for D_j = Σ_s P_j dP_j. Since dq_j = Σ_s P_j dP_j k_s − D_j C_j with C_j = Σ_s P_j k_s,
    one pass gives D, dM and dq. The pass of log-sum-exps in the forward pass computes C.
 4. Dropout takes 16 bits of random numbers a weight.
 5. Unmixed heads take one pass forward and two passes back, a head a program.

@@ -117,7 +117,7 @@ class TiledLaunch(Launch):
 
     @property
     def _averages_keys(self) -> bool:
-        """Return True if averages of keys save the backward pass a pass of its own for Σ_s P ∘ dP."""
+        """Return True if averages of keys save the backward pass a separate pass for Σ_s P ∘ dP."""
         return self.call.score_mixing is None and self.call.mixes_weights and self.call.dot_product.q.requires_grad
 
     def _gradients(self, grad_output: Tensor, *kept: Tensor) -> list[Tensor | None]:
