@@ -56,7 +56,9 @@ def tile_of(kernel: str, together: int, dim: int, few: bool, positionwise: bool 
     moving = 16 if positionwise else moving
     if kernel in ("key_gradients", "value_gradients"):
         return Tile(moving, block, 8, 1 if kernel == "key_gradients" else 2)
-    return Tile(block, moving, 8, 2)
+    # Where q and do are loaded in parts, a second tile in flight would not fit.
+    parts = together * dim > 1024 and kernel in ("row_sums", "query_gradients")
+    return Tile(block, moving, 8, 1 if parts else 2)
 
 
 class TiledLaunch(Launch):
