@@ -20,7 +20,7 @@ _INSTRUCTIONS = {
 @functools.cache
 def _is_fast_on_cpu(dtype: torch.dtype) -> bool:
     """Return True if this processor has instructions for products of a dtype, or if torch does not know."""
-    found = getattr(torch.cpu, "get_capabilities", dict)()
+    found: dict = getattr(torch.cpu, "get_capabilities", dict)()
     names = _INSTRUCTIONS.get(dtype, ())
     return found.get("architecture") != "x86_64" or not names or any(found.get(name) for name in names)
 
