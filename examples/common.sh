@@ -10,7 +10,7 @@
 # each sentence of the validation and test sets, and of 2,000 training pairs without dropout.
 #
 # Environment variables:
-#   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
+#   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1, or SEEDS="1 2 3"
 #   DRY_RUN=1                    print the commands only         THREADS=2
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
@@ -22,6 +22,8 @@
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
 #                                without a line in FILE are trained for it
+#   JOBS=2                       train as many rows at the same time, in a thread each unless THREADS says otherwise; "cores": as
+#                                many as the cores give with these threads. The quickstart and compare.sh do so on CPUs
 #   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
 #   LOWRANK_DATA                 folder of published corpora
 #   LOWRANK_WORK                 folder of prepared corpora, checkpoints and logs
@@ -112,6 +114,11 @@ batch() {
     echo "$flags"
 }
 
+# at_once: train as many rows at the same time as there are cores, unless JOBS says otherwise, on CPUs.
+at_once() {
+    if ((GPU_COUNT == 0)) && [ "${ALONE:-0}" != 1 ]; then JOBS="${JOBS:-cores}"; fi
+}
+
 # translation_rows: run the rows and score them on the test set with beam search (GENERATE: flags of fairseq-generate,
 # default --beam 5), and on the validation set too where VALID is set.
 translation_rows() {
@@ -176,8 +183,8 @@ list_rows() {
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
     if [ "${LIST_ROWS:-}" = 1 ]; then list_rows; fi
-    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS SEQUENCES
-    export OUTPUT BERT
+    export ROWS SEED SEEDS JOBS SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS
+    export SEQUENCES OUTPUT BERT
     {
         record paper "$PAPER"
         record table "$TABLE"

@@ -80,14 +80,19 @@ class Engine(ABC, Generic[R]):
         """Return the lines that this table has, by their keys."""
         return finished(self.results, self.paper, self.table, complain)
 
-    def run_rows(self) -> None:
-        """Run the selected rows that have no line yet."""
+    def left(self) -> list[R]:
+        """Return the selected runs that have no line yet, and say which have one."""
         lines, left = self.finished(), []
         for run in self.runs():
             if line := lines.get(key(run)):
                 self.say_done(run, line)
             else:
                 left.append(run)
+        return left
+
+    def run_rows(self) -> None:
+        """Run the selected rows that have no line yet."""
+        left = self.left()
         for number, run in enumerate(left, start=1):
             self.place = f"{number} of {len(left)}"
             self.run_row(run)

@@ -33,12 +33,15 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     )
     args = parser.parse_args(argv)
     try:
-        recipe = Recipe.read(args.kind, args.root, records(declared.read()))
+        text = declared.read()
+        recipe = Recipe.read(args.kind, args.root, records(text))
         settings = Settings.read(environ)
         if settings.bert:
             recipe.start_from(settings.bert, settings.work)
         engine = RecipeEngine(recipe, settings)
-        if args.command == "rows":
+        if args.command == "rows" and settings.jobs > 1 and not settings.dry_run:
+            return engine.run_at_once(text)
+        elif args.command == "rows":
             engine.run_rows()
         elif args.command == "sizes":
             engine.sizes()

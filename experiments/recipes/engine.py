@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.corpora import __main__ as corpora
@@ -15,6 +17,7 @@ from experiments.engine import Engine, Key
 from experiments.packing import read_log
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
+from experiments.recipes.jobs import Job, run_jobs
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
 from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
@@ -51,7 +54,36 @@ class RecipeEngine(Engine[Run]):
         self.imported = False
 
     def runs(self) -> list[Run]:
-        return [self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings)]
+        rows = self.recipe.select(self.settings)
+        seeds = [replace(self.settings, seed=seed) for seed in self.settings.seeds or (self.settings.seed,)]
+        return [self.recipe.run(row, settings) for settings in seeds for row in rows]
+
+    def run_at_once(self, declared: str) -> int:
+        """Run the selected rows that have no line yet, several at the same time. Return an exit status.
+
+        Each runs in a process of its recipe with one row and one seed; what rows share is made first.
+
+        Args:
+            declared: the text that declares the recipe.
+        """
+        jobs = {}
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.recipes",
+            "--kind",
+            self.recipe.kind,
+            "--root",
+            str(self.root),
+            "rows",
+        ]
+        for run in self.left():
+            if self.make_ready(run):
+                own = {"ROWS": shlex.quote(run.row), "SEED": str(run.seed), "SEEDS": "", "JOBS": "1"}
+                own["THREADS"] = str(self.settings.threads)
+                name = run.row if len(self.settings.seeds) < 2 else f"{run.row}, seed {run.seed}"
+                jobs[name] = Job(command, os.environ | own)
+        return run_jobs(jobs, self.settings.jobs, declared)
 
     def lock_file(self, run: Run) -> Path:
         return run.folder / LOCK
