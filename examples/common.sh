@@ -12,6 +12,7 @@
 # Environment variables:
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1, or SEEDS="1 2 3"
 #   DRY_RUN=1                    print the commands only         THREADS=2
+#   COST=1                       print what the rows cost, and run nothing: tokens, hours on one H100 and on 2 cores, disk, downloads
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
 #   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from
@@ -35,6 +36,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
 switch DRY_RUN
+switch COST
 COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
 DECLARED=() # rows and pre-trainings, each as the number of its words and these words
 
@@ -183,6 +185,9 @@ list_rows() {
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
     if [ "${LIST_ROWS:-}" = 1 ]; then list_rows; fi
+    if [ -n "$COST" ]; then
+        case "$1" in rows) set -- cost ;; report | compare | spectra | sizes) return ;; esac
+    fi
     export ROWS SEED SEEDS JOBS SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS
     export SEQUENCES OUTPUT BERT
     {

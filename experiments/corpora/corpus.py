@@ -108,6 +108,7 @@ class Corpus:
         smoke_values: values of arguments for smoke runs of recipes; None if they use another corpus.
         smoke_corpus: a function that returns the other corpus, if it is not the usual one of the recipe's kind.
         training: a function from a variant's values to the flags of fairseq-train that its task needs.
+        download: megabytes of the published files, roughly; 0 if nothing is downloaded.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Corpus:
     smoke_values: Mapping[str, object] | None = None
     smoke_corpus: Callable[[Mapping[str, object]], str] | None = None
     training: Callable[[Mapping[str, object]], Sequence[str]] | None = None
+    download: int = 0
 
     def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
         """Return the value of `--remove-bpe` for a variant of the corpus."""

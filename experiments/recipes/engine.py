@@ -15,7 +15,7 @@ from experiments.corpora import __main__ as corpora
 from experiments.corpora.own import check_binarised
 from experiments.engine import Engine, Key
 from experiments.packing import read_log
-from experiments.recipes import sizes
+from experiments.recipes import cost, sizes
 from experiments.recipes.commands import Commands
 from experiments.recipes.jobs import Job, run_jobs
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
@@ -303,6 +303,11 @@ class RecipeEngine(Engine[Run]):
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""
         for line in sizes.lines(self.runs()):
+            print(line, flush=True)
+
+    def cost(self) -> None:
+        """Print what the rows asked for cost, roughly."""
+        for line in cost.lines(self.runs()):
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:
