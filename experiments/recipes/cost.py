@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.corpora.catalogue import parse_corpus_name
-from experiments.recipes.recipe import Run, effective_flags
+from experiments.recipes.recipe import Run, effective_flags, last_value
 from experiments.recipes.sizes import sizes, vocab_size
 from fairseq_lowrank.messages import UserError
 
@@ -69,7 +69,7 @@ def cost(run: Run) -> Cost:
     else:
         raise UserError(f"the number of tokens of {run.corpus} is not known. Give EXTRA='--max-update N'.")
     operations = 6 * weights * tokens
-    kept = 2 + int(flags.get("--keep-interval-updates", 0))
+    kept = 2 + int(last_value(run.flags, "--keep-interval-updates", "0"))
     seconds = max(operations / H100_RATE, updates * H100_UPDATE)
     return Cost(tokens, seconds / 3600, operations / CPU_RATE / 3600, kept * 12 * counts["total"] / 1e9)
 

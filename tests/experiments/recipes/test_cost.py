@@ -11,9 +11,8 @@ from experiments.recipes.sizes import sizes
 def test_a_training_costs_six_operations_a_token_and_weight(recipe, settings):
     own = recipe(mha="--attention mha")
     run = own.run(own.rows["mha"], settings())
-    found, counts = cost.cost(run), sizes(run)
-    vocabulary = cost.vocab_size(run)
-    weights = counts["total"] - counts["embeddings"] + vocabulary * 16  # width 16
+    found, counts = cost.cost(run), sizes(run, cost.SUBWORDS)
+    weights = counts["total"] - counts["embeddings"] + cost.SUBWORDS * 16  # width 16
     assert found.tokens == 3 * 100  # --max-update 3 --max-tokens 100
     assert found.cpu_hours == pytest.approx(6 * weights * 300 / cost.CPU_RATE / 3600)
     assert found.gpu_hours == pytest.approx(3 * cost.H100_UPDATE / 3600)  # so small a model waits for launches
