@@ -33,7 +33,8 @@ def multi30k(args: argparse.Namespace) -> Path:
                 args.output / "raw" / name, write_lines, args.output / "raw" / name, islice(read_lines(file), args.head)
             )
         tokenise(args, file, name, name[-2:])
-    pieces = segment(args, SentencePiece, args.pieces, names)
+    # so few lines have no more pieces than they are
+    pieces = segment(args, SentencePiece, min(args.pieces, args.head or args.pieces), names)
     return binarise(args, pieces, ("de", "en"), "--joined-dictionary")
 
 

@@ -447,10 +447,10 @@ def test_the_last_of_a_repeated_flag_counts():
 @pytest.mark.parametrize(
     "kind, corpus, small",
     [
-        ("translation", "iwslt14", "multi30k"),
-        ("translation", "wmt14", "multi30k"),
-        ("translation", "iwslt14-joined-x10", "multi30k-x10"),
-        ("translation", "multi30k-x3", "multi30k-x3"),
+        ("translation", "iwslt14", "multi30k-head500"),
+        ("translation", "wmt14", "multi30k-head500"),
+        ("translation", "iwslt14-joined-x10", "multi30k-head500-x10"),
+        ("translation", "multi30k-x3", "multi30k-head500-x3"),
         ("language-model", "wikitext-103", "brown-head500"),
         ("language-model", "wikitext-103-bpe257", "brown-head500-bpe257"),
         ("language-model", "lm1b-bpe5000", "brown-head500-bpe2000"),
