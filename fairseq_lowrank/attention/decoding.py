@@ -61,6 +61,10 @@ class LayerCache(NamedTuple):
     buffer: CacheBuffer | None = None
 
     @property
+    def length(self) -> int:
+        return next(iter(self.tensors.values())).size(2)
+
+    @property
     def batch(self) -> int:
         return next(iter(self.tensors.values())).size(0)
 

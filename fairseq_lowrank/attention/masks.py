@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.mask import hides
-from fairseq_lowrank.ops.attention.padding import remember_last
+from fairseq_lowrank.ops.attention.padding import about_values
+from fairseq_lowrank.ops.attention.tree import hides_values
 
 CAUSAL = AttentionMask(causal=True)
 """An ``attn_mask`` that stands for a causal one without a T×T tensor."""
@@ -34,7 +35,7 @@ def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None
         return None if mask is None else mask.to(torch.bool), None
     hidden = hides(mask)
     added = mask.masked_fill(hidden, 0.0)
-    if torch.compiler.is_compiling() or mask.requires_grad or bool(added.any()):
+    if hides_values(mask) or mask.requires_grad or bool(added.any()):
         return hidden, added
     return hidden, None
 
@@ -50,8 +51,7 @@ def attention_mask(
     Args:
         attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow` or another mask of their kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
-            causal tensor is recognised, and read again after it changes in place (but not through ``.data`` or numpy, which
-            torch does not notice).
+            causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.
         key_bias: ``[B, S]``, added to the scores of each key, see :func:`split_key_padding`.
 
@@ -108,7 +108,7 @@ def repeat_heads(mask: AttentionMask, heads: int, repeats: int) -> AttentionMask
     return mask.replace(additive=tensor.repeat_interleave(repeats, dim=1))
 
 
-@remember_last
+@about_values
 def _is_causal(mask: Tensor) -> bool:
     """Return True if a square mask hides exactly the keys after each query and adds nothing elsewhere."""
     length = mask.size(0)

@@ -21,6 +21,7 @@ from fairseq_lowrank.parts import (
     Projection,
     ScoreFunction,
 )
+from fairseq_lowrank.parts.parameters import exempt_from_decay
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -172,8 +173,10 @@ class AttentionSpec:
             return None
         sizes = (dims.head_dim if query_size is None else query_size,) if issubclass(part, Mixing) else ()
         built = part(dims, *sizes, **self.options_of(part))
-        if SLOTS[axis].fields:
-            built.fields = SLOTS[axis].fields
+        for field in SLOTS[axis].fields:
+            built.field = field
+        for parameter in built.parameters():  # weight decay would pull it to 0, and not to the identity
+            exempt_from_decay(parameter)
         return built
 
     @property

@@ -237,8 +237,8 @@ def test_a_wrong_factor_in_a_part_fails_the_formula(name, axis, monkeypatch):
         "score": "attention_inputs",
         "mixing": "operation",
         "score_mixing": "operation",
-        "head_map": "map_states",
-        "head_output": "forward",
+        "head_map": "states",
+        "head_output": "heads",
     }[axis]
     right = getattr(owner, where)
 

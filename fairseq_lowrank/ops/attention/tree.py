@@ -89,6 +89,11 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or tensor.is_meta
 
 
+def hides_values(tensor: Tensor) -> bool:
+    """Return True if a tensor's values cannot be read: while tracing, and under the transforms of ``torch.func``."""
+    return is_traced(tensor) or torch._C._are_functorch_transforms_active()
+
+
 def empty_heads(like: Tensor, queries: int, heads: int, dim: int) -> Tensor:
     """Return ``[B, H, T, D]`` with the memory of ``[T, B, H, D]``, the order in which the output projection reads."""
     return like.new_empty(queries, like.size(0), heads, dim).permute(1, 2, 0, 3)
