@@ -225,6 +225,20 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                     )
         self._made_on_meta = False
 
+    @property
+    def cached_sizes(self) -> dict[str, tuple[int, int]]:
+        """The heads and the size of each tensor that is cached while decoding, by name."""
+        groups, heads = self.projection.state_groups, self.projection.state_heads
+        sizes = {name: (groups.get(name, heads), size) for name, size in self.score.state_sizes.items()}
+        for part in parts_of(self).values():
+            sizes |= {name: (self.num_heads, size) for name, size in declared(part).state_sizes.items()}
+        return sizes
+
+    @property
+    def cached_numbers(self) -> int:
+        """The number of values that are cached for each token while decoding."""
+        return sum(heads * size for heads, size in self.cached_sizes.values())
+
     def extra_repr(self) -> str:
         return f"{self.spec}, num_heads={self.num_heads}, head_dim={self.head_dim}, backend={self.backend}"
 
@@ -451,11 +465,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _smallest_call(self) -> AttentionCall:
         """Build the call for one query and one key."""
         q = torch.empty(1, self._score_heads, 1, self.projection.query_size)
-        groups = self.projection.state_groups
-        states = {
-            name: torch.empty(1, groups.get(name, self.projection.state_heads), 1, size)
-            for name, size in self.score.state_sizes.items()
-        }
+        states = {name: torch.empty(1, heads, 1, size) for name, (heads, size) in self.cached_sizes.items()}
         modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers

@@ -2,7 +2,8 @@
 
 ::
 
-    from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
+    from fairseq_lowrank.attention.groups import parameter_groups
+from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
 
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     apply_attention(model, "mixhead-b")  # the outputs do not change: mixing is initialised to the identity
@@ -20,7 +21,7 @@ from fairseq_lowrank.huggingface.function import IMPLEMENTATION, attention_calls
 from fairseq_lowrank.huggingface.models import attention_modules, supported
 from fairseq_lowrank.huggingface.saving import CONFIG, WEIGHTS, load_attention, save_attention
 from fairseq_lowrank.huggingface.sites import SITES
-from fairseq_lowrank.huggingface.training import TRAIN, parameter_groups
+from fairseq_lowrank.huggingface.training import TRAIN
 
 __all__ = [
     "CONFIG",

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.ops.attention.padding import begin_pass, end_pass
 from fairseq_lowrank.plugin import foreign
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
@@ -196,6 +197,7 @@ def build_with_chosen_attention(
         if check and (outer is None or outer.options is None):
             validate_sites(model, options, _name(cls, args))
         _adapt_decoders(model, task)
+        _read_masks_once(model)
     return model
 
 
@@ -310,6 +312,16 @@ SEE_ARCHITECTURES = "Choose from the list of fairseq-lowrank architectures."
 def our_sites(model: nn.Module) -> set[str]:
     """Return the sites where a model has attention of this package."""
     return {module.site for module in model.modules() if isinstance(module, FairseqAttention)}
+
+
+def _read_masks_once(model: nn.Module) -> None:
+    """Let the layers of each encoder and decoder share what they learn from a mask, until its forward pass ends."""
+    for module in model.modules():
+        if not isinstance(module, (models.FairseqEncoder, models.FairseqDecoder)) or not our_sites(module):
+            continue
+        if begin_pass not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(begin_pass)
+            module.register_forward_hook(end_pass, always_call=True)
 
 
 # --- decoders with our attention

@@ -446,6 +446,16 @@ def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
 
 
+def test_the_cache_of_methods_with_several_group_counts_is_that_of_decoding():
+    sizes = ["--attention", "lrkv", "--rank", "4", "--head-dim", "450"]
+    now, larger = (build_model(parse_architecture(LM, flags), 1000) for flags in (sizes[:4], sizes))
+    layer = attention_layers(now)[0].module
+    per_token = 2 * (layer.head_dim + 4 * layer.num_heads)
+    assert cached(now) == len(attention_layers(now)) * per_token
+    # only the shared key and value grow
+    assert cached(larger) - cached(now) == len(attention_layers(now)) * 2 * (450 - layer.head_dim)
+
+
 def test_values_narrower_than_the_model_are_pointed_out_with_the_cost_of_wider_ones():
     architecture = f"{LM}_wiki103_vanilla"
     finding = one(findings(architecture, ["--attention", "mqa"], lengths={}), "value width")
