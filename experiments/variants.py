@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, stdev
 
-import torch
-
 import fairseq_lowrank
 from fairseq_lowrank.attention import METHODS, Method, MultiheadAttention, Paper, build_attention
 from fairseq_lowrank.methods.standard import StandardProjection

@@ -1,8 +1,8 @@
 """Decoding step by step, with beams, equals the pass over the whole sequence."""
 
 import copy
-import pickle
 import itertools
+import pickle
 
 import pytest
 import torch

@@ -14,7 +14,7 @@ from fairseq_lowrank.tools.advice import heads as rule
 from fairseq_lowrank.tools.fairseq.advice import checks
 from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths, read_vocab_size
 from fairseq_lowrank.tools.fairseq.advice.remedies import cached
-from fairseq_lowrank.tools.fairseq.architecture import build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
 from fairseq_lowrank.tools.fairseq.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
