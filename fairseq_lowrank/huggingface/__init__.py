@@ -2,8 +2,7 @@
 
 ::
 
-    from fairseq_lowrank.attention.groups import parameter_groups
-from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
+    from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
 
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     apply_attention(model, "mixhead-b")  # the outputs do not change: mixing is initialised to the identity
@@ -14,6 +13,7 @@ registered function. So the mixing of scores, the activation and the mixing of p
 projections stay the model's own. What is added is in float32 in models of every dtype.
 """
 
+from fairseq_lowrank.attention.groups import parameter_groups
 from fairseq_lowrank.huggingface.added import mixing_state
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import spec_of
