@@ -379,13 +379,18 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     ) -> Context:
         """Return what parts may read. Heads that are copies of each other are made several."""
         inputs = own_values = None
-        if any(declared(part).reads_inputs for part in parts):
-            inputs = join_beams(query.transpose(0, 1)[:, None], beam)[:, 0]
-        if any(declared(part).reads_own_value for part in parts):
-            own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
-            own_values = self.projection.expand_values(modules, own)
+        for part in parts:
+            part = declared(part)
+            if part.reads_inputs and inputs is None:
+                inputs = query.transpose(0, 1)
+                inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
+            if part.reads_own_value and own_values is None:
+                own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
+                own_values = self.projection.expand_values(modules, own)
         first = next(iter(states.values())).size(2) - query.size(0)
-        return Context(inputs, q.expand(-1, self._score_heads, -1, -1), states, first, beam, own_values)
+        if q.size(1) != self._score_heads:
+            q = q.expand(-1, self._score_heads, -1, -1)
+        return Context(inputs, q, states, first, beam, own_values)
 
     def _key_value_states(
         self,
