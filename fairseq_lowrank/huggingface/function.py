@@ -163,7 +163,8 @@ def _context(
 ) -> Context:
     """Return what parts may read of this call."""
     declarations = [declared(part) for part in parts]
-    own_values, first = None, key.size(2) - query.size(2)
+    own_values: Tensor | None = None
+    first: int | Tensor = key.size(2) - query.size(2)
     if any(part.reads_own_value for part in declarations):
         own_values = _own_values(value, query, mask)
     if mask is not None and first and any(part.reads_positions for part in declarations):
