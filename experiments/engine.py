@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from fairseq_lowrank.files import say
+from fairseq_lowrank.files import regular_file, say
 from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.reporting.results import check_writable, read_results
 
@@ -51,10 +51,14 @@ class Engine(ABC, Generic[R]):
 
     Attributes:
         place: the number of the current row among those that had no line, such as "2 of 5".
+
+    Raises:
+        UserError: the results file is no regular file.
     """
 
     def __init__(self, paper: str, table: str, results: Path, say: Callable[[str], None] = say):
         self.paper, self.table, self.results, self.say = paper, table, results, say
+        regular_file(results)
         self.place = ""
 
     @abstractmethod

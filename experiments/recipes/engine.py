@@ -112,7 +112,7 @@ class RecipeEngine(Engine[Run]):
             output = run.published.parent
             if not self.settings.dry_run:
                 output.parent.mkdir(parents=True, exist_ok=True)
-            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output)]
+            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output), "--force"]
             self.commands(words, Path(f"{output}.log"))
             self.imported = True
         if run.published and not (self.settings.dry_run or run.published.is_file()):

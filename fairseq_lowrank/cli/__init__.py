@@ -85,6 +85,10 @@ def run_subcommand(
         _output.discard_output()
         return 0
     except Exception as error:
+        if (
+            isinstance(error, OSError) and error.errno in messages.FULL_DISK
+        ):  # the output may be a file, and cannot be flushed
+            _output.discard_output()
         return messages.report(error, f"{program} {args.command}")
 
 

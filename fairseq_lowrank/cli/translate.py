@@ -53,7 +53,7 @@ def run(args) -> None:
     translator = Translator(args.checkpoint, data=args.data, moses=args.moses, subwords=args.subwords)
     for lines in parts(args.files):
         for translation in translator.translate(lines, beam=args.beam, lenpen=args.lenpen):
-            _output.say(translation)
+            _output.say_data(translation)
 
 
 def parts(files: list[Path]) -> Iterator[list[str]]:
