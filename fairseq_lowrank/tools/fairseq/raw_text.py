@@ -16,6 +16,7 @@ from pathlib import Path
 from fairseq_lowrank.files import write_lines
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.cutting import SentencePieces
+from fairseq_lowrank.tools.moses import detokeniser
 
 SETTINGS, MODEL = "text.json", "subwords.model"
 
@@ -125,10 +126,8 @@ class RawText:
         steps: list[Callable[[str], str]] = []
         self.detokenise: Callable[[list[str]], str] = " ".join
         if settings.moses is not None:
-            from sacremoses import MosesDetokenizer
-
             steps.append(MosesTokenizer(settings.source, **settings.moses))
-            self.detokenise = MosesDetokenizer(settings.target).detokenize
+            self.detokenise = detokeniser(settings.target)
         if settings.subwords:
             steps.append(SUBWORDS[settings.subwords](model))
         self.steps = steps
