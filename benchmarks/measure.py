@@ -24,7 +24,11 @@ PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "transformers", "numpy")
 
 
 def machine(device: str) -> dict[str, str | int]:
-    """Date, processor, threads and versions, as every file of results records them."""
+    """Date, processor, threads, versions and code, as every file of results records them."""
+    from fairseq_lowrank.tools import (
+        provenance,  # other copies of the package, which versions.py times, may not have it
+    )
+
     name = platform.processor() or platform.machine()
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
@@ -41,7 +45,10 @@ def machine(device: str) -> dict[str, str | int]:
             described[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return described
+    return described | {
+        "commit": provenance.commit(provenance.PACKAGE.parent),
+        "code": provenance.code(provenance.PACKAGE),
+    }
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
@@ -60,10 +67,15 @@ def new_file(*endings: str) -> Callable[[str], Path]:
     """For argparse: a file that can be written, checked before anything is measured."""
 
     def file(text: str) -> Path:
+        from fairseq_lowrank.files import kind_of
+
         path = Path(text)
         nearest = next(folder for folder in path.absolute().parents if folder.exists())
         if path.suffix not in endings or path.is_dir():
             raise argparse.ArgumentTypeError(f"{text}: expected a file ending in {' or '.join(endings)}")
+        kind = {".json": "JSON", ".svg": "text"}.get(path.suffix, "picture")
+        if path.exists() and (not path.is_file() or kind_of(path) not in ("", kind)):
+            raise argparse.ArgumentTypeError(f"{text}: exists and is no file of results")
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise argparse.ArgumentTypeError(f"{text}: {nearest} is no folder that can be written to")
         return path
@@ -141,8 +153,10 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
 
 def write(path: Path | None, results: dict) -> None:
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        from fairseq_lowrank.files import whole_file
+
+        with whole_file(path) as file:
+            file.write(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(f"wrote {path}")
 
 

@@ -19,6 +19,7 @@
 #   BERT=FOLDER                  a published BERT in transformers' layout (config.json, vocab.txt, model.safetensors) in place of the
 #                                one that rows start from; lines are of a table named for it, and SMOKE=1 starts from it too
 #   RERUN=1                      train again the rows that other code trained, instead of refusing them
+#   DIRTY=1                      train with files of the clone that are changed and not committed, instead of refusing them
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
 #                                without a line in FILE are trained for it
@@ -176,7 +177,7 @@ list_rows() {
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
     if [ "${LIST_ROWS:-}" = 1 ]; then list_rows; fi
-    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS SEQUENCES
+    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN DIRTY THREADS SEQUENCES
     export OUTPUT BERT
     {
         record paper "$PAPER"

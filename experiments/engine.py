@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from fairseq_lowrank.files import regular_file, say
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.reporting.results import check_writable, read_results
 
 Key = tuple[str, int, bool]
+
+
+def refuse_dirty(*commits: str | None) -> None:
+    """Refuse to make a line of results by code that is in no commit, unless the variable ``DIRTY`` is 1.
+
+    Raises:
+        UserError: a commit ends in "-dirty".
+    """
+    if any((commit or "").endswith("-dirty") for commit in commits) and os.environ.get("DIRTY") != "1":
+        raise UserError(
+            "files of this clone are changed and not committed, so nobody could run this code again. Commit them, or set DIRTY=1."
+        )
 
 
 class Row(Protocol):

@@ -24,7 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.controlled import matrices, nearest_point, recall
-from experiments.controlled.runs import Journal, Method
+from experiments.controlled.runs import Journal, Method, origin_here
+from experiments.engine import refuse_dirty
+from fairseq_lowrank.files import regular_file
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, Metric
@@ -219,9 +221,9 @@ def read(path: Path) -> list[dict]:
 
 
 def append(path: Path, line: dict) -> None:
-    """Append a line to a file."""
+    """Append a line to a file, with the origin of the code that writes it."""
     with open(path, "a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line | origin_here()) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -235,6 +237,9 @@ def main(argv: list[str] | None = None) -> None:
         "--add", nargs=3, metavar=("NAME", "SEED", "FILE"), help="append the first result of a measure.json"
     )
     args = parser.parse_args(argv)
+    regular_file(args.results)
+    if not args.print:
+        refuse_dirty(origin_here()["commit"])
     if args.add:
         name, seed, file = args.add
         append(args.results, line_of(name, int(seed), json.loads(Path(file).read_text())[0]))

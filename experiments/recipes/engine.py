@@ -11,7 +11,7 @@ from pathlib import Path
 
 from experiments.corpora import __main__ as corpora
 from experiments.corpora.own import check_binarised
-from experiments.engine import Engine, Key
+from experiments.engine import Engine, Key, refuse_dirty
 from experiments.packing import read_log
 from experiments.recipes import sizes
 from experiments.recipes.commands import Commands
@@ -30,6 +30,7 @@ from experiments.recipes.training import (
 )
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.reporting.logs import read_training_log
 from fairseq_lowrank.tools.reporting.results import append_result, check, check_writable
 from fairseq_lowrank.tools.reporting.schema import Origin, fields
@@ -95,7 +96,14 @@ class RecipeEngine(Engine[Run]):
         return self.train_only(run.base)
 
     def train(self, run: Run, handle: int | None = None) -> None:
-        """Train and score a run, and append its line."""
+        """Train and score a run, and append its line.
+
+        Raises:
+            UserError: the code, or that of an earlier start, is in no commit.
+        """
+        if not (self.settings.dry_run or self.settings.smoke):
+            starts = (read_manifest(run.folder) or {}).get("starts", [])
+            refuse_dirty(provenance.commit(self.root), *(start["commit"] for start in starts))
         train(run, self.settings, self.root, self.commands, handle)
         found = score(self.recipe.kind, run, self.settings, self.commands)
         if not self.settings.dry_run:
@@ -186,8 +194,9 @@ class RecipeEngine(Engine[Run]):
             del trained["valid_loss"]
         *earlier, last = starts = read_manifest(run.folder)["starts"]
         origin = fields(Origin)
-        earlier = [{key: start[key] for key in origin} for start in earlier]
-        earlier = [start for start in earlier if start != {key: last[key] for key in origin}]
+        earlier = [{key: start[key] for key in origin if key in start} for start in earlier]
+        last = {key: last[key] for key in origin if key in last}  # older starts have no hash of the code
+        earlier = [start for start in earlier if start != last]
         line = {
             "paper": self.recipe.paper,
             "table": self.recipe.table,
@@ -204,7 +213,7 @@ class RecipeEngine(Engine[Run]):
             "split": self.recipe.split,
             "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
             **found,
-            **{key: last[key] for key in origin},
+            **last,
             "patches": dict(run.patches),
             **({"earlier_starts": earlier} if earlier else {}),
             "alone": all(start["alone"] for start in starts),

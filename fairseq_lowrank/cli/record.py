@@ -13,13 +13,11 @@ the speed and the learning curve. The score is one of these:
   fairseq-lowrank compare mine.jsonl --pair mixhead-a mha
 """
 
-import datetime
 import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_lowrank import __version__
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError
 
@@ -47,6 +45,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from fairseq_lowrank.tools import provenance
     from fairseq_lowrank.tools.reporting import results
     from fairseq_lowrank.tools.reporting.scores import code_of
 
@@ -76,8 +75,8 @@ def run(args) -> None:
         line |= {"metric": "perplexity", "value": perplexity}
     scored = args.generate_log or args.eval_log or args.score
     line |= {"split": args.split or ("test" if scored else "valid"), **training}
-    line["date"] = datetime.date.today().isoformat()
-    line["versions"] = {"fairseq_lowrank": __version__}
+    plugin = [args.user_dir] if args.user_dir else []
+    line |= provenance.origin(provenance.PACKAGE, *plugin)
     results.append_score(args.results, line)
     _output.say(f"{args.results}: {args.row}, seed {args.seed}: {line['metric']} {line['value']} ({line['split']})")
 

@@ -10,11 +10,12 @@ import pytest
 
 from experiments import __main__ as experiments
 from experiments.recipes import engine as engines
-from experiments.recipes import provenance, training
+from experiments.recipes import training
 from experiments.recipes.engine import RunLocked
 from experiments.recipes.recipe import Recipe, differences, effective_flags, records, smoke_corpus
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.reporting.results import read_results
 
 TRAINED = ["prepare.sh iwslt14", "fairseq-train"]

@@ -463,6 +463,39 @@ def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys
     assert (row["mean"], row["sentences"]) == (0, 1)
 
 
+SIGNED = {"metric": "sacrebleu", "signature": "case:mixed|tok:13a|version:2.6.0", "text": "tokenised"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"signature": "case:lc|tok:13a|version:2.6.0"}, "differ in signature (case:lc|tok:13a; case:mixed|tok:13a)"),
+        ({"text": "detokenised"}, "differ in text (detokenised; tokenised)"),
+        ({"metric": "perplexity"}, "differ in metric (perplexity; sacrebleu)"),
+    ],
+)
+@pytest.mark.parametrize("asked", [["--pair", "a", "b"], ["--interaction", "a", "a", "b", "b"]])
+def test_scores_of_different_units_are_refused(tmp_path, capsys, change, message, asked):
+    path = write(tmp_path / "a.jsonl", {"a": {1: 20.0, 2: 21.5}}, **SIGNED)
+    write(tmp_path / "a.jsonl", {"b": {1: 19.0, 2: 20.0}}, **SIGNED | change)
+    assert cli.main(["compare", path, *asked]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_may_change_a_unit_is_named(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", {"a": {1: 20.0}}, **SIGNED, valid_loss=2.0)
+    newer = SIGNED | {"signature": "case:mixed|tok:13a|version:2.7.0"}
+    write(tmp_path / "a.jsonl", {"b": {1: 19.0}}, **newer, valid_loss=2.5)
+    (row,) = compared(capsys, path, "--pair", "a", "b")
+    assert any("several versions of sacrebleu" in note for note in row["notes"])
+    (row,) = compared(capsys, path, "--pair", "a", "b", "--metric", "bits", "--split", "valid")
+    assert not any("sacrebleu" in note for note in row["notes"])
+    path = write(tmp_path / "b.jsonl", {"a": {1: 20.0}}, metric="perplexity", tokens=100)
+    write(tmp_path / "b.jsonl", {"b": {1: 19.0}}, metric="perplexity", tokens=300)
+    (row,) = compared(capsys, path, "--pair", "a", "b")
+    assert "rows were scored on different numbers of tokens, so their units may differ: 100, 300" in row["notes"]
+
+
 def test_a_picture_says_which_rows_a_and_b_are():
     assert letters({"contrast": "F1 mixing leads", "rows": ("mha", "mixhead-a")}) == ["A=mha, B=mixhead-a"]
     assert letters({"contrast": "mha − mixhead-a", "rows": ("mha", "mixhead-a")}) == []

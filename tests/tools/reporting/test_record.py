@@ -9,6 +9,7 @@ import pytest
 
 from experiments.packing import read_log
 from fairseq_lowrank import __version__, cli
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.reporting.logs import FROM_SCRATCH
 from fairseq_lowrank.tools.reporting.results import read_results
 
@@ -49,7 +50,8 @@ def test_logs_of_fairseq_become_lines_that_compare_reads(results, train_log, tmp
     found = line(results)
     assert (found["metric"], found["value"], found["split"]) == ("sacrebleu", 100.0, "test")
     assert found["updates"] == found["curve"][-1]["updates"] > 0 and found["tokens_per_second"] > 0
-    assert found["versions"] == {"fairseq_lowrank": __version__}
+    assert found["versions"]["fairseq_lowrank"] == __version__ and found["commit"]
+    assert found["code"] == provenance.code(provenance.PACKAGE)
     capsys.readouterr()
     assert cli.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)
@@ -146,3 +148,19 @@ def test_a_training_from_scratch_hides_an_earlier_one_of_its_log(results, train_
         assert {name: found[name] for name in ("value", "curve", "updates")} == {
             name: alone[name] for name in ("value", "curve", "updates")
         }
+
+
+def test_a_line_proves_the_plugin_too(results, tmp_path, monkeypatch):
+    score, plugin = tmp_path / "score.json", tmp_path / "plugin"
+    score.write_text('{"metric": "accuracy", "value": 50}')
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text("first = 1")
+    monkeypatch.setattr(cli, "import_plugin", lambda folder: None)
+    hashes = []
+    for seed in (1, 2):
+        words = ["--seed", str(seed), "--results", str(results), "--score", str(score)]
+        assert cli.main(["--user-dir", str(plugin), "record", "--row", "a", *words]) == 0
+        hashes.append(line(results)["code"])
+        (plugin / "__init__.py").write_text("second = 2")
+        provenance.code.cache_clear()
+    assert len({*hashes, provenance.code(provenance.PACKAGE)}) == 3

@@ -1,7 +1,8 @@
-"""The origin of a result: the code, the packages and the machine that trained it."""
+"""The origin of a result: the code, the packages and the machine that made it."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import platform
@@ -13,6 +14,22 @@ from pathlib import Path
 
 from fairseq_lowrank import __version__
 from fairseq_lowrank.versions import installed_version
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def origin(*folders: Path) -> dict:
+    """Return the fields of a line of results that prove its code: commit, code, versions and date.
+
+    Args:
+        folders: folders of code, first that of the package, which may be in a clone of the repository.
+    """
+    return {
+        "commit": commit(folders[0].parent),
+        "code": code(*folders),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def versions() -> dict:
@@ -42,9 +59,12 @@ def commit(root: Path) -> str:
 
 @cache
 def code(*folders: Path) -> str:
-    """Return the SHA-256 of all files in folders of code, by their paths within the folders."""
+    """Return the SHA-256 of all files in folders of code, by their paths within the folders.
+
+    A copy of the same files has the same value, also without git. A folder that is given twice counts once.
+    """
     digest = hashlib.sha256()
-    for folder in folders:
+    for folder in dict.fromkeys(folders):
         for file in sorted(folder.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()
