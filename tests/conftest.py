@@ -142,7 +142,7 @@ def fairseq_command(monkeypatch, capsys, caplog):
         capsys.readouterr()
         with caplog.at_level("INFO"), as_command():
             getattr(fairseq_cli, name.replace("-", "_")).cli_main()
-        return "\n".join([capsys.readouterr().out, *caplog.messages])
+        return "\n".join([*caplog.messages, capsys.readouterr().out])  # the settings come first
 
     return run
 

@@ -356,6 +356,30 @@ def test_a_commit_of_docs_keeps_a_training(recipe, settings, engine, quick, monk
     assert quick.calls.count("fairseq-train") == 1 and len(read_results(settings().results)) == 1
 
 
+def test_code_in_no_commit_is_refused_unless_asked_for(recipe, settings, engine, quick, monkeypatch):
+    own = recipe(mha="--attention mha")
+    monkeypatch.setattr(provenance, "commit", lambda _: "a" * 40 + "-dirty")
+    monkeypatch.setenv("DIRTY", "")
+    with pytest.raises(UserError, match="DIRTY=1"):
+        engine(own, settings()).run_rows()
+    assert "fairseq-train" not in quick.calls
+    engine(own, settings(smoke=True)).run_rows()
+    monkeypatch.setenv("DIRTY", "1")
+    quick.fails = ("score",)
+    with pytest.raises(RuntimeError):
+        engine(own, settings()).run_rows()
+    quick.fails = ()
+    # a training that such code started stays refused
+    monkeypatch.setattr(provenance, "commit", lambda _: "b" * 40)
+    monkeypatch.setenv("DIRTY", "0")
+    with pytest.raises(UserError, match="DIRTY=1"):
+        engine(own, settings()).run_rows()
+    monkeypatch.setenv("DIRTY", "1")
+    engine(own, settings()).run_rows()
+    line = read_results(settings().results)[-1]
+    assert line["commit"].endswith("-dirty") and line["code"] == provenance.code(own.root / "fairseq_lowrank")
+
+
 def test_code_is_the_files_of_the_package(tmp_path):
     def code(**files):
         for name, text in files.items():

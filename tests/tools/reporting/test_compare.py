@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
-from fairseq_lowrank.tools.reporting.contrasts import letters
+from fairseq_lowrank.tools.reporting.contrasts import letters, resolution_of
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -266,6 +266,26 @@ def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, caps
     assert found["outcome"] == "unclear" and found["t_p"] == pytest.approx(0.0955, abs=1e-3)
     [note] = found["notes"]
     assert "equal after rounding" in note and "set to 0.01," in note
+
+
+def test_the_resolution_of_logarithms_is_that_of_the_least_value():
+    lines = [{"value": 2.25}, {"value": 8.5}, {"value": 4.0}]
+    assert resolution_of(lines) == pytest.approx(0.01)
+    assert resolution_of(lines, logarithm=True) == pytest.approx(0.01 / 2.25)
+    assert resolution_of([{"value": 300.0}, {"value": 20}]) == 1
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_an_interval_over_seeds_and_sentences_needs_three_seeds(tmp_path, capsys, seeds):
+    path = tmp_path / "a.jsonl"
+    for seed in range(seeds):
+        write(path, {"a": {seed: 2.0}}, sentence_values=[1, 2 + seed, 3])
+        write(path, {"b": {seed: 1.0}}, sentence_values=[1, 1, 1])
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert (row["both_low"] is None) == (seeds < 3)
+    assert cli.main(["compare", str(path), "--pair", "a", "b"]) == 0
+    printed = capsys.readouterr().out
+    assert (compare.NEITHER in printed) == (seeds < 3) and ("95 % over both" in printed) == (seeds == 3)
 
 
 def test_lines_without_a_corpus_are_not_said_to_differ_in_it(tmp_path, capsys):
