@@ -1,6 +1,6 @@
 """Simulate how often the intervals of `compare` contain the true difference, for other seeds and other sentences.
 
-    python -m experiments.evidence.coverage          a minute; prints the table of docs/evidence/method.md
+    python -m experiments.evidence.coverage          seconds; prints the table of docs/evidence/method.md
 
 A difference of seed s and sentence i is a_s + b_i + e_si, and the truth is 0. The share of sentences is the variance that b gives to
 the mean, over the variance that a gives. Half as much as from a comes from e.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fairseq_lowrank.tools.reporting import statistics
 
-SEEDS, SENTENCES, SHARES = (2, 3, 5), (200, 1000), (0.0, 0.2, 1.0, 5.0)
+SEEDS, SENTENCES, SHARES = (2, 3, 5), (200,), (0.0, 0.2, 1.0, 5.0)
 DRAWS = 2000
 BATCH = 100
 
