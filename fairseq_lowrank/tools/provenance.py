@@ -34,7 +34,7 @@ def origin(*folders: Path) -> dict:
 
 def versions() -> dict:
     """Return the versions of packages (None if not installed), and the patches of fairseq that are switched."""
-    found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
+    found: dict[str, str | None] = {"python": platform.python_version(), "fairseq_lowrank": __version__}
     for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
         found[name] = installed_version(name, package)
     switched = {"enabled": os.environ.get("LOWRANK_ENABLE"), "disabled": os.environ.get("LOWRANK_DISABLE")}

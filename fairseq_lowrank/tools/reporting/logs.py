@@ -62,13 +62,13 @@ def read_training_log(path: Path) -> dict:
             epochs, validations = {}, {}
         elif (found := progress(line)) and found[0] in ("train", "valid"):
             tag, fields = found
-            epoch, updates = int(fields["epoch"]), int(fields["num_updates"])
+            updates = int(fields["num_updates"])
             # a run that was interrupted repeats what came after its checkpoint
             epochs = {
                 number: one for number, one in epochs.items() if int(one.get("train", fields)["num_updates"]) <= updates
             }
             validations = {number: one for number, one in validations.items() if number <= updates}
-            epochs.setdefault(epoch, {})[tag] = fields
+            epochs.setdefault(int(fields["epoch"]), {})[tag] = fields
             if tag == "valid":
                 # perplexity is 2 to the power of this loss, which has no label smoothing
                 loss = float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan

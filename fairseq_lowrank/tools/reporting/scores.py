@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
@@ -166,7 +166,7 @@ def bleu(
     check_words("references", references)
     name = tokeniser(language, raw or references)
     # Both sides may be tokenised on purpose; force switches sacrebleu's warning off.
-    options = {"tokenize": name, "lowercase": lowercase, "force": True}
+    options: dict[str, Any] = {"tokenize": name, "lowercase": lowercase, "force": True}
     try:
         standard = BLEU(**options)
     except (ImportError, RuntimeError) as error:  # MeCab is not installed
