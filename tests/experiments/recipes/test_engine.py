@@ -363,7 +363,6 @@ def test_code_in_no_commit_is_refused_unless_asked_for(recipe, settings, engine,
     with pytest.raises(UserError, match="DIRTY=1"):
         engine(own, settings()).run_rows()
     assert "fairseq-train" not in quick.calls
-    engine(own, settings(smoke=True)).run_rows()
     monkeypatch.setenv("DIRTY", "1")
     quick.fails = ("score",)
     with pytest.raises(RuntimeError):
@@ -377,7 +376,9 @@ def test_code_in_no_commit_is_refused_unless_asked_for(recipe, settings, engine,
     monkeypatch.setenv("DIRTY", "1")
     engine(own, settings()).run_rows()
     line = read_results(settings().results)[-1]
-    assert line["commit"].endswith("-dirty") and line["code"] == provenance.code(own.root / "fairseq_lowrank")
+    assert line["commit"].endswith("-dirty") and line["code"] == training.code_of(
+        own.run(own.rows["mha"], settings()), own.root
+    )
 
 
 def test_code_is_the_files_of_the_package(tmp_path):
