@@ -17,6 +17,10 @@ EXTRAS = {
 }
 
 
+IMPORT_PLUGIN = "If it is of a plugin, import the plugin first; commands take --user-dir DIR."
+"""The remedy for a name that only a plugin may have registered."""
+
+
 class UserError(ValueError):
     """A mistake of the user, which a command reports in one line with exit code 2."""
 
@@ -148,9 +152,15 @@ def report(error: BaseException, program: str) -> int:
 
 
 def missing_package_hint(error: ModuleNotFoundError) -> str:
-    """Return a line that names the package that is not installed, and the extra that installs it."""
+    """Return a line that names the package that is not installed, and the extra that installs it.
+
+    This project is not on the package index, so the command does not name it there.
+    """
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():
         if package in packages:
-            return f"{package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
+            how = (
+                "--no-build-isolation " if extra == "fairseq" else ""
+            )  # fairseq is compiled with the torch that is there
+            return f"{package} is not installed. In a clone of fairseq_lowrank, run pip install {how}'.[{extra}]'"
     return str(error)

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
-from fairseq_lowrank.messages import did_you_mean
+from fairseq_lowrank.messages import IMPORT_PLUGIN, did_you_mean
 from fairseq_lowrank.parts import (
     AXES,
     METHODS,
@@ -49,7 +49,9 @@ class AttentionSpec:
                 _check_size(name, value)
             value = axis.default if value is None else value
             if axis.choices is not None and value not in tuple(axis):
-                raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)}")
+                raise ValueError(
+                    f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)} {IMPORT_PLUGIN}"
+                )
             vars(self)[name] = value
         self._check_options()
         self._check_combinations()
@@ -149,7 +151,7 @@ class AttentionSpec:
         """
         if preset not in PRESETS:
             raise ValueError(
-                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}"
+                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
             )
         chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
         need = METHODS[preset].needs

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.attention.states import without_default_options
 from fairseq_lowrank.huggingface.added import added_parameters, choose
 from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_axes, spec_of
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
@@ -71,7 +72,7 @@ def apply_attention(
             choose(module, spec if module in chosen else AttentionSpec())
     freeze(model, train)
     record = {axis: getattr(spec, axis) for axis in open_axes()}
-    model.config.lowrank_attention = record | {"sites": sites, "layers": layers}
+    model.config.lowrank_attention = without_default_options(record) | {"sites": sites, "layers": layers}
     # from_pretrained reads this name: it builds a model that refuses to run without its mixing
     model.config.attn_implementation = IMPLEMENTATION
     model.set_attn_implementation(IMPLEMENTATION)

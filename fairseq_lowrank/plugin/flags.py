@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
-from fairseq_lowrank.messages import UserError, did_you_mean
+from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
 from fairseq_lowrank.ops import BACKENDS
 from fairseq_lowrank.parts import PARTS, Axis
 from fairseq_lowrank.plugin.layer import FairseqAttention
@@ -45,7 +45,7 @@ def _chosen(values: Collection[str], text: str) -> str:
     if text not in values:
         choices = ", ".join(map(repr, values))
         raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r} (choose from {choices}).{did_you_mean(text, values)}"
+            f"invalid choice: {text!r} (choose from {choices}).{did_you_mean(text, values)} {IMPORT_PLUGIN}"
         )
     return text
 
