@@ -7,11 +7,11 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
 from fairseq_lowrank import __version__
+from fairseq_lowrank.versions import commit as commit
 from fairseq_lowrank.versions import installed_version
 
 
@@ -22,22 +22,6 @@ def versions() -> dict:
         found[name] = installed_version(name, package)
     switched = {"enabled": os.environ.get("LOWRANK_ENABLE"), "disabled": os.environ.get("LOWRANK_DISABLE")}
     return found | {name: patches for name, patches in switched.items() if patches}
-
-
-def commit(root: Path) -> str:
-    """Return the commit of `root`, with `-dirty` if a file except results has changed; without git, the version."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
-            return __version__  # a folder within another repository
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (subprocess.CalledProcessError, OSError):
-        return __version__
 
 
 @cache

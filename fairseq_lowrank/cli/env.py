@@ -14,7 +14,10 @@ from fairseq_lowrank.cli import _output
 NAME = "env"
 HELP = "show versions, devices, fused parts and the table of patches"
 
-PACKAGES = ("torch", "triton", "numpy", "fairseq", "apex", "sacrebleu", "sentencepiece", "sacremoses", "matplotlib")
+PACKAGES = (
+    *("torch", "triton", "numpy", "fairseq", "apex", "transformers", "peft", "accelerate"),
+    *("sacrebleu", "sentencepiece", "sacremoses", "matplotlib"),
+)
 
 
 def add_arguments(parser) -> None:
@@ -25,7 +28,8 @@ def run(args) -> None:
     import fairseq_lowrank
     from fairseq_lowrank import versions
 
-    rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("python", platform.python_version())]
+    rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("commit", versions.commit())]
+    rows.append(("python", platform.python_version()))
     rows += [(package, installed_version(package)) for package in PACKAGES]
     if (risk := versions.loading_risk()) is not None:
         rows.append(("checkpoints", risk))

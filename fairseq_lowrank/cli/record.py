@@ -40,6 +40,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from fairseq_lowrank import versions
     from fairseq_lowrank.tools.reporting import results
 
     if not (args.train_log or args.generate_log or args.eval_log or args.score):
@@ -63,7 +64,7 @@ def run(args) -> None:
     scored = args.generate_log or args.eval_log or args.score
     line |= {"split": args.split or ("test" if scored else "valid"), **training}
     line["date"] = datetime.date.today().isoformat()
-    line["versions"] = {"fairseq_lowrank": __version__}
+    line |= {"versions": {"fairseq_lowrank": __version__}, "commit": versions.commit()}
     results.append_score(args.results, line)
     print(f"{args.results}: {args.row}, seed {args.seed}: {line['metric']} {line['value']} ({line['split']})")
 

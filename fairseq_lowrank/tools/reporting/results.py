@@ -82,7 +82,7 @@ def read_results(
                 check(line, ())
                 lines.append(UNKNOWN | {"paper": RECORDED, "table": path.stem} | line)
                 continue
-            measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
+            measured = isinstance(line, dict) and "architecture" not in line and {"paper", "commit"} <= line.keys()
             if measured and not measurements:
                 continue
             check(line, MEASUREMENT if measured else TRAINING)

@@ -8,6 +8,7 @@ import pytest
 from experiments.packing import read_log
 from fairseq_lowrank import __version__, cli
 from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.versions import commit
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 TRANSLATED = "S-{0}\tein hund\nT-{0}\t{1}\nH-{0}\t-0.5\t{2}\nD-{0}\t-0.5\t{2}\n"
@@ -43,7 +44,7 @@ def test_logs_of_fairseq_become_lines_that_compare_reads(results, train_log, tmp
     found = line(results)
     assert (found["metric"], found["value"], found["split"]) == ("sacrebleu", 100.0, "test")
     assert found["updates"] == found["curve"][-1]["updates"] > 0 and found["tokens_per_second"] > 0
-    assert found["versions"] == {"fairseq_lowrank": __version__}
+    assert found["versions"] == {"fairseq_lowrank": __version__} and found["commit"] == commit()
     capsys.readouterr()
     assert cli.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)
