@@ -46,6 +46,49 @@ def add_transformers_argument(parser) -> None:
     )
 
 
+def add_model_arguments(parser) -> None:
+    """Add the three ways to give a model to a command with ``TAKES_FLAGS``; :func:`take_checkpoint` completes them."""
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "--checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train; the flag may be left out"
+    )
+    model.add_argument("--arch", metavar="A", help="or an architecture, with any flags of fairseq-train")
+    add_transformers_argument(model)
+
+
+def take_checkpoint(args) -> None:
+    """Take the first word that belongs to no flag as the checkpoint.
+
+    Raises:
+        UserError: a second model is given, or none, flags of fairseq with a checkpoint, or a checkpoint that does not exist.
+    """
+    if args.flags and not args.flags[0].startswith("-"):
+        word = args.flags.pop(0)
+        if others := [name for name in ("checkpoint", "arch", "transformers") if getattr(args, name) is not None]:
+            raise UserError(f"{word}: {flag_name(others[0])} gives a model too. Remove one of the two.")
+        args.checkpoint = Path(word)
+    if args.checkpoint is not None and args.flags:
+        given = " ".join(args.flags)
+        raise UserError(f"{given}: does not work with a checkpoint, which has its own flags. Remove it.")
+    if args.checkpoint is args.arch is args.transformers is None:
+        raise UserError("no model given. Add a checkpoint, --arch ARCH --vocab-size N, or --transformers FOLDER.")
+    check_checkpoints(args)
+
+
+def check_checkpoints(args) -> None:
+    """Check that every checkpoint exists, before anything is loaded.
+
+    Raises:
+        UserError: one does not exist.
+    """
+    if getattr(args, "transformers", None) is not None:
+        return
+    single = [getattr(args, name, None) for name in ("checkpoint", "compare")]
+    for path in filter(None, [*single, *getattr(args, "checkpoints", ())]):
+        if not Path(path).is_file():
+            raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
+
+
 def refuse_with_transformers(args, defaults: dict[str, object], flags: Sequence[str] = ()) -> None:
     """Refuse what only a model of fairseq can have, before anything is loaded.
 

@@ -231,6 +231,19 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
+        "damaged-data",
+        dict.fromkeys(
+            (
+                "fairseq.data.indexed_dataset.MMapIndexedDataset.__del__",
+                "fairseq.data.indexed_dataset.MMapIndexedDataset.Index.__del__",
+            ),
+            stack.close_what_was_opened,
+        ),
+        "After the error about a damaged file of data, Python prints a second one about its dataset.",
+        "MMapIndexedDataset closes only what it has opened",
+    ),
+    *group(
+        "fix",
         "layers-to-keep",
         {PARSER: arguments.parsing(finish=arguments.layers_to_keep_as_text)},
         "fairseq parses --encoder-layers-to-keep as a list, and its models split it as a text.",

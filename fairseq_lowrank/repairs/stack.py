@@ -155,3 +155,14 @@ def quieten_warnings() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, message="'pin_memory' argument is set as true")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
     warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")
+
+
+def close_what_was_opened(close: Callable) -> Callable:
+    """Wrap ``__del__`` of a binarised dataset: do nothing if its file could not be opened."""
+
+    @functools.wraps(close)
+    def __del__(self):
+        with contextlib.suppress(AttributeError):  # its fields are set after the file is opened
+            close(self)
+
+    return __del__

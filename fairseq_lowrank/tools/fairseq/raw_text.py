@@ -90,6 +90,15 @@ class TextSettings:
     moses: Mapping[str, bool] | None = None
     subwords: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.subwords not in (None, *SUBWORDS):
+            raise ValueError(f"subwords is {self.subwords!r}, expected one of {', '.join(SUBWORDS)}, or null")
+        known = MosesTokenizer.__init__.__kwdefaults__
+        if self.moses is not None and not (isinstance(self.moses, Mapping) and self.moses.keys() <= known.keys()):
+            raise ValueError(f"moses is {self.moses!r}, expected null or an object with {', '.join(known)}")
+        if not all(isinstance(language, str) for language in (self.source, self.target)):
+            raise ValueError("source and target are names of languages")
+
     def save(self, folder: Path, model: Path) -> None:
         """Write the settings to a folder of binarised data, and copy the model of the subwords."""
         if self.subwords:
@@ -107,7 +116,10 @@ class TextSettings:
         if not file.is_file():
             return None
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError("it has no names and values")
+            return cls(**values)
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error}). Prepare the corpus again.") from error
 

@@ -342,11 +342,13 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
     assert cli.main(["advise", "--checkpoint", str(trained("mixhead-b"))]) == 0
     printed = capsys.readouterr().out
     assert "text length: mean 12" in printed and "heads are mixed after the softmax" in " ".join(printed.split())
-    assert cli.main(["advise", "--checkpoint", str(trained("stock"))]) == 0
+    assert cli.main(["advise", str(trained("stock"))]) == 0
     assert "--score-mixing static: +96 parameters" in capsys.readouterr().out
 
 
-def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
+def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt").touch()
     args = parse_architecture("transformer", [])
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
@@ -387,7 +389,7 @@ def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
         (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
         (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "--arch lstm: no check applies"),
         (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
-        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha: does not work with --checkpoint"),
+        (["nowhere.pt", "--attention", "mha"], "--attention mha: does not work with a checkpoint"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, message, capsys):

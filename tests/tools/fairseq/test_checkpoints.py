@@ -162,6 +162,28 @@ def test_inspect_shows_b_or_with_data_the_mean(trained, language_model_data, tmp
     assert mean["kind"] == "mean M_t" and mean["matrix"] != first["matrix"]
 
 
+def test_inspect_shows_the_axes_of_a_stock_checkpoint(trained, capsys):
+    assert cli.main(["inspect", str(trained("stock")), "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert {layer["site"] for layer in layers} == {"encoder", "decoder", "cross"}
+    assert all((layer["axes"]["num_heads"], layer["axes"]["mixing"]) == (4, "none") for layer in layers)
+    assert cli.main(["inspect", str(trained("stock"))]) == 0
+    assert "composition" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["task", "architecture"])
+def test_a_checkpoint_of_a_plugin_that_is_not_imported_names_the_flag(kind, old_checkpoint, tmp_path):
+    state = checkpoints.load_state(old_checkpoint("mha-translation"))
+    if kind == "task":
+        state["cfg"]["task"]["_name"] = "translation-of-a-plugin"
+    else:
+        state["cfg"]["model"].arch = "transformer_of_a_plugin"
+    with pytest.raises(
+        UserError, match=rf"registered its {kind} trans.*of.a.plugin\. If it is of a plugin, add --user-dir"
+    ):
+        checkpoints.refuse_unregistered(state, tmp_path)
+
+
 def test_inspect_refuses_flags_about_sequences_without_data(trained, language_model_data, capsys):
     path = str(trained("mixhead-b"))
     assert cli.main(["inspect", path, "--subset", "test", "--sequences", "5"]) == 2
@@ -220,7 +242,6 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
-        (["inspect", str(trained("stock"))], "without learned mixing or head embeddings"),
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
         (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
