@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fairseq_lowrank import __version__, importing, messages
 from fairseq_lowrank.cli import _output
@@ -68,7 +69,11 @@ def run_subcommand(
     _output.print_safely()
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    user_dir = {"type": Path, "metavar": "DIR", "help": "your own plugin of fairseq, with its models and methods"}
+    user_dir: dict[str, Any] = {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "your own plugin of fairseq, with its models and methods",
+    }
     if takes_user_dir:
         parser.add_argument("--user-dir", **user_dir)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)

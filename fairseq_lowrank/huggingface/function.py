@@ -101,7 +101,7 @@ def attention_forward(
     if unknown := [name for name, given in others.items() if given is not None and name not in _USED_ELSEWHERE]:
         raise UserError(
             f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
-            'Call model.set_attn_implementation("sdpa") to use this model without mixing.'
+            'Call apply_attention(model, "mha"), and then model.set_attn_implementation("sdpa"), to use it without mixing.'
         )
     added = added_to(module)
     stages, inputs = added.stages, added.inputs
