@@ -25,7 +25,7 @@ class CommandParser(argparse.ArgumentParser):
     takes_flags = False
     """True if other words are left over. A value of an unknown flag must not become the value of a declared argument."""
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+    def parse_known_args(self, args=None, namespace=None):
         parse = super().parse_known_args
         if self.takes_flags:
             return parse(args, namespace)

@@ -49,4 +49,8 @@ def _refuse_chosen_attention(init: Callable) -> Callable:
     return init_continuous_batching
 
 
-ContinuousMixin.init_continuous_batching = _refuse_chosen_attention(ContinuousMixin.init_continuous_batching)
+setattr(  # noqa: B010 (a method of another library)
+    ContinuousMixin,
+    "init_continuous_batching",
+    _refuse_chosen_attention(ContinuousMixin.init_continuous_batching),
+)

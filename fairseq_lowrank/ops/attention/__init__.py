@@ -107,6 +107,10 @@ def _fastest(call: AttentionCall) -> Any:
 
 def _requested(backend: str, call: AttentionCall) -> Any:
     module, device, dtype = check_backend(backend, call), call.v.device, call.v.dtype
+    if module in (blocked, triton) and is_traced(call.v) and torch.onnx.is_in_onnx_export():
+        raise ValueError(
+            f"backend={backend!r} is the operator fairseq_lowrank::{backend}_attention, which ONNX does not have; use backend='auto'"
+        )
     if (reason := module.device_unsupported_reason(device, dtype)) is not None:
         raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
     return module
@@ -135,6 +139,8 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     if v.dtype in prefer.triton and triton.unsupported_reason(call) is None and triton.is_precompiled_config(call):
         fused = (triton,)
     if is_traced(v):
+        if torch.onnx.is_in_onnx_export():  # it has no operator of this package
+            return (reference,)
         # One choice for all lengths.
         avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)

@@ -93,7 +93,7 @@ class TextSettings:
     def __post_init__(self) -> None:
         if self.subwords not in (None, *SUBWORDS):
             raise ValueError(f"subwords is {self.subwords!r}, expected one of {', '.join(SUBWORDS)}, or null")
-        known = MosesTokenizer.__init__.__kwdefaults__
+        known = MosesTokenizer.__init__.__kwdefaults__ or {}
         if self.moses is not None and not (isinstance(self.moses, Mapping) and self.moses.keys() <= known.keys()):
             raise ValueError(f"moses is {self.moses!r}, expected null or an object with {', '.join(known)}")
         if not all(isinstance(language, str) for language in (self.source, self.target)):
