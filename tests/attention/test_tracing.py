@@ -155,7 +155,7 @@ def test_a_saved_program_needs_the_package_only_for_its_operator(backend, import
     words = [sys.executable, "-W", "ignore", "-c", LOAD.format(imports=imports), tmp_path / "program.pt2"]
     said = subprocess.run(words, capture_output=True, text=True).stdout
     assert (said == "torch.Size([5, 2, 8])\n") is loads, said
-    assert loads or "fairseq_lowrank" in said
+    assert loads or said.startswith("RuntimeError")
 
 
 @pytest.mark.parametrize("preset", ["mha", "mixhead-b", "talking-heads", "gated-head"])
