@@ -23,8 +23,8 @@ from torch.multiprocessing import ProcessExitedException
 
 from fairseq_lowrank.messages import UserError
 
-USER_ERROR, UNEXPECTED = 2, 1
-"""Exit codes."""
+USER_ERROR, UNEXPECTED, STOPPED = 2, 1, 143
+"""Exit codes. STOPPED is that of a training that saved its state after SIGTERM."""
 
 
 def end(error: BaseException) -> NoReturn:
@@ -33,18 +33,23 @@ def end(error: BaseException) -> NoReturn:
     Raises:
         SystemExit: always, with the code of the command.
     """
-    if isinstance(error, ProcessExitedException) and error.exit_code == USER_ERROR:
-        raise SystemExit(USER_ERROR)  # the worker has printed its line
+    if isinstance(error, ProcessExitedException) and error.exit_code in (USER_ERROR, STOPPED):
+        raise SystemExit(error.exit_code)  # the worker has printed its line
     expected = isinstance(error, UserError)
     if not expected or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
     message = str(error) if expected else traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
     message = " ".join(message.split())
     print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
-    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun reads it
-        with open(report, "w", encoding="utf-8") as file:
-            json.dump({"message": message, "timestamp": int(time.time())}, file)
+    report_to_launcher(message)
     raise SystemExit(USER_ERROR if expected else UNEXPECTED)
+
+
+def report_to_launcher(message: str) -> None:
+    """Write the reason why a worker ends to the file that torchrun reads. Without torchrun, do nothing."""
+    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError), open(report, "w", encoding="utf-8") as file:  # its disk may be full
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from fairseq_lowrank.repairs import (
     resuming,
     search,
     stack,
+    stopping,
     subwords,
     user_dir,
 )
@@ -217,6 +218,30 @@ PATCHES: tuple[Patch, ...] = (
         },
         "fairseq writes checkpoint_last.pt in place, so a kill leaves half a file.",
         "fairseq renames copies of checkpoints as it renames what it saves",
+    ),
+    *group(
+        "fix",
+        "restarts",
+        {"fairseq.distributed.utils.call_main": stopping.resume_after_restart},
+        "Workers that a launcher starts again begin with --restore-file and the flags --reset again.",
+        "fairseq prefers the checkpoints of its own run to --restore-file",
+    ),
+    *group(
+        "fix",
+        "signals",
+        {
+            "fairseq.distributed.utils.call_main": stopping.stop_at_signals,
+            "fairseq.trainer.Trainer._aggregate_logging_outputs": stopping.agree_on_signals,
+        },
+        "SIGTERM and SIGUSR1, such as Slurm sends before it ends a job, end a training without a checkpoint.",
+        "fairseq saves a checkpoint after these signals",
+    ),
+    *group(
+        "fix",
+        "orphans",
+        {"fairseq.distributed.utils.call_main": stopping.end_with_launcher},
+        "Workers train on after their launcher was killed.",
+        "torchrun's workers end with it",
     ),
     *group(
         "fix",
