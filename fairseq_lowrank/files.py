@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import os
@@ -21,6 +22,15 @@ from fairseq_lowrank.messages import UserError
 def say(message: str) -> None:
     """Print one line of progress to standard error."""
     print(message, file=sys.stderr, flush=True)
+
+
+@functools.cache  # said once
+def first_folder(text: str) -> Path:
+    """Return the first of several data folders, which fairseq separates by colons, and say so."""
+    first, *others = text.split(os.pathsep)
+    if others:
+        say(f"{text} is several data folders: using the first, {first}")
+    return Path(first)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def add_arguments(parser) -> None:
     _output.add_transformers_argument(model)
     parser.add_argument("--vocab-size", type=int, metavar="V", help="dictionary size (default: from the data)")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
+        "--data", type=first_folder, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
     )
     parser.add_argument(
         "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
@@ -222,7 +223,7 @@ def from_checkpoint(args):
         given = " ".join(args.flags)
         raise UserError(f"{given}: does not work with --checkpoint, which has its own flags. Remove it.")
     state = checkpoints.load_state(args.checkpoint)
-    data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
+    data = args.data or first_folder(str(checkpoints.configuration(state, "task", "data")))
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
         vocab_size = read_vocab_size(data)

@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import UserError
 
 NAME = "predict"
@@ -26,7 +27,7 @@ HELP = "predict with a model fine-tuned on sentences or questions, and score the
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint of a fine-tuned model")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", type=Path, metavar="DIR", help="the folder bin of a prepared corpus")
+    source.add_argument("--data", type=first_folder, metavar="DIR", help="the folder bin of a prepared corpus")
     source.add_argument(
         "--text", type=Path, metavar="FILE", help="a text with a line for each prediction; - for standard input"
     )

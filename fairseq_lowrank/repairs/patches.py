@@ -187,10 +187,13 @@ PATCHES: tuple[Patch, ...] = (
         "other-batches",
         {
             "fairseq.checkpoint_utils.load_checkpoint_to_cpu": continuing.keep_settings,
-            "fairseq.trainer.Trainer.load_checkpoint": continuing.refuse_other_batches,
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.keep_settings_of_checkpoint,
+            "fairseq.checkpoint_utils.load_checkpoint": continuing.name_other_batches,
+            "fairseq.data.iterators.EpochBatchIterator.state_dict": continuing.save_batches,
+            "fairseq.data.iterators.EpochBatchIterator.load_state_dict": continuing.compare_batches,
         },
         "A training that continues in the middle of an epoch with other batches leaves sentences out or repeats them.",
-        "fairseq compares the flags that make batches",
+        "fairseq compares the batches",
     ),
     *group(
         "fix",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.attention import AXES
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError
 from fairseq_lowrank.plugin.flags import as_namespace
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers
@@ -50,7 +51,7 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     if tokens_per_sample is not None:
         overrides["tokens_per_sample"] = tokens_per_sample
     state = load_state(path, overrides)
-    folder = Path(str(configuration(state, "task", "data")).split(":")[0])
+    folder = first_folder(str(configuration(state, "task", "data")))
     if not folder.is_dir():
         raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
     try:

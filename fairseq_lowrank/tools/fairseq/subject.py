@@ -20,6 +20,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.config import AttentionConfig
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.foreign import attention_by_site
 from fairseq_lowrank.plugin.layer import FairseqAttention
@@ -60,7 +61,7 @@ def load(
     with tempfile.TemporaryDirectory() as folder:
         if text is not None:
             state = checkpoints.load_state(path)
-            own = data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
+            own = data or first_folder(str(checkpoints.configuration(state, "task", "data")))
             data, subset = binarise(own, text, target, Path(folder)), TEXT
         model, task = checkpoints.load_model(path, data=data, tokens_per_sample=length)
         lengths = {"min_length": min_length, "max_length": max_length}
