@@ -86,10 +86,10 @@ class OtherBatches(UserError):
         )
 
 
-def remaining_batches(iterator: EpochBatchIterator) -> str:
-    """Return a hash of the sentence numbers in the batches that remain of this worker's epoch."""
+def remaining_batches(iterator: EpochBatchIterator, position: int) -> str:
+    """Return a hash of the sentence numbers in the batches of this worker's epoch from a position on."""
     batches = iterator.epoch_batch_sampler.batches  # from the batch on with which the process began
-    left = len(iterator) - iterator.iterations_in_epoch
+    left = len(iterator) - position
     digest = hashlib.sha256(f"{iterator.num_shards} {iterator.skip_remainder_batch}".encode())
     for batch in batches[len(batches) - left :]:
         digest.update(b"batch" + numpy.asarray(batch, dtype=numpy.int64).tobytes())
@@ -102,7 +102,8 @@ def save_batches(save: Callable) -> Callable:
     @functools.wraps(save)
     def state_dict(self):
         state = save(self)
-        return state | {BATCHES: remaining_batches(self)} if state["iterations_in_epoch"] else state
+        position = state["iterations_in_epoch"]
+        return state | {BATCHES: remaining_batches(self, position)} if position else state
 
     return state_dict
 
@@ -122,7 +123,12 @@ def compare_batches(load: Callable) -> Callable:
             raise OtherBatches
         load(self, state_dict)
         # the first worker saves
-        if position and self.shard_id == 0 and (saved := state_dict.get(BATCHES)) and saved != remaining_batches(self):
+        if (
+            position
+            and self.shard_id == 0
+            and (saved := state_dict.get(BATCHES))
+            and saved != remaining_batches(self, position)
+        ):
             raise OtherBatches
 
     return load_state_dict
@@ -164,7 +170,12 @@ def name_other_batches(load: Callable) -> Callable:
             raise OtherBatches(*trainer.changes_since) from error
         path, changes = getattr(trainer, "changes_since", ("", {}))
         state = (extra_state or {}).get("train_iterator", {})
-        if changes and iterator.iterations_in_epoch:
+        if (
+            changes
+            and state.get("iterations_in_epoch", 0)
+            and not cfg.reset_dataloader
+            and path != cfg.finetune_from_model
+        ):
             flags = {name: values for name, values in changes.items() if name in MAKING_BATCHES}
             if BATCHES not in state and flags:
                 raise OtherBatches(path, flags)
