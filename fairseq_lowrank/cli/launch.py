@@ -16,7 +16,7 @@ On several machines, run it once on each, with the name of the first machine and
 
     fairseq-lowrank launch --workers 8 --nodes 2 --rendezvous node1:29500 -- fairseq-train DATA …
 
-docs/fairseq.md has a script for Slurm.
+docs/long-trainings.md has a script for Slurm.
 """
 
 import argparse
