@@ -101,20 +101,20 @@ def trainings(translation_data, tmp_path_factory):
             ],
             check=True,
             env=os.environ | variables,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
         )
-        return done.stderr
+        return done
 
     train("one", sys.executable, "-m", "fairseq_cli.train", "--update-freq", "2")
-    said = train("two", *LAUNCHER)
-    assert "--ddp-backend pytorch_ddp needs a GPU; the workers use legacy_ddp" in said
+    log = train("two", *LAUNCHER).stdout
+    assert log.count("--ddp-backend pytorch_ddp needs a GPU; the workers use legacy_ddp") == 1
     restarting = [*LAUNCHER[:4], "--max-restarts", "1", *LAUNCHER[4:]]
     saving = ["--save-interval-updates", "2", "--keep-interval-updates", "1"]
-    said = train("stopped", *restarting, flags=saving, EVENTS="yes")
+    said = train("stopped", *restarting, flags=saving, EVENTS="yes").stderr
     assert said.splitlines()[-1].startswith("train.py: SIGUSR1: stopped after a whole update."), said
     state = load_checkpoint(folder / "stopped" / "checkpoints" / "checkpoint_last.pt")
-    assert state["optimizer_history"][-1]["num_updates"] in (7, 8)  # one more if the others were ahead
+    assert state["optimizer_history"][-1]["num_updates"] == 7
     train("stopped", *LAUNCHER)
     return folder / "one", folder / "two", folder / "stopped"
 
@@ -266,7 +266,7 @@ def test_workers_are_one_for_each_gpu_and_no_more(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["ends", "stopped"])
-def test_slurm_script_of_the_docs_trains_and_queues_again(tmp_path, stopped):
+def test_slurm_script_of_the_docs_trains_and_queues_again(tmp_path, capsys, stopped):
     page = (PACKAGE.parent / "docs" / "long-trainings.md").read_text()
     script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", page, re.DOTALL)[1]
     assert re.search(r"^#SBATCH --signal=B:USR1@\d+$", script, re.MULTILINE)
@@ -274,21 +274,16 @@ def test_slurm_script_of_the_docs_trains_and_queues_again(tmp_path, stopped):
         "scontrol": 'if [ "$1" = show ]; then echo node1; echo node2; else echo "$@" >> requeued; fi',
         # Slurm signals the script while the training runs
         "srun": f'{"kill -USR1 $PPID;" * stopped} exec "$@"',
-        "fairseq-lowrank": f'shift; exec {sys.executable} -m fairseq_lowrank.cli launch --dry-run "$@" > command',
+        "fairseq-lowrank": 'printf "%s\\n" "$@" > command',
     }
     for name, text in programs.items():
         (tmp_path / name).write_text(f"#!/bin/bash\ntrap '' USR1\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    slurm = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_NNODES": "2",
-        "PYTHONPATH": str(PACKAGE.parent),
-    }
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
     environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=120)
-    assert (
-        "--nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500"
-        in (tmp_path / "command").read_text()
-    )
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)
+    name, *words = (tmp_path / "command").read_text().splitlines()
+    assert name == "launch"
+    command = " ".join(launch(capsys, *words))
+    assert "--nnodes 2 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint node1:29500" in command
     assert (tmp_path / "requeued").exists() == stopped
