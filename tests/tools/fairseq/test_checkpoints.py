@@ -1,5 +1,6 @@
 """Checkpoints on real data: the commands spectrum and inspect, and what they read."""
 
+import argparse
 import collections
 import csv
 import json
@@ -12,9 +13,12 @@ from families import FAMILIES
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.cli import advise, convert, inspect, measure, predict, spectrum, translate
 from fairseq_lowrank.cli.inspect import as_text
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
+from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.tools import inspection
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
@@ -277,3 +281,26 @@ def test_inspect_names_sites_as_the_model_has_them(arch):
     expected = {layer.name: (layer.site, layer.layer) for layer in attention_layers(model)}
     found = {entry["name"]: (entry["site"], entry["layer"]) for entry in inspection.inspect(model.state_dict())}
     assert found == expected
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of-the-training", "given"])
+def test_first_of_several_data_folders_is_used_and_named(trained, translation_data, tmp_path, capsys, own):
+    several = f"{translation_data}:{tmp_path / 'second'}"
+    path, data = trained("stock"), Path(several)
+    if own:
+        state = load_checkpoint(path)
+        state["cfg"]["task"]["data"] = several
+        path, data = tmp_path / "checkpoint.pt", None
+        torch.save(state, path)
+    first_folder.cache_clear()
+    _, task = checkpoints.load_model(path, data=data)
+    assert len(samples(task)) == 3
+    assert capsys.readouterr().err == f"{several} is several data folders: using the first, {translation_data}\n"
+
+
+@pytest.mark.parametrize("command", [advise, convert, inspect, measure, predict, spectrum, translate])
+def test_commands_take_the_first_of_several_data_folders(command):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    (data,) = (action for action in parser._actions if "--data" in action.option_strings)
+    assert data.type("first:second") == Path("first")
