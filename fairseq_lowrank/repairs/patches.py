@@ -227,7 +227,7 @@ PATCHES: tuple[Patch, ...] = (
         "restarts",
         {"fairseq.distributed.utils.call_main": stopping.resume_after_restart},
         "Workers that a launcher starts again begin with --restore-file and the flags --reset again.",
-        "fairseq prefers the checkpoints of its own run to --restore-file",
+        "fairseq prefers the checkpoints that the same command wrote to --restore-file",
     ),
     *group(
         "fix",
