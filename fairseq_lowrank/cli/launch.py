@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         }
         os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
         os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", "600")  # seconds to finish an update and save it
+        if args.max_restarts:  # the workers of an earlier start leave their addresses in a store that is shared
+            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         return run_workers(command[command.index(TORCHRUN) + 1 :], Path(ended), workers(args))
 
 

@@ -168,6 +168,8 @@ def name_other_batches(load: Callable) -> Callable:
             extra_state, iterator = load(cfg, trainer, **kwargs)
         except OtherBatches as error:
             raise OtherBatches(*trainer.changes_since) from error
+        path: str
+        changes: dict[str, tuple[object, object]]
         path, changes = getattr(trainer, "changes_since", ("", {}))
         state = (extra_state or {}).get("train_iterator", {})
         if (
