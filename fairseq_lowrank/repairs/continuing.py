@@ -168,8 +168,6 @@ def name_other_batches(load: Callable) -> Callable:
             extra_state, iterator = load(cfg, trainer, **kwargs)
         except OtherBatches as error:
             raise OtherBatches(*trainer.changes_since) from error
-        path: str
-        changes: dict[str, tuple[object, object]]
         path, changes = getattr(trainer, "changes_since", ("", {}))
         state = (extra_state or {}).get("train_iterator", {})
         if (
@@ -181,10 +179,9 @@ def name_other_batches(load: Callable) -> Callable:
             flags = {name: values for name, values in changes.items() if name in MAKING_BATCHES}
             if BATCHES not in state and flags:
                 raise OtherBatches(path, flags)
-            for name in DATA.keys() & changes:
-                logger.warning(
-                    f"{name} is {changes[name][1]}; {path} is in the middle of an epoch of {changes[name][0]}"
-                )
+            for name, (saved, present) in changes.items():
+                if name in DATA:
+                    logger.warning(f"{name} is {present}; {path} is in the middle of an epoch of {saved}")
         return extra_state, iterator
 
     return load_checkpoint

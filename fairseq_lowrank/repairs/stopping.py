@@ -88,9 +88,9 @@ def _handler(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 def _forward(number: int, frame: FrameType | None) -> None:
     """Pass a signal on to the workers that fairseq spawned. Without any, end as without this package."""
-    if workers := active_children():
+    if workers := [worker.pid for worker in active_children() if worker.pid is not None]:
         for worker in workers:
-            os.kill(worker.pid, number)
+            os.kill(worker, number)
     else:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
