@@ -27,7 +27,7 @@ from experiments.controlled import matrices, nearest_point, recall
 from experiments.controlled.runs import Journal, Method
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import measure
-from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, Metric
+from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 
 SEEDS = (1, 2)
 POINT_STEPS = 5_000
@@ -70,7 +70,7 @@ def patterns(heads: int, rank: int, seed: int, *, length: int = 16) -> LayerSubj
     return LayerSubject("known matrices", [("layer", "encoder", 0, layer)], samples, error, ERROR, length)
 
 
-def recalled(heads: int, metric: Metric, seed: int) -> LayerSubject:
+def recalled(heads: int, seed: int) -> LayerSubject:
     """Return a model that was trained on associative recall, with new sequences."""
     model, _, _ = recall.trained(Method("mha", "mha"), heads, seed, RECALL_STEPS, Journal("recall"))
     tokens, answers = recall.sequences(96, torch.Generator().manual_seed(2_000_000 + seed))
@@ -79,13 +79,11 @@ def recalled(heads: int, metric: Metric, seed: int) -> LayerSubject:
         text, right = sample
         asked = right != recall.IGNORED
         logits = model(text)[asked]
-        if metric is ACCURACY:
-            return float((logits.argmax(-1) == right[asked]).sum()), float(asked.sum())
         return F.cross_entropy(logits, right[asked], reduction="sum").item() / math.log(2), float(asked.sum())
 
     samples = list(zip(tokens.split(1), answers.split(1), strict=True))
     places = [(f"blocks.{i}.attention", "decoder", i, block.attention) for i, block in enumerate(model.blocks)]
-    return LayerSubject("recall", places, samples, score, metric, recall.LENGTH)
+    return LayerSubject("recall", places, samples, score, BITS, recall.LENGTH)
 
 
 MHA = Method("mha", "mha")
@@ -96,8 +94,8 @@ MODELS: dict[str, Callable[[int], LayerSubject]] = {
     "point-8x4": lambda seed: nearest(MHA, 8, seed),
     "point-1x32": lambda seed: nearest(MHA, 1, seed),
     "point-8x4-score-mixing": lambda seed: nearest(Method("score-mixing", "mha", {"score_mixing": "static"}), 8, seed),
-    "recall-1x64": lambda seed: recalled(1, ACCURACY, seed),
-    "recall-8x8": lambda seed: recalled(8, BITS, seed),
+    "recall-1x64": lambda seed: recalled(1, seed),
+    "recall-8x8": lambda seed: recalled(8, seed),
 }
 """The models of known answer, each a function of the seed."""
 

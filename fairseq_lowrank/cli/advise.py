@@ -161,7 +161,7 @@ def measure(args, data: Path | None) -> dict:
             subject = fairseq_subject.load(args.checkpoint, data=data, subset="valid", **about)
         from fairseq_lowrank.tools.measuring import measurement
 
-        return measurement.measure(subject, subject.name, seed=SEED, layers=False)
+        return measurement.measure(subject, subject.name, seed=SEED, quick=True)
     except UserError as error:
         return {"not_measured": str(error).rstrip(".")}
 
@@ -241,7 +241,6 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     import textwrap
 
     from fairseq_lowrank.tools.advice.measured import LIMITS
-    from fairseq_lowrank.tools.measuring.verdict import LIMIT
 
     def wrapped(text: str, indent: str = "  ") -> list[str]:
         return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
@@ -251,7 +250,7 @@ def as_text(result: dict, *, everything: bool = False) -> str:
         lines.append(f"Not measured: {reason}.")
     else:
         lines += [f"Measured: {verdict['text']}" for verdict in measurement["verdicts"]]
-        lines.append(LIMIT)
+        lines.append(measurement["limit"])
     vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
     lines += [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():
