@@ -12,7 +12,7 @@ training is needed. The loss is:
 Without --sequences, as many are taken as have 6,144 tokens, at least 48 and at most 384. --quick takes a third, and tries fewer ranks.
 
 What attention is worth is the loss at rank 0, where all keys are alike, minus the loss of the uncut model. The need is the least rank
-that costs at most 5 % of this worth (--tolerance), with a 95 % interval over sequences. It is an upper bound: another basis may do with
+that costs at most 1 % of this worth (--tolerance), with a 95 % interval over sequences. It is an upper bound: another basis may do with
 fewer. A second need is that of cuts by a basis for each sequence alone. There is no verdict if attention is worth less than 1 % of the
 loss, or if the basis has fewer than ten tokens for each direction of a head.
 
@@ -47,9 +47,9 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=0.05,
+        default=0.01,
         metavar="X",
-        help="share of what attention is worth that a cut may cost (default: 0.05)",
+        help="share of what attention is worth that a cut may cost (default: 0.01)",
     )
     parser.add_argument(
         "--no-layers", action="store_true", help="do not cut single layers, which takes most of the time"

@@ -16,7 +16,7 @@ from fairseq_lowrank.tools.measuring.progress import Progress
 from fairseq_lowrank.tools.measuring.subject import Layer, Subject
 from fairseq_lowrank.tools.measuring.verdict import LIMIT, bounds, verdicts
 
-TOLERANCE = 0.05
+TOLERANCE = 0.01
 """The share of what attention is worth that a cut may cost."""
 STEPS = (0.2, 1, 5)
 """Needs are also found at these multiples of the tolerance, which show how steep the curve is."""
@@ -132,7 +132,7 @@ def measure(
 def _cuts_of(layers: list[Layer], quick: bool) -> int:
     """Return about how many ranks are tried on all held-out sequences: of all heads, of several sites, of own bases and of values."""
     size = max(layer.limit for layer in layers)
-    bisected = math.ceil(math.log2(size + 1))
+    bisected = math.ceil(math.log2(max(2, size)))
     if quick:
         each = bisected + 2
         return each * (1 + _curves_of_sites(layers)) + bisected - 1
