@@ -202,7 +202,7 @@ class _Trial:
         Args:
             refine: bisect between the ranks of the grid, and add the divergence of patterns and the interval.
             known: values of ranks that need not be computed.
-            below: compute only ranks below this one.
+            below: compute and return only ranks below this one, and the size.
             worth: values at rank 0 that say what attention is worth, by default those of these layers.
         """
         layers = list(layers)
@@ -246,6 +246,7 @@ class _Trial:
                 | ({"divergence_bits": divergences[rank]} if rank in divergences else {})
                 | ({"second_value": _mean(found[rank], indices, part=2)} if self.subject.second else {})
                 for rank in sorted(found)
+                if rank != below
             ],
         }
         if worth is None:

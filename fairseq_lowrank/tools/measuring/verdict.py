@@ -88,17 +88,15 @@ def _verdict(kind: str, where: str, curve: dict, result: dict) -> dict:
         more = max(more, math.ceil(more * count / result["sequences_held_out"]))
         text = f"{verdict} of its directions are used: measure more sequences, about {more} in all. "
     text += f"At most {need} of {size} are needed (95 % interval {low} to {high})"
-    own = result["cuts"]["own"]["all"] if kind == "scores" and where == "all heads" else None
-    if own is not None:
-        found["bracket"] = [own["need"], need]
-        text += f", between {own['need']} and {need}: {own['need']} if each sequence may choose its directions"
     costs = {entry["rank"]: entry["cost"] for entry in curve["ranks"]}
-    text += f". Rank {need} costs {_percent(max(0.0, costs[need]))} of what {part} are worth"
+    text += f": rank {need} costs {_percent(max(0.0, costs[need]))} of what {part} are worth"
     if (below := max((rank for rank in costs if rank < need), default=None)) is not None:
         text += f", and rank {below} costs {_percent(costs[below])}"
-    text += ". " + "; ".join(
-        f"at a tolerance of {_percent(share)} the need is {rank}" for share, rank in curve["needs"]
-    )
+    if kind == "scores" and where == "all heads":
+        own = result["cuts"]["own"]["all"]["need"]
+        found["bracket"] = [own, need]
+        text += f". The need is between {own} and {need} of {size}: {own} if each sequence may choose its directions"
+    text += ". By tolerance it is " + ", ".join(f"{rank} ({_percent(share)})" for share, rank in curve["needs"])
     largest = max(layer["head_size"] for layer in result["layers"])
     if kind == "scores" and size > largest:
         text += f". The head size is {largest}; mixing of scores gives a head more directions"

@@ -67,8 +67,9 @@ def test_verdict_needs_both_ends_of_the_interval():
 def test_verdict_says_at_most_and_the_bracket():
     found = judged(curve(12, [10, 16]), own=5)
     assert found["bracket"] == [5, 12]
-    assert "At most 12 of 32 are needed (95 % interval 10 to 16), between 5 and 12: 5 if each" in found["text"]
-    assert "at a tolerance of 1 % the need is 12" in found["text"] and "10000 tokens" in found["text"]
+    assert "At most 12 of 32 are needed (95 % interval 10 to 16): rank 12 costs 0 %" in found["text"]
+    assert "The need is between 5 and 12 of 32: 5 if each sequence may choose its directions" in found["text"]
+    assert "By tolerance it is 12 (1 %), 12 (5 %), 12 (25 %)" in found["text"] and "10000 tokens" in found["text"]
 
 
 def test_no_verdict_if_attention_hardly_matters_or_the_basis_is_small():

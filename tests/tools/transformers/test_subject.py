@@ -289,7 +289,7 @@ def test_model_of_a_gguf_file_is_dequantised_and_measured(tmp_path, capsys):
 def write_gguf(path):
     """A Llama of two layers, whose words are single letters, with weights of 8 bits."""
     gguf = pytest.importorskip("gguf")
-    words = ["<unk>", "<s>", "</s>", *(chr(code) for code in range(97, 123)), "\u0120"]
+    words = ["<unk>", "<s>", "</s>", *(chr(code) for code in range(97, 123)), "\u0120", "ab"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
     writer.add_context_length(64)
