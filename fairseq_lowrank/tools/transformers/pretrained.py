@@ -64,10 +64,12 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     with reading(folder):
         config = AutoConfig.from_pretrained(**source)
         classes = (getattr(transformers, name, None) for name in config.architectures or ())
-        kind = next(filter(None, classes), AutoModelForCausalLM if is_gguf(folder) else AutoModel)
+        kind: Any = next(filter(None, classes), AutoModelForCausalLM if is_gguf(folder) else AutoModel)
         if weights:
-            dtype = {"dtype": torch.float32} if is_gguf(folder) else {}
-            model, info = kind.from_pretrained(**source, **dtype, output_loading_info=True)
+            reading_options: dict[str, Any] = source | {"output_loading_info": True}
+            if is_gguf(folder):
+                reading_options["dtype"] = torch.float32
+            model, info = kind.from_pretrained(**reading_options)
         else:
             with torch.device("meta"):
                 automatic = kind in (AutoModel, AutoModelForCausalLM)
