@@ -54,7 +54,6 @@ def line_of(model: str, text: str, setting: str, result: dict) -> Line:
         "interval": curve["interval"],
         "needs": curve["needs"],
         "own": own["need"],
-        "own_interval": own["interval"],
         "ranks": [[entry["rank"], entry["cost"]] for entry in curve["ranks"]],
         "own_ranks": [[entry["rank"], entry["cost"]] for entry in own["ranks"]],
         "by_layer": [one["need"] for one in result["cuts"]["scores"].get("layers", ())],

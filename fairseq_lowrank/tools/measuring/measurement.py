@@ -254,7 +254,7 @@ class _Trial:
                 "worth": loss(found[0], indices),
                 "worth_share": loss(found[0], indices) / max(1e-300, abs(uncut)),
             }
-        if refine:
+        if refine and below is None:
             curve["interval"] = self._interval(cost, found, indices)
         return curve, found
 
