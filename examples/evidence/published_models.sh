@@ -5,7 +5,7 @@
 #
 # A MODEL is a folder that transformers' from_pretrained reads, or a GGUF file (with the package gguf). Each is measured by
 # fairseq-lowrank measure on WikiText-2 (test) and on film reviews, in sequences of 512 tokens: first 64 of them with single
-# layers, then 256 without. Rows that have a line in the results are skipped, so a recipe that was interrupted goes on.
+# layers, then 256 without. Rows that have a line in the results are skipped, so an interrupted recipe continues.
 # For the control of quantised weights, make a folder whose weights are rounded to 4 bits:
 #
 #   python -m experiments.evidence.published_models --quantise FOLDER OUTPUT
