@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,12 @@ from torch import Tensor
 
 from experiments.controlled import matrices, nearest_point, recall
 from experiments.controlled.runs import Journal, Method
+from experiments.recipes import provenance
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import measure
 from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 
+ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2)
 POINT_STEPS = 5_000
 RECALL_STEPS = 2_400
@@ -172,7 +175,10 @@ def outcomes(lines: Iterable[dict]) -> dict[str, str]:
 
 
 def line_of(model: str, seed: int, result: dict) -> dict:
-    """Return the numbers of a measurement that the page shows."""
+    """Return the numbers of a measurement that the page shows, and where they come from.
+
+    Lines without ``worth_share`` are of the first version of the measurement, whose tolerance is a share of the loss.
+    """
     curve, values = result["cuts"]["scores"]["all"], result["cuts"]["values"]["all"]
 
     def median(name: str) -> float:
@@ -192,6 +198,11 @@ def line_of(model: str, seed: int, result: dict) -> dict:
         "directions_90": median("directions_90"),
         "directions_99": median("directions_99"),
         "last_quarter": median("last_quarter"),
+        "worth_share": curve["worth_share"],
+        "commit": provenance.commit(ROOT),
+        "code": provenance.code(ROOT / "fairseq_lowrank"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": provenance.machine(torch.get_num_threads()),
     }
 
 
