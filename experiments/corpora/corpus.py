@@ -101,7 +101,7 @@ class Corpus:
             docstring is the corpus's description.
         arguments: arguments in addition to those of all corpora; the parts of names have the same order.
         languages: source and target language of parallel text.
-        moses: options of :class:`~fairseq_lowrank.tools.fairseq.raw_text.MosesTokenizer`, by which raw parallel text is tokenised.
+        moses: options of :class:`~fairseq_lowrank.raw_text.MosesTokenizer`, by which raw parallel text is tokenised.
         remove_bpe: the value of `--remove-bpe` for fairseq-generate.
         published: a function from the parsed arguments and $LOWRANK_DATA to the name of the folder of published files.
         published_help: the name of this folder in the help.

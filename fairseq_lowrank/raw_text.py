@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairseq_lowrank.files import write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.cutting import SentencePieces
+from fairseq_lowrank.subwords import SentencePieces, joined
 
 SETTINGS, MODEL = "text.json", "subwords.model"
 
@@ -141,6 +141,4 @@ class RawText:
 
     def decode(self, tokens: str) -> str:
         """Return the sentence of the target language that has these tokens."""
-        from fairseq.data.data_utils import post_process
-
-        return self.detokenise(post_process(tokens, self.settings.subwords).split())
+        return self.detokenise(joined(tokens, self.settings.subwords).split())
