@@ -95,7 +95,7 @@ def run(args) -> None:
                 raise UserError(
                     f"the exported tokenizer reads {line!r} in another way. Nothing is written. Report the text."
                 )
-        comparison = compare(model.search, after.search, sentences)
+        comparison = compare(model.search(sentences), after, sentences)
         (folder / "README.md").write_text(card(model, args.to, str(comparison)), encoding="utf-8")
     _output.say(f"{args.output}: {args.checkpoint} for {args.to}\n{comparison}")
 

@@ -1,6 +1,6 @@
 """Endings of fairseq's commands: one line and code 2 for a :class:`UserError`; a traceback and one line for the rest.
 
-Only the console entry points (``cli_main`` of ``fairseq_cli``) end like this. Programs that call fairseq get its exceptions.
+Only the console entry points (``cli_main`` of ``fairseq_cli``, ``main`` of a converter) end like this. Programs that call fairseq get its exceptions.
 ``LOWRANK_TRACEBACK=1`` shows the traceback of a :class:`UserError` too.
 """
 
@@ -25,6 +25,8 @@ from fairseq_lowrank.messages import UserError
 
 USER_ERROR, UNEXPECTED = 2, 1
 """Exit codes."""
+ENTRY_POINTS = {("fairseq_cli", "cli_main"), ("ctranslate2", "main")}
+"""Packages of commands that import this one with a user directory, and the functions that their commands call."""
 
 
 def end(error: BaseException) -> NoReturn:
@@ -74,11 +76,11 @@ def end_commands(hook: Callable) -> Callable:
 
 
 def leaves_command(trace: TracebackType | None) -> bool:
-    """Return True if a traceback passes through the console entry point of one of fairseq's commands."""
+    """Return True if a traceback passes through the console entry point of a command of fairseq or of a converter of its models."""
     for frame, _ in traceback.walk_tb(trace):
         spec = frame.f_globals.get("__spec__")  # __name__ is __main__ under python -m
         module = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "cli_main" and module.partition(".")[0] == "fairseq_cli":
+        if (module.partition(".")[0], frame.f_code.co_name) in ENTRY_POINTS:
             return True
     return False
 

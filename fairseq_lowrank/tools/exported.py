@@ -29,11 +29,23 @@ class Hypothesis:
     score: float
 
 
-class Search(Protocol):
-    """A model with its search, before or after it is exported."""
+class Reader(Protocol):
+    """A model in another library.
 
-    def __call__(self, sentences: Sequence[list[int]]) -> list[Hypothesis]:
+    Attributes:
+        own_search: the library searches by other rules than fairseq, such as at the limit of lengths.
+    """
+
+    own_search: bool
+
+    def encode(self, line: str) -> list[int]:
+        """Return the numbers of the tokens of a line of raw text."""
+
+    def search(self, sentences: Sequence[list[int]]) -> list[Hypothesis]:
         """Return the best hypothesis for each sentence, which is a list of token numbers."""
+
+    def scores(self, sentences: Sequence[list[int]], translations: Sequence[list[int]]) -> list[float]:
+        """Return the scores of given translations; asked of a library with its own search."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +101,21 @@ class Comparison:
         return f"{self.equal} of {self.count} sentences are equal; scores differ by {self.difference:.1g} at most"
 
 
-def compare(before: Search, after: Search, sentences: Sequence[list[int]]) -> Comparison:
-    """Compare two searches.
+def compare(expected: Sequence[Hypothesis], reader: Reader, sentences: Sequence[list[int]]) -> Comparison:
+    """Compare a model in another library with what fairseq found for sentences.
+
+    Scores are those of the best hypotheses. If the library has its own search, they are those of fairseq's hypotheses.
 
     Raises:
         UserError: a score differs by more than :data:`TOLERANCE`.
     """
-    pairs = list(zip(before(sentences), after(sentences), strict=True))
-    differences = [abs(first.score - second.score) for first, second in pairs]
-    result = Comparison(len(pairs), sum(first.tokens == second.tokens for first, second in pairs), max(differences))
+    found = reader.search(sentences)
+    scores = [best.score for best in found]
+    if reader.own_search:
+        scores = reader.scores(sentences, [best.tokens for best in expected])
+    equal = sum(first.tokens == second.tokens for first, second in zip(expected, found, strict=True))
+    differences = [abs(best.score - score) for best, score in zip(expected, scores, strict=True)]
+    result = Comparison(len(differences), equal, max(differences))
     if not result.difference <= TOLERANCE:
         raise UserError(
             f"the exported model computes something else: {result}, and rounding explains {TOLERANCE:g}. Nothing is "

@@ -24,7 +24,6 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from fairseq_lowrank.attention import MultiheadAttention
 from fairseq_lowrank.huggingface.exported.attention import ATTENTION, LowrankAttention, build_attention
 from fairseq_lowrank.huggingface.exported.configuration import LowrankConfig
 

@@ -75,8 +75,8 @@ class FairseqModel:
             )
         check_model(self.model, self.args)
         self.text = raw_text(self.task, moses, subwords) if self.translates else RawText(TextSettings("", ""), Path())
-        folder = data or Path(str(self._setting("data")).split(":")[0])
-        self.subwords = (subwords or folder / MODEL) if self.text.settings.subwords else None
+        self.data = data or Path(str(self._setting("data")).split(":")[0])
+        self.subwords = (subwords or self.data / MODEL) if self.text.settings.subwords else None
         self.source, self.target = self.task.source_dictionary, self.task.target_dictionary
         generation = GenerationConfig(beam=beam, lenpen=lenpen, max_len_b=max_len_b)
         self.generator = self.task.build_generator([self.model], generation) if self.translates else None

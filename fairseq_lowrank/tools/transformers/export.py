@@ -88,7 +88,9 @@ def tokenizer_of(exported: Exported, folder: Path) -> LowrankTokenizer:
 
 
 class TransformersModel:
-    """A folder of :func:`write`, read as a user reads it, with its search."""
+    """A folder of :func:`write`, read as a user reads it, with its search; a :class:`~fairseq_lowrank.tools.exported.Reader`."""
+
+    own_search = False
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
