@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -26,8 +26,8 @@ class LowrankConfig(PreTrainedConfig):
     """
 
     model_type = "lowrank_transformer"
-    keys_to_ignore_at_inference = ["past_key_values"]
-    attribute_map = {
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    attribute_map: ClassVar[dict[str, str]] = {
         "num_hidden_layers": "decoder_layers",
         "hidden_size": "decoder_embed_dim",
         "num_attention_heads": "decoder_attention_heads",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +134,7 @@ class LowrankPreTrainedModel(PreTrainedModel):
     config_class = LowrankConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["LowrankEncoderLayer", "LowrankDecoderLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["LowrankEncoderLayer", "LowrankDecoderLayer"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -189,7 +189,7 @@ class LowrankStack(LowrankPreTrainedModel):
 class LowrankEncoder(LowrankStack):
     """fairseq's ``TransformerEncoder``."""
 
-    _can_record_outputs = {
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
         "hidden_states": LowrankEncoderLayer,
         "attentions": [OutputRecorder(kind, index=1) for kind in ATTENTION],
     }
@@ -227,7 +227,7 @@ class LowrankEncoder(LowrankStack):
 class LowrankDecoder(LowrankStack):
     """fairseq's ``TransformerDecoder``, with the output projection."""
 
-    _can_record_outputs = {
+    _can_record_outputs: ClassVar[dict[str, Any]] = {
         "hidden_states": LowrankDecoderLayer,
         "attentions": [OutputRecorder(kind, index=1, layer_name="self_attn") for kind in ATTENTION],
         "cross_attentions": [OutputRecorder(kind, index=1, layer_name="encoder_attn") for kind in ATTENTION],

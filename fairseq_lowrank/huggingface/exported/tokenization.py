@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
 
@@ -37,7 +37,7 @@ class LowrankTokenizer(PreTrainedTokenizer):
     """
 
     vocab_files_names = FILES
-    model_input_names = ["input_ids", "attention_mask"]
+    model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
 
     def __init__(
         self,
