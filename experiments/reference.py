@@ -1,6 +1,6 @@
 """What the code writes into the documents.
 
-These are two pages, the tables of methods in README.md and docs/pytorch.md, and the numbers in the tables of docs/evidence.
+These are two pages, the tables of methods in README.md, docs/pytorch.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from fairseq_lowrank.attention import (
     METHODS,
     PRESETS,
     AttentionConfig,
+    AttentionSpec,
     MultiheadAttention,
     build_attention,
     replace_attention,
 )
+from fairseq_lowrank.attention.classes import plain_attention
+from fairseq_lowrank.messages import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -191,6 +194,29 @@ def pytorch_page() -> str:
     return _with_table("docs/pytorch.md", ("argument", "values"), rows)
 
 
+def leaving_page() -> str:
+    """Return docs/leaving-fairseq.md with its table of methods and targets."""
+    rows = [(f"`{preset}`", METHODS[preset].kind or "–", "yes", _folds(preset)) for preset in PRESETS]
+    return _with_table("docs/leaving-fairseq.md", ("method", "class", "transformers", "CTranslate2"), rows)
+
+
+def _folds(preset: str) -> str:
+    """Return whether a layer of a method is plain attention of the usual sizes in other words."""
+    need = METHODS[preset].needs
+    sizes = {} if need is None else {need.axis: METHODS[preset].examples[-1][need.axis]}
+    layer = build_attention(preset, 8, 2, self_attention=True, max_positions=4, **sizes)
+    if not layer.spec.choices:
+        return "yes"
+    try:
+        plain = plain_attention(layer)
+    except UserError:
+        return "no"
+    if plain.spec != AttentionSpec(head_dim=4, value_dim=4):
+        return "no"
+    always = METHODS[preset].kind in ("restricted", "equal")
+    return "yes, as plain attention" if always else "only with heads of the usual size"
+
+
 def _with_table(page: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return the text of a page in which these rows replace those of the table with this head."""
     table = _table(head, rows)
@@ -289,6 +315,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/attention.md": attention_page,
     "docs/fairseq.md": fairseq_page,
     "docs/pytorch.md": pytorch_page,
+    "docs/leaving-fairseq.md": leaving_page,
     "README.md": readme,
     **{
         f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)
