@@ -31,7 +31,6 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_new",
     "gelu_accurate": "gelu_new",
     "relu_squared": "relu2",
-    "swish": "silu",
     "tanh": "tanh",
     "linear": "linear",
 }
