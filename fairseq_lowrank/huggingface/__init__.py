@@ -11,8 +11,11 @@
 Models that compute attention through ``ALL_ATTENTION_FUNCTIONS`` pass projected (and rotated) queries, keys and values to one
 registered function. So the mixing of scores, the activation and the mixing of probabilities can be chosen in each of them. The
 projections stay the model's own. What is added is in float32 in models of every dtype.
+
+Importing this package also lets ``from_pretrained`` read what ``fairseq-lowrank export`` wrote; see :mod:`.exported`.
 """
 
+from fairseq_lowrank.huggingface import exported
 from fairseq_lowrank.huggingface.added import mixing_state
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import spec_of
@@ -33,6 +36,7 @@ __all__ = [
     "attention_forward",
     "attention_modules",
     "attention_weights",
+    "exported",
     "load_attention",
     "mixing_state",
     "parameter_groups",

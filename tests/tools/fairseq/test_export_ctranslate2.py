@@ -1,14 +1,13 @@
 """CTranslate2 gets plain attention or a refusal, from our command and from its own converter."""
 
-import pytest
-
-pytest.importorskip("fairseq")
-ctranslate2 = pytest.importorskip("ctranslate2")
-
 import runpy
 import sys
 
+import pytest
 import torch
+
+pytest.importorskip("fairseq")
+ctranslate2 = pytest.importorskip("ctranslate2")
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.repairs.commands import end_commands
