@@ -7,7 +7,9 @@ import pytest
 import torch
 
 pytest.importorskip("fairseq")
-ctranslate2 = pytest.importorskip("ctranslate2")
+pytest.importorskip("ctranslate2")
+
+import ctranslate2
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.repairs.commands import end_commands
