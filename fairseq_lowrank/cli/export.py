@@ -14,6 +14,7 @@ Before OUT gets its name, 20 sentences are translated with both models. The comm
 rounding of float32. The sentences are those of --check FILE, which also tests the tokenizer, or of the checkpoint's data.
 """
 
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -111,6 +112,8 @@ def to_transformers(model, folder: Path):
 
 
 def to_ctranslate2(model, folder: Path):
+    if importlib.util.find_spec("ctranslate2") is None:
+        raise FlagError("--to", "ctranslate2", "it is not installed", "Install it: pip install ctranslate2.")
     from fairseq_lowrank.tools.fairseq.ctranslate2 import CTranslate2Model, write
 
     write(model, folder)

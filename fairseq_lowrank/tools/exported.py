@@ -45,7 +45,7 @@ class Reader(Protocol):
         """Return the best hypothesis for each sentence, which is a list of token numbers."""
 
     def scores(self, sentences: Sequence[list[int]], translations: Sequence[list[int]]) -> list[float]:
-        """Return the scores of given translations; asked of a library with its own search."""
+        """Return the scores of given translations. Only a library with its own search needs this."""
 
 
 @dataclass(frozen=True)

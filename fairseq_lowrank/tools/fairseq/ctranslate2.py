@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ctranslate2
+import ctranslate2  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import numpy as np
 import torch
-from ctranslate2.converters import FairseqConverter
+from ctranslate2.converters import FairseqConverter  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
