@@ -21,7 +21,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     Seq2SeqLMOutput,
 )
-from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from fairseq_lowrank.huggingface.exported.attention import ATTENTION, LowrankAttention, build_attention
@@ -346,6 +346,7 @@ class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
             processors.append(EndAtLimit(generation_config.max_length, generation_config._eos_token_tensor))
         return processors
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -419,6 +420,7 @@ class LowrankForCausalLM(LowrankPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.decoder.output_projection = value
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,

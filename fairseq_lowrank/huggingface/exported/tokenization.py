@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
 
+from fairseq_lowrank.files import LINE_BREAK
 from fairseq_lowrank.raw_text import MODEL, SETTINGS, RawText, TextSettings
 
 FILES = {
@@ -80,7 +81,7 @@ class LowrankTokenizer(PreTrainedTokenizer):
         self.numbers, self.text = self.target_numbers, self.target_text
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        return self.text.encode(" ".join(text.splitlines())).split()
+        return self.text.encode(LINE_BREAK.sub(" ", text)).split()
 
     def _convert_token_to_id(self, token: str) -> int | None:
         return self.numbers.get(token, self.numbers.get(str(self.unk_token)))

@@ -168,6 +168,17 @@ def test_training_saving_and_apply_attention_work(checkpoint, tmp_path, capsys):
         apply_attention(after.model, "mixhead-b")
 
 
+def test_trainer_trains_with_padded_batches(checkpoint, tmp_path):
+    before, after, _ = moved(checkpoint(**chosen("mixhead-b")), tmp_path / "out")
+    rows = [{"input_ids": sentence, "labels": sentence} for sentence in before.sentences("valid", 4)]
+    arguments = TrainingArguments(tmp_path / "run", max_steps=2, report_to=[], use_cpu=True, save_strategy="no")
+    mixing = after.model.decoder.layers[0].self_attn.mixing.query_weight
+    old = mixing.detach().clone()
+    collator = DataCollatorForSeq2Seq(after.tokenizer, after.model)
+    done = Trainer(after.model, arguments, train_dataset=rows, data_collator=collator).train()
+    assert done.training_loss > 0 and not torch.equal(mixing, old)
+
+
 def test_model_is_read_again_after_save_pretrained(checkpoint, tmp_path):
     before, after, _ = moved(checkpoint(**chosen("mixhead-b")), tmp_path / "out")
     after.model.save_pretrained(tmp_path / "saved")
