@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 from fairseq import models
 from tiny_transformer import first_of_all, preset_flags
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.huggingface import apply_attention
