@@ -1,6 +1,5 @@
 """The tokenizer of exported models reads and writes raw text as fairseq-lowrank translate does."""
 
-import io
 import json
 from dataclasses import asdict
 
@@ -22,7 +21,11 @@ MOSES = {"lowercase": True, "normalise": True, "aggressive": True}
 def sentencepiece_model(path):
     with path.open("wb") as model:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=io.StringIO("\n".join(LINES * 5).lower()), model_writer=model, vocab_size=40
+            sentence_iterator=iter([line.lower() for line in LINES * 5]),
+            model_writer=model,
+            vocab_size=40,
+            hard_vocab_limit=False,
+            minloglevel=2,
         )
 
 
