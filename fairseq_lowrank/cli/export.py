@@ -84,7 +84,7 @@ def run(args) -> None:
         lenpen=args.lenpen,
         max_len_b=args.max_len_b,
     )
-    lines, sentences = [], []
+    lines: list[str] = []
     if args.check is None:
         sentences = model.sentences(args.subset, SENTENCES)
     else:

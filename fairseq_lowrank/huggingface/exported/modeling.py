@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +134,7 @@ class LowrankPreTrainedModel(PreTrainedModel):
     config_class = LowrankConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["LowrankEncoderLayer", "LowrankDecoderLayer"]
+    _no_split_modules = ["LowrankEncoderLayer", "LowrankDecoderLayer"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -189,7 +189,7 @@ class LowrankStack(LowrankPreTrainedModel):
 class LowrankEncoder(LowrankStack):
     """fairseq's ``TransformerEncoder``."""
 
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {  # noqa: RUF012
         "hidden_states": LowrankEncoderLayer,
         "attentions": [OutputRecorder(kind, index=1) for kind in ATTENTION],
     }
@@ -216,9 +216,10 @@ class LowrankEncoder(LowrankStack):
         elif attention_mask is None:
             assert inputs_embeds is not None
             attention_mask = torch.ones(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
-        x = self.embed(input_ids, inputs_embeds, attention_mask.cumsum(1) * attention_mask)
+        x: Any = self.embed(input_ids, inputs_embeds, attention_mask.cumsum(1) * attention_mask)
         x = x * attention_mask[..., None].to(x.dtype)
-        mask = self.mask_for(self.layers[0].self_attn, create_bidirectional_mask, attention_mask, x)
+        first: Any = self.layers[0]
+        mask = self.mask_for(first.self_attn, create_bidirectional_mask, attention_mask, x)
         for layer in self.layers:
             x = layer(x, mask, **kwargs)
         return BaseModelOutput(last_hidden_state=x if self.layer_norm is None else self.layer_norm(x))
@@ -227,7 +228,7 @@ class LowrankEncoder(LowrankStack):
 class LowrankDecoder(LowrankStack):
     """fairseq's ``TransformerDecoder``, with the output projection."""
 
-    _can_record_outputs: ClassVar[dict[str, Any]] = {
+    _can_record_outputs = {  # noqa: RUF012
         "hidden_states": LowrankDecoderLayer,
         "attentions": [OutputRecorder(kind, index=1, layer_name="self_attn") for kind in ATTENTION],
         "cross_attentions": [OutputRecorder(kind, index=1, layer_name="encoder_attn") for kind in ATTENTION],
@@ -276,11 +277,11 @@ class LowrankDecoder(LowrankStack):
             counts = torch.arange(past + 1, past + length + 1, device=given.device).expand(batch, length)
         else:
             counts = (attention_mask.cumsum(1) * attention_mask)[:, -length:]
-        x = self.embed(input_ids, inputs_embeds, counts)
+        x: Any = self.embed(input_ids, inputs_embeds, counts)
         cached = past_key_values
         if isinstance(cached, EncoderDecoderCache):
             cached = cached.self_attention_cache
-        first = self.layers[0]
+        first: Any = self.layers[0]
         mask = self.mask_for(first.self_attn, create_causal_mask, attention_mask, x, past_key_values=cached)
         source_mask = None
         if encoder_hidden_states is not None:
@@ -304,7 +305,7 @@ class EndAtLimit(LogitsProcessor):
     def __init__(self, max_length: int, end: Tensor) -> None:
         self.max_length, self.end = max_length, end
 
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Any:
         if input_ids.size(1) != self.max_length - 1:
             return scores
         ended = torch.full_like(scores, -math.inf)
@@ -325,20 +326,21 @@ class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder.output_projection
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: Any) -> None:
         self.decoder.output_projection = value
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return the inputs of the decoder ``[B, T]``: the labels after the start, with padding for ignored labels."""
-        start = labels.new_full((labels.size(0), 1), self.config.decoder_start_token_id)
+        config: Any = self.config
+        start = labels.new_full((labels.size(0), 1), config.decoder_start_token_id)
         shifted = torch.cat([start, labels[:, :-1]], dim=1)
-        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+        return shifted.masked_fill(shifted == -100, config.pad_token_id)
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
         processors = super()._get_logits_processor(generation_config, *args, **kwargs)
@@ -368,14 +370,14 @@ class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
             labels: ``[B, T]``, −100 where the loss ignores a position. Without ``decoder_input_ids`` they are these too.
         """
         if attention_mask is None and input_ids is not None:
-            attention_mask = input_ids.ne(self.config.pad_token_id).long()
+            attention_mask = input_ids.ne(self.encoder.padding).long()
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask, inputs_embeds, **kwargs)
         elif not isinstance(encoder_outputs, BaseModelOutput):
             encoder_outputs = BaseModelOutput(*encoder_outputs)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        decoded = self.decoder(
+        decoded: Any = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
             encoder_outputs[0],
@@ -385,9 +387,10 @@ class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.decoder.output_projection(decoded.last_hidden_state)
+        logits: Any = self.decoder.output_projection(decoded.last_hidden_state)
+        loss: Any = None if labels is None else loss_of(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
-            loss=None if labels is None else loss_of(logits, labels, num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=decoded.past_key_values,
             decoder_hidden_states=decoded.hidden_states,
@@ -411,13 +414,13 @@ class LowrankForCausalLM(LowrankPreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.decoder.embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder.output_projection
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: Any) -> None:
         self.decoder.output_projection = value
 
     @can_return_tuple
@@ -439,7 +442,7 @@ class LowrankForCausalLM(LowrankPreTrainedModel, GenerationMixin):
             labels: ``[B, T]``, the text itself; −100 where the loss ignores a position.
             logits_to_keep: compute logits for this many last positions only; 0 computes all.
         """
-        decoded = self.decoder(
+        decoded: Any = self.decoder(
             input_ids,
             attention_mask,
             past_key_values=past_key_values,
@@ -447,8 +450,8 @@ class LowrankForCausalLM(LowrankPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.decoder.output_projection(decoded.last_hidden_state[:, -logits_to_keep:])
-        loss = None if labels is None else loss_of(logits[:, :-1], labels[:, 1:], num_items_in_batch)
+        logits: Any = self.decoder.output_projection(decoded.last_hidden_state[:, -logits_to_keep:])
+        loss: Any = None if labels is None else loss_of(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
@@ -458,14 +461,14 @@ class LowrankForCausalLM(LowrankPreTrainedModel, GenerationMixin):
         )
 
 
-def tied_weights(config: LowrankConfig) -> dict[str, str] | None:
-    """Return which weight is another one, as transformers writes it; None if every weight is its own."""
+def tied_weights(config: LowrankConfig) -> dict[str, str]:
+    """Return the weights that are another one, with the name of that one, as transformers writes it."""
     embedding = "decoder.embed_tokens.weight"
     if config.share_all_embeddings and config.is_encoder_decoder:
         shared = "encoder.embed_tokens.weight"
         return {embedding: shared, "decoder.output_projection.weight": shared}
     shares = config.share_all_embeddings or config.share_decoder_input_output_embed
-    return {"decoder.output_projection.weight": embedding} if shares else None
+    return {"decoder.output_projection.weight": embedding} if shares else {}
 
 
 def loss_of(logits: Tensor, labels: Tensor, num_items_in_batch: Any) -> Tensor:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import PreTrainedTokenizer
 
@@ -38,7 +38,7 @@ class LowrankTokenizer(PreTrainedTokenizer):
     """
 
     vocab_files_names = FILES
-    model_input_names: ClassVar[list[str]] = ["input_ids", "attention_mask"]
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(
         self,
@@ -93,7 +93,8 @@ class LowrankTokenizer(PreTrainedTokenizer):
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
         first = [] if self.starts_with is None else [self.numbers[self.starts_with]]
-        return [*first, *token_ids_0, *(token_ids_1 or ()), *([self.eos_token_id] if self.ends_with_eos else ())]
+        end: Any = [self.eos_token_id] if self.ends_with_eos else []
+        return [*first, *token_ids_0, *(token_ids_1 or ()), *end]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         return self.source_text.decode(" ".join(tokens))
@@ -107,7 +108,8 @@ class LowrankTokenizer(PreTrainedTokenizer):
     ) -> str:
         """Return the text of tokens; ``skip_special_tokens`` leaves unknown words, as fairseq does."""
         ids: Iterable[int] = [token_ids] if isinstance(token_ids, int) else token_ids
-        skipped = {self.bos_token_id, self.pad_token_id, self.eos_token_id} if skip_special_tokens else set()
+        special: set[Any] = {self.bos_token_id, self.pad_token_id, self.eos_token_id}
+        skipped = special if skip_special_tokens else set()
         return self.convert_tokens_to_string([self.target_words[number] for number in ids if number not in skipped])
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:

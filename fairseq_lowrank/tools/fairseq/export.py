@@ -192,7 +192,7 @@ class FairseqModel:
         return lines
 
 
-def check_model(model: nn.Module, args: Any) -> None:
+def check_model(model: Any, args: Any) -> None:
     """Check that a model is fairseq's transformer, without parts that no export has.
 
     Tensors that have no place in the exported model are found later, when they are loaded.

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
@@ -29,7 +30,7 @@ def write(exported: Exported, folder: Path) -> None:
     Raises:
         UserError: the model has tensors that the exported model lacks, or the other way round.
     """
-    kind = LowrankForSeq2SeqLM if exported.translates else LowrankForCausalLM
+    kind: Any = LowrankForSeq2SeqLM if exported.translates else LowrankForCausalLM
     model = kind(LowrankConfig(architectures=[kind.__name__], **exported.config))
     ours, given = (
         {name: tuple(t.shape) for name, t in each.items()} for each in (model.state_dict(), exported.tensors)
@@ -93,9 +94,9 @@ class TransformersModel:
     own_search = False
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         config = LowrankConfig.from_pretrained(folder)
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         self.model = kind.from_pretrained(folder).eval()
 
     def encode(self, line: str) -> list[int]:
