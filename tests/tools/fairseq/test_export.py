@@ -228,8 +228,13 @@ def test_compare_fails_beyond_rounding():
 
 WITHOUT_FAIRSEQ = """
 import sys
-for name in ("fairseq", "fairseq_cli", "hydra", "omegaconf"):
-    sys.modules[name] = None
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("fairseq", "fairseq_cli", "hydra", "omegaconf"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent())
 import fairseq_lowrank.huggingface
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
