@@ -107,7 +107,7 @@ def test_export_keeps_language_models(settings, checkpoint, tmp_path):
     assert comparison.equal == comparison.count > 0
     inputs = after.tokenizer("ab cd", return_tensors="pt")
     assert inputs.input_ids[0, 0] == after.model.generation_config.bos_token_id
-    assert after.model.generate(**inputs, max_new_tokens=3, num_beams=1).shape == (1, 6)
+    assert after.model.generate(**inputs, max_new_tokens=3, min_new_tokens=3, num_beams=1).shape == (1, 6)
 
 
 def test_weights_that_fairseq_shares_are_one(checkpoint, tmp_path):
