@@ -19,7 +19,7 @@ class CacheOfLayer(NamedTuple):
     """What a layer gets as its incremental state: a cache of transformers, and the padding ``[B, S]`` of all keys."""
 
     cache: Cache
-    index: int
+    layer: int
     padding: Tensor | None
 
 
@@ -37,13 +37,13 @@ class PackedStates(IncrementalCache):
         self.sizes = sizes
 
     def get(self, state: Any) -> LayerCache | None:
-        if state is None or state.cache.get_seq_length(state.index) == 0:
+        if state is None or state.cache.get_seq_length(state.layer) == 0:
             return None
-        return self._unpacked(state.cache.layers[state.index].keys, state.padding)
+        return self._unpacked(state.cache.layers[state.layer].keys, state.padding)
 
     def update(self, state: Any, new: dict[str, Tensor], padding: Tensor | None) -> LayerCache:
         packed = torch.cat([new[name].transpose(1, 2).flatten(2) for name in self.sizes], dim=-1).unsqueeze(1)
-        keys, _ = state.cache.update(packed, packed[..., :0], state.index)
+        keys, _ = state.cache.update(packed, packed[..., :0], state.layer)
         return self._unpacked(keys, state.padding)
 
     def _unpacked(self, packed: Tensor, padding: Tensor | None) -> LayerCache:

@@ -343,7 +343,8 @@ class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
         return shifted.masked_fill(shifted == -100, config.pad_token_id)
 
     def _get_logits_processor(self, generation_config: Any, *args: Any, **kwargs: Any) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(generation_config, *args, **kwargs)
+        parent: Any = super()
+        processors = parent._get_logits_processor(generation_config, *args, **kwargs)
         if generation_config.max_length is not None and generation_config._eos_token_tensor is not None:
             processors.append(EndAtLimit(generation_config.max_length, generation_config._eos_token_tensor))
         return processors

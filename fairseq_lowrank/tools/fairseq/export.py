@@ -200,7 +200,7 @@ def check_model(model: Any, args: Any) -> None:
     Raises:
         UserError: the model is another one.
     """
-    decoder = getattr(model, "decoder", None)
+    decoder: Any = getattr(model, "decoder", None)
     if type(decoder) not in (TransformerDecoder, TransformerDecoderBase):
         raise FlagError("--arch", args.arch, "no export knows this model", "Use a transformer or a transformer_lm.")
     if decoder.adaptive_softmax is not None:
