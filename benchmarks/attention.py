@@ -3,16 +3,22 @@
     python benchmarks/attention.py                               the presets and peers at n 512 to 4096, on the CPU
     python benchmarks/attention.py --layers fairseq mixhead-a mixhead-a@reference --lengths 2048 --dropout 0.1
     python benchmarks/attention.py --layers mqa gqa:key_value_heads=4 fixedhead:head_dim=128 mha:value_dim=32+sigsoftmax
-    python benchmarks/attention.py --device cuda --dtype bfloat16 --baseline sdpa --lengths 512 2048 8192 16384
-    python benchmarks/attention.py --operation --baseline sdpa --layers mixhead-a mixhead-b       without the projections
+    python benchmarks/attention.py --operation --device cuda --dtype bfloat16 --baseline sdpa-flash sdpa-cudnn \\
+        --layers sdpa mixhead-a@kernels                          attention alone, on a GPU
 
-A layer is PRESET[:AXIS=VALUE,…][+sigsoftmax][@BACKEND], such as gqa:key_value_heads=2 (AXIS is a keyword of
-build_attention), or a peer: fairseq (its MultiheadAttention with its float causal mask), sdpa
-(PyTorch's fused attention between four projections), flex-sigsoftmax (the same with FlexAttention, compiled on a GPU; on
-the CPU only --direction forward), x-transformers (its attention with post-softmax talking heads).
-x-transformers needs requirements/bench.txt. All layers take turns in every round; ratios are medians of the
-ratios within a round. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it. With --operation
-queries, keys and values are given: what of a layer's time is attention's own.
+A layer is PRESET[:AXIS=VALUE,…][+sigsoftmax][@BACKEND], such as gqa:key_value_heads=2. AXIS is a keyword of build_attention, and
+@kernels stands for each backend of our own GPU kernels. Or it is a peer:
+
+    fairseq          its MultiheadAttention with its float causal mask
+    sdpa             PyTorch's fused attention between four projections, by the kernel that PyTorch chooses
+    sdpa-flash, sdpa-cudnn    the same by this kernel
+    flex-sigsoftmax  the same with FlexAttention, compiled on a GPU; on the CPU only --direction forward
+    x-transformers   its attention with post-softmax talking heads; it needs requirements/bench.txt
+
+All layers take turns in every round; ratios are medians of the ratios within a round. Of several baselines ratios are to the
+fastest. On a GPU times are those between events on the GPU, and the work is queued before it begins. "Late" counts rounds where
+the GPU had to wait for Python all the same. Peak memory counts what a step allocates and the T×T mask that fairseq keeps for it.
+--operation times attention alone: its queries, keys and values are leaves that lie in memory as a layer projects them.
 """
 
 from __future__ import annotations
@@ -20,19 +26,27 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import logging
+import sys
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import measure
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_lowrank.attention import AXES, CAUSAL, METHODS, PRESETS, AttentionSpec, MultiheadAttention, build_attention
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops import BACKENDS, AttentionCall, AttentionMask, DotProduct, attention
 
 FLEX = "flex-sigsoftmax"
-PEERS = {"fairseq": "fairseq", "sdpa": "torch", FLEX: "torch", "x-transformers": "x_transformers"}
+SDPA = {"sdpa": None, "sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
+"""Names of PyTorch's fused attention, and the kernel that each takes."""
+PEERS = {"fairseq": "fairseq", **dict.fromkeys(SDPA, "torch"), FLEX: "torch", "x-transformers": "x_transformers"}
+OWN_KERNELS = [name for name in BACKENDS if name not in ("auto", "reference", "sdpa", "blocked")]
+"""Backends of our own GPU kernels."""
 LABELS = {"x-transformers": "x-transformers' talking heads", "talking-heads": "talking-heads (this package)"}
 """Labels of layers in tables and pictures that are not their names."""
 
@@ -40,39 +54,54 @@ LABELS = {"x-transformers": "x-transformers' talking heads", "talking-heads": "t
 class FusedAttention(nn.Module):
     """Four projections around ``scaled_dot_product_attention``: the least that a layer can do."""
 
-    def __init__(self, embed_dim: int, heads: int, dropout: float) -> None:
+    def __init__(self, embed_dim: int, heads: int, dropout: float, backend: SDPBackend | None = None) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads, self.dropout, self.backend = heads, dropout, backend
         self.joint, self.out = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.kernel = ""
+        """Name of the kernel that PyTorch took in the first call."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.joint(x).unflatten(-1, (3, self.heads, -1)).permute(2, 1, 3, 0, 4)
         return self.out(self.attend(q, k, v).permute(2, 0, 1, 3).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+        with nullcontext() if self.backend is None else sdpa_kernel(self.backend):
+            if not self.kernel:
+                with torch.enable_grad():
+                    tried = F.scaled_dot_product_attention(
+                        q.detach().requires_grad_(), k, v, dropout_p=self.dropout, is_causal=True
+                    )
+                name = tried.grad_fn.name().removesuffix("Backward0")
+                self.kernel = name if name.startswith("ScaledDotProduct") else "unfused"
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
 
 
 class Operation(nn.Module):
-    """A layer's attention alone, of queries, keys and values ``[T, B, 3 · H · D]`` side by side."""
+    """A layer's attention alone, of queries, keys and values ``[B, H, T, D]``."""
 
     def __init__(self, layer: FusedAttention | MultiheadAttention) -> None:
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layer = self.layer
-        heads = layer.heads if isinstance(layer, FusedAttention) else layer.num_heads
-        q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
         if isinstance(layer, FusedAttention):
-            return layer.attend(q, k, v).permute(2, 0, 1, 3).flatten(2)
+            return layer.attend(q, k, v)
         mixings = {"score_mixing": layer.score_mixing, "prob_mixing": layer.mixing}
         parts = {name: module and module.operation(q) for name, module in mixings.items()}
         dropout = layer.dropout_module.p if self.training else 0.0
         call = AttentionCall(
             DotProduct(q, k), v, AttentionMask(True), activation=layer.spec.activation, dropout_p=dropout, **parts
         )
-        return attention(call, layer.backend)[0].permute(2, 0, 1, 3).flatten(2)
+        return attention(call, layer.backend)[0]
+
+    def of_joint(self, x: Tensor) -> Tensor:
+        """The same of queries, keys and values side by side, ``[T, B, 3 · H · D]``, and heads side by side."""
+        layer = self.layer
+        heads = layer.heads if isinstance(layer, FusedAttention) else layer.num_heads
+        q, k, v = x.unflatten(-1, (3, heads, -1)).permute(2, 1, 3, 0, 4)
+        return self(q, k, v).permute(2, 0, 1, 3).flatten(2)
 
 
 class FlexSigsoftmax(FusedAttention):
@@ -100,8 +129,8 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
         mask = torch.full((length, length), float("-inf")).triu(1).to(options.device, options.torch_dtype)
         held = mask.numel() * mask.element_size()
         call = lambda module, x: module(x, x, x, attn_mask=mask, need_weights=False)[0]  # noqa: E731
-    elif name == "sdpa":
-        module = FusedAttention(width, heads, dropout)
+    elif name in SDPA:
+        module = FusedAttention(width, heads, dropout, SDPA[name])
         call = lambda module, x: module(x)  # noqa: E731
     elif name == FLEX:
         module = FlexSigsoftmax(width, heads, length, options.device)
@@ -116,7 +145,8 @@ def build(name: str, options: argparse.Namespace, length: int) -> Layer:
         module = ours(name, options)
         call = lambda module, x: module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]  # noqa: E731
     if options.operation:
-        module, call = Operation(module), lambda module, x: module(x)
+        module = Operation(module)
+        call = Operation.of_joint if options.glue else Operation.__call__
     module.to(options.device, options.torch_dtype).train(options.direction == "training")
     return Layer(module, call, held)
 
@@ -156,8 +186,20 @@ def default_layers(options: argparse.Namespace) -> list[str]:
     names = [preset + (axes[preset] and f":{axes[preset]}") for preset in PRESETS]
     names += ["mha+sigsoftmax", "mixhead-a+sigsoftmax"]
     if options.device.startswith("cuda"):
-        names += [f"{name}@triton" for name in ("mixhead-a", "mixhead-b", "talking-heads", "mha+sigsoftmax")]
+        names += with_kernels(
+            ["mixhead-a@kernels", "mixhead-b@kernels", "talking-heads@kernels", "mha+sigsoftmax@kernels"]
+        )
     return [name for name in names if not refusal(name, options)]
+
+
+def with_kernels(names: list[str]) -> list[str]:
+    """``names``, each that ends in @kernels once for each of :data:`OWN_KERNELS`."""
+    parts = [name.partition("@") for name in names]
+    return [
+        f"{layer}{mark}{backend}"
+        for layer, mark, given in parts
+        for backend in (OWN_KERNELS if given == "kernels" else [given])
+    ]
 
 
 def refusal(name: str, options: argparse.Namespace) -> str:
@@ -172,57 +214,105 @@ def refusal(name: str, options: argparse.Namespace) -> str:
 def has_operation(name: str, options: argparse.Namespace) -> bool:
     """Whether its attention reads queries, keys and values of embed_dim each, as :class:`Operation` gives them."""
     if name in PEERS:
-        return name in ("sdpa", FLEX)
+        return name in (*SDPA, FLEX)
     layer = ours(name, options, device="meta")
     others = layer.spec.replace(activation="softmax", mixing="none", score_mixing="none", head_dim=None)
     return others == AttentionSpec() and layer.head_dim * layer.num_heads == layer.embed_dim
 
 
 class Layer:
-    """One timed step: forward, and backward to the input and all parameters where the direction asks for it."""
+    """One timed step: forward, and backward to the inputs and all parameters where the direction asks for it."""
 
-    def __init__(self, module: nn.Module, call: Callable[[nn.Module, Tensor], Tensor], held: int) -> None:
+    def __init__(self, module: nn.Module, call: Callable[..., Tensor], held: int) -> None:
         self.module, self.call, self.held = module, call, held
 
-    def step(self, x: Tensor, cotangent: Tensor, training: bool) -> None:
+    @property
+    def kernel(self) -> str:
+        """The name of PyTorch's kernel, where the layer is one of :data:`SDPA`."""
+        layer = self.module.layer if isinstance(self.module, Operation) else self.module
+        return getattr(layer, "kernel", "")
+
+    def step(self, inputs: list[Tensor], cotangent: Tensor, options: argparse.Namespace) -> tuple[list[float], bool]:
+        """Seconds of the forward pass, and of the backward pass, and whether a GPU waited for the host."""
+        training = options.direction == "training"
+        leaves = [*inputs, *self.module.parameters()]
+        watch = measure.Stopwatch(options.device, options.clock, by_host=options.glue)
+        watch.mark()
         with torch.set_grad_enabled(training):
-            output = self.call(self.module, x)
-            if training:
-                output.backward(cotangent)
-        self.module.zero_grad(set_to_none=True)
-        x.grad = None
-        if x.is_cuda:
-            torch.cuda.synchronize()
+            output = self.call(self.module, *inputs)
+        watch.mark()
+        if training:
+            gradients = torch.autograd.grad(output, leaves, cotangent, allow_unused=True)  # noqa: F841 (held, as a training does)
+            watch.mark()
+        return watch.laps()
 
 
-def at_length(options: argparse.Namespace, length: int) -> list[dict]:
-    """Results of every layer at one sequence length."""
+def tried(layers: dict[str, Layer], step: Callable[[Layer], object], failed: dict[str, str]) -> dict[str, Layer]:
+    """The layers that run; why the others do not is put into ``failed``.
+
+    Kernels that are wrong on a GPU warn once and leave the call to another backend, whose time is not theirs.
+    """
+    for name, layer in layers.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            try:
+                step(layer)
+            except (RuntimeError, ValueError, RuntimeWarning) as error:
+                failed[name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return {name: layer for name, layer in layers.items() if name not in failed}
+
+
+def at_length(options: argparse.Namespace, length: int, failed: dict[str, str] | None = None) -> list[dict]:
+    """Results of every layer at one sequence length. Layers in ``failed`` are left out, and those that do not run are added."""
+    failed = {} if failed is None else failed
     batch = max(1, options.tokens // length)
     generator = torch.Generator().manual_seed(0)
-    widths = (3 if options.operation else 1) * options.embed_dim, options.embed_dim
-    drawn = (torch.randn(length, batch, width, generator=generator) for width in widths)
-    x, cotangent = (tensor.to(options.device, options.torch_dtype) for tensor in drawn)
     training = options.direction == "training"
-    x.requires_grad_(training)
-    layers = {name: build(name, options, length) for name in options.layers}
-    runs = {name: lambda layer=layer: layer.step(x, cotangent, training) for name, layer in layers.items()}
-    times = measure.alternate(runs, options.rounds, f"n {length}", options.clock)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(options.device, options.torch_dtype)
+
+    if options.operation and not options.glue:
+        shape = length, batch, options.heads, options.embed_dim // options.heads
+        *inputs, cotangent = (drawn(*shape).permute(1, 2, 0, 3) for _ in range(4))
+    else:
+        inputs = [drawn(length, batch, (3 if options.operation else 1) * options.embed_dim)]
+        cotangent = drawn(length, batch, options.embed_dim)
+    for tensor in inputs:
+        tensor.requires_grad_(training)
+    layers = {name: build(name, options, length) for name in options.layers if name not in failed}
+    layers = tried(layers, lambda layer: layer.step(inputs, cotangent, options), failed)
+    runs = {name: lambda layer=layer: layer.step(inputs, cotangent, options) for name, layer in layers.items()}
+    found = measure.take_turns(runs, options.rounds, f"n {length}") if runs else {}
+    times = {name: [sum(laps) for laps, _ in rounds] for name, rounds in found.items()}
     memory = {name: measure.peak_bytes(run, options.device) + layers[name].held for name, run in runs.items()}
-    base = options.baseline
+    bases = [name for name in options.baseline if name in times]
+    base = min(bases, key=lambda name: measure.quartiles(times[name])[1], default=None)
+    scores = batch * options.heads * length * (length + 1) // 2
     results = []
-    for name in options.layers:
+    for name in layers:
         q1, median, q3 = measure.quartiles(times[name])
+        passes = {
+            f"{direction}_milliseconds": round(measure.quartiles([laps[place] for laps, _ in found[name]])[1] * 1e3, 3)
+            for place, direction in enumerate(("forward", "backward")[: 2 if training else 1])
+        }
+        ratio = base and round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3)
         results.append(
             {
                 "layer": name,
+                "kernel": layers[name].kernel,
                 "length": length,
                 "batch": batch,
                 "milliseconds": round(median * 1e3, 3),
                 "quartiles": [round(q1 * 1e3, 3), round(q3 * 1e3, 3)],
-                "ratio": round(measure.quartiles(measure.ratios(times[name], times[base]))[1], 3),
+                **passes,
+                "picoseconds_per_score": round(median * 1e12 / scores, 3),
+                "late": sum(late for _, late in found[name]),
+                "baseline": base,
+                "ratio": ratio,
                 "mask_mebibytes": round(layers[name].held / 2**20, 4),
                 "peak_mebibytes": round(memory[name] / 2**20, 4),
-                "memory_ratio": round(memory[name] / memory[base], 3),
+                "memory_ratio": base and round(memory[name] / memory[base], 3),
             }
         )
     return results
@@ -237,7 +327,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
 
     from fairseq_lowrank.tools import pictures
 
-    baseline, heads = settings["baseline"], settings["heads"]
+    heads = settings["heads"]
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     lengths = sorted({result["length"] for result in results})
     for axis, key, label in zip(
@@ -253,7 +343,7 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
                 for r in results
                 if r["layer"] == name and r[key]
             ]
-            style = {"color": "black", "linestyle": ":"} if name == baseline else {**style, "marker": "o"}
+            style = {"color": "black", "linestyle": ":"} if name in settings["baseline"] else {**style, "marker": "o"}
             axis.plot(*zip(*points, strict=True), **style, markersize=4, label=LABELS.get(name, name))
         axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
@@ -271,7 +361,13 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", nargs="+", metavar="LAYER", help="default: every peer installed and every preset")
-    parser.add_argument("--baseline", default="fairseq", metavar="LAYER", help="ratios are to this (default: fairseq)")
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        default=["fairseq"],
+        metavar="LAYER",
+        help="ratios are to the fastest of these (default: fairseq)",
+    )
     parser.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096], metavar="N")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens in a batch; it holds at least one sequence")
     parser.add_argument("--embed-dim", type=int, default=512)
@@ -281,6 +377,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--operation", action="store_true", help="without projections, of sdpa and layers of plain ones"
+    )
+    parser.add_argument(
+        "--glue",
+        action="store_true",
+        help="with --operation, as it was timed up to 2026-11: queries, keys and values are parts of one leaf, and the time is the"
+        " host's; it holds about 1 ms of copies and Python on a GPU",
     )
     parser.add_argument("--direction", default="training", choices=("training", "forward"))
     parser.add_argument("--dropout", type=float, default=0.0, help="attention dropout of every layer")
@@ -294,8 +396,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     flexible = not options.dropout and (options.device.startswith("cuda") or options.direction == "forward")
     installed = {name for name, module in PEERS.items() if importlib.util.find_spec(module)}
     possible = installed if flexible else installed - {FLEX}
+    possible -= set() if options.device.startswith("cuda") else {"sdpa-flash", "sdpa-cudnn"}
     options.layers = options.layers or [name for name in PEERS if name in possible] + default_layers(options)
-    options.layers = list(dict.fromkeys((options.baseline, *options.layers)))
+    options.layers = list(dict.fromkeys(with_kernels([*options.baseline, *options.layers])))
+    if options.glue and not options.operation:
+        parser.error("--glue has no effect without --operation")
     for name in options.layers:
         if name in PEERS and name not in installed:
             parser.error(
@@ -306,53 +411,59 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         if name not in PEERS and (reason := refusal(name, options)):
             parser.error(f"layer {name!r}: {reason} (or a peer: {', '.join(PEERS)})")
         if options.operation and not has_operation(name, options):
-            parser.error(f"--operation knows sdpa, {FLEX} and layers of plain projections, not {name!r}")
+            parser.error(f"--operation knows {', '.join(SDPA)}, {FLEX} and layers of plain projections, not {name!r}")
     return options
 
 
-def main() -> None:
+def main() -> int:
     options = parse()
     logging.disable(logging.INFO)  # fairseq switches every library's messages on
     results: list[dict] = []
+    failed: dict[str, str] = {}
     for length in options.lengths:
-        found = at_length(options, length)
+        found = at_length(options, length, failed)
         results += found
-        print(f"\nn {length}, batch {found[0]['batch']}, {options.direction}, dropout {options.dropout:g}")
+        batch = max(1, options.tokens // length)
+        print(f"\nn {length}, batch {batch}, {options.direction}, dropout {options.dropout:g}")
         rows = [
             (
-                LABELS.get(r["layer"], r["layer"]),
-                f"{r['milliseconds']:.1f}",
-                "{:.1f} to {:.1f}".format(*r["quartiles"]),
-                f"{r['ratio']:.2f}",
+                " ".join(filter(None, (LABELS.get(r["layer"], r["layer"]), r["kernel"]))),
+                f"{r['milliseconds']:.2f}",
+                "{:.2f} to {:.2f}".format(*r["quartiles"]),
+                f"{r['forward_milliseconds']:.2f}",
+                f"{r['picoseconds_per_score']:.1f}",
+                r["ratio"],
                 f"{r['peak_mebibytes']:.1f}",
                 r["memory_ratio"],
+                r["late"],
             )
             for r in found
         ]
-        header = ("layer", "ms", "quartiles", f"× {options.baseline}", "peak MiB", f"memory × {options.baseline}")
-        print(measure.table(rows, header), flush=True)
-    settings = {
-        name: getattr(options, name)
-        for name in (
-            "embed_dim",
-            "heads",
-            "head_dim",
-            "dtype",
-            "device",
-            "operation",
-            "direction",
-            "dropout",
-            "rounds",
-            "clock",
-            "baseline",
+        base = found[0]["baseline"] if found else None
+        header = (
+            "layer",
+            "ms",
+            "quartiles",
+            "forward",
+            "ps a score",
+            f"× {base}",
+            "peak MiB",
+            f"memory × {base}",
+            "late",
         )
-    }
+        print(measure.table(rows, header), flush=True)
+    for name, reason in failed.items():
+        print(f"{name} does not run: {reason}")
+    names = "embed_dim heads head_dim dtype device operation glue direction dropout rounds clock baseline"
+    settings = {name: getattr(options, name) for name in names.split()}
     measure.write(
-        options.output, {"machine": measure.machine(options.device), "settings": settings, "results": results}
+        options.output,
+        {"machine": measure.machine(options.device), "settings": settings, "results": results, "failed": failed},
     )
-    if options.picture:
+    if options.picture and results:
         picture(results, options.picture, settings)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

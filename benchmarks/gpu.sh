@@ -1,14 +1,21 @@
 #!/usr/bin/env bash
-# What only a GPU can tell of the kernels, in one command and less than 9 minutes: are they right there, how fast, in what memory.
+# What only a GPU can tell of the kernels, in two commands of less than 9 minutes each.
 #
-#   benchmarks/gpu.sh [FOLDER]       writes FOLDER/gpu.json and FOLDER/gpu.svg (default: benchmarks/results)
-#   DEVICE=cpu benchmarks/gpu.sh     tries the script itself without a GPU: tiny sizes, kernels interpreted
+#   benchmarks/gpu.sh kernels [FOLDER]    attention alone: are the kernels right, what does each pass take, what limits it
+#   benchmarks/gpu.sh layers [FOLDER]     random cases, tests, whole layers, few heads and training
+#   DEVICE=cpu benchmarks/gpu.sh kernels  tries the script itself without a GPU: tiny sizes, kernels interpreted
 #
-# Nothing is downloaded. Each step has a limit of time (together 520 seconds) and none stops the next: what is missing in
-# gpu.json did not end in time or failed, and said so above. The goals that were set stand below, each with what was measured.
+# Each writes FOLDER/gpu-kernels.json or FOLDER/gpu-layers.json (default: benchmarks/results). Nothing is downloaded. Each step
+# has a limit of time and none stops the next: what is missing in the file did not end in time or failed, and said so above.
+# The goals that were set stand below, each with what was measured. Every backend with kernels of ours is measured.
 set -uo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-results=$(realpath -m -- "${1:-$root/benchmarks/results}")
+what=${1:-}
+if [ "$what" != kernels ] && [ "$what" != layers ]; then
+    echo "expected: benchmarks/gpu.sh kernels or benchmarks/gpu.sh layers" >&2
+    exit 2
+fi
+results=$(realpath -m -- "${2:-$root/benchmarks/results}")
 cd "$root"
 [ ! -e .venv ] || PATH="$PWD/.venv/bin:$PATH"
 device=${DEVICE:-cuda}
@@ -24,42 +31,61 @@ step() { # NAME SECONDS COMMAND…
     printf '%s\t%s\t%s\n' "$1" "$status" "$((SECONDS - start))" >>"$parts/steps"
 }
 
+# NAME SECONDS COMMAND…, once for each worker, whose number replaces {}. Compiling the kernels takes most of the time of these.
+parallel() { step "$1" "$2" bash -c 'seq 0 $(($1 - 1)) | xargs -P "$1" -I{} "${@:2}"' parallel "$workers" "${@:3}"; }
+
 patience=1 workers=$(nproc)
 [ "$workers" -le 16 ] || workers=16
-layers=(python benchmarks/attention.py --device "$device" --baseline sdpa)
-training=(python benchmarks/training.py --rows mha stock mixhead-a mixhead-a@blocked mixhead-b --device "$device")
+layers=(python benchmarks/attention.py --device "$device")
+passes=(python benchmarks/passes.py)
+training=(python benchmarks/training.py --device "$device")
 if [ "$device" = cpu ]; then
-    export TRITON_INTERPRET=1 patience=10 workers=1
-    layers+=(--rounds 1 --tokens 1)
-    many=(--embed-dim 32 --heads 2) few=(--embed-dim 16 --heads 2)
+    export TRITON_INTERPRET=1 patience=20 workers=1
+    layers+=(--rounds 1 --tokens 1) baseline=(--baseline sdpa-flash)
+    many=(--embed-dim 32 --heads 2) eight=(--embed-dim 16 --heads 2) four=(--embed-dim 16 --heads 2)
+    values=(--heads 2 --head-dim 16 --tokens 1 --compositions mixhead-a --lengths 20 --longest 20)
+    times=(--heads 2 --head-dim 16 --tokens 1 --compositions mixhead-a --lengths 20 --rounds 1 --warps 8 --stages 2)
     training+=(--layers 1 --embed-dim 32 --heads 2 --vocabulary 50 --length 8 --tokens 8 --rounds 1)
-    checks=(--cases 1 --dtype float32 --longest 8)
-    tests=(-n 0 -k "more and keys")
-    lengths=(16 24) long=(32) formula=(16)
+    checks=(--cases 1 --dtype float32 --longest 8) tests=(-n 0 -k "more and keys")
+    lengths=(16 24) long=(32) one=(16)
 else
-    layers+=(--dtype bfloat16 --tokens 16384 --rounds 7)
-    many=(--embed-dim 1024 --heads 16) few=(--embed-dim 256 --heads 4)
+    layers+=(--dtype bfloat16 --tokens 16384 --rounds 7) baseline=(--baseline sdpa-flash sdpa-cudnn)
+    many=(--embed-dim 1024 --heads 16) eight=(--embed-dim 512 --heads 8) four=(--embed-dim 256 --heads 4)
+    values=(--lengths 2048) times=(--compositions mixhead-a --lengths 8192)
     training+=(--dtype bfloat16 --layers 16 --embed-dim 1024 --heads 16 --length 512 --tokens 8192 --rounds 7)
-    checks=(--cases 10 --compositions 2)
-    tests=(-n "$workers" -k "references or half or dropout or bit")
-    lengths=(512 2048 8192) long=(32768) formula=(2048)
+    checks=(--cases 10 --compositions 2) tests=(-n "$workers" -k "references or half or dropout or bit")
+    lengths=(512 2048 8192) long=(32768) one=(2048)
 fi
-operation=("${layers[@]}" "${many[@]}" --operation)
-kernels=(mixhead-{a,b}@{triton,blocked} talking-heads@triton mha+sigsoftmax@triton)
+operation=("${layers[@]}" --operation)
+kernels=({mixhead-a,mixhead-b,talking-heads,mha+sigsoftmax}@kernels)
+shopt -s nullglob
+modules=(tests/ops/attention/test_{trito[n],tile[d]}.py)
 
-# Kernels are compiled by as many processes as there are cores: that takes most of the time of these.
-step check-kernels 110 bash -c 'seq "$1" | xargs -P "$1" -I{} fairseq-lowrank check-kernels --device "$2" "${@:3}" --seed {}' \
-    check-kernels "$workers" "$device" "${checks[@]}"
-step tests 80 python -m pytest -q -p no:cacheprovider tests/ops/attention/test_triton.py --device "$device" "${tests[@]}"
-step operation 90 "${operation[@]}" --lengths "${lengths[@]}" --layers "${kernels[@]}" --output "$parts/operation.json" \
-    --picture "$results/gpu.svg"
-step long 40 "${operation[@]}" --lengths "${long[@]}" --layers mixhead-a@triton mixhead-b@triton --output "$parts/long.json"
-step formula 40 "${operation[@]}" --lengths "${formula[@]}" \
-    --layers mixhead-a@triton mixhead-a@reference mixhead-a@blocked mixhead-a@sdpa --output "$parts/formula.json"
-step few-heads 40 "${layers[@]}" "${few[@]}" --operation --lengths "${lengths[@]}" --layers mixhead-a@{triton,blocked,sdpa} \
-    --output "$parts/few-heads.json"
-step layer 50 "${layers[@]}" "${many[@]}" --lengths "${lengths[@]}" --layers fairseq mha mixhead-{a,b} --output "$parts/layer.json"
-step training 70 "${training[@]}" --output "$parts/training.json"
+if [ "$what" = kernels ]; then
+    parallel values 140 "${passes[@]}" values --device "$device" "${values[@]}" --part "{}/$workers" --output "$parts/values-{}.json"
+    parallel compile 80 "${passes[@]}" times --device "$device" "${times[@]}" --rounds 0 --part "{}/$workers"
+    step operation 90 "${operation[@]}" "${many[@]}" "${baseline[@]}" --lengths "${lengths[@]}" "${long[@]}" \
+        --layers sdpa "${kernels[@]}" --output "$parts/operation.json" --picture "$results/gpu-kernels.svg"
+    step passes 60 "${passes[@]}" times --device "$device" "${times[@]}" --output "$parts/passes.json"
+    step constants 15 "${passes[@]}" constants --device "$device" --output "$parts/constants.json"
+    step heads-8 25 "${operation[@]}" "${eight[@]}" "${baseline[@]}" --lengths "${lengths[@]}" --layers "${kernels[@]:0:2}" \
+        --output "$parts/heads-8.json"
+    step dropout 25 "${operation[@]}" "${many[@]}" --baseline sdpa --lengths "${one[@]}" --dropout 0.1 \
+        --layers "${kernels[@]:0:2}" --output "$parts/dropout.json"
+    step glue 40 "${operation[@]}" "${many[@]}" --baseline sdpa --glue --lengths "${lengths[@]}" "${long[@]}" \
+        --layers "${kernels[@]:0:2}" --output "$parts/glue.json"
+else
+    step check-kernels 110 bash -c 'seq "$1" | xargs -P "$1" -I{} fairseq-lowrank check-kernels --device "$2" "${@:3}" --seed {}' \
+        check-kernels "$workers" "$device" "${checks[@]}"
+    step tests 100 python -m pytest -q -p no:cacheprovider "${modules[@]}" --device "$device" "${tests[@]}"
+    step formula 50 "${operation[@]}" "${many[@]}" "${baseline[@]}" --lengths "${one[@]}" \
+        --layers mixhead-{a,b}@{reference,blocked} mixhead-a@sdpa --output "$parts/formula.json"
+    step heads-4 40 "${operation[@]}" "${four[@]}" "${baseline[@]}" --lengths "${lengths[@]}" \
+        --layers mixhead-a@{kernels,blocked,sdpa} --output "$parts/heads-4.json"
+    step layer 60 "${layers[@]}" "${many[@]}" "${baseline[@]}" --lengths "${lengths[@]}" \
+        --layers fairseq mha mixhead-{a,b} "${kernels[@]:0:2}" --output "$parts/layer.json"
+    step training 120 "${training[@]}" --rows mha stock mixhead-{a,b}@kernels mixhead-a@blocked --output "$parts/training.json"
+fi
 
-python benchmarks/gpu.py "$parts" "$results/gpu.json" || exit 1
+python benchmarks/gpu.py "$parts" "$results/gpu-$what.json" || exit 1
 ! grep -qvP '\t0\t' "$parts/steps"

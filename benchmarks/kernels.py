@@ -1,13 +1,16 @@
-"""What the compiler makes of the triton backend's kernels, without a GPU, and what that predicts of their speed.
+"""What the compiler makes of the kernels of the backends triton and tiled, without a GPU, and what that predicts of their speed.
 
     python benchmarks/kernels.py                                     a table of common sizes, compiled for sm_90
     python benchmarks/kernels.py --chips 80 90 100 --everything
     python benchmarks/kernels.py --auto benchmarks/results/kernels.json    compiles all that "auto" takes, for an hour
+    python benchmarks/kernels.py --tiled benchmarks/results/kernels.json   adds the kernels of the tiled backend
     python benchmarks/kernels.py --write docs/kernels.md             puts its tables between their marks there
 
 Nothing here is measured. `registers` and `shared` are the compiler's; `blocks an SM` what fits by registers, shared memory and
 threads; `operations` and `bytes` those of a tile: products of matrices, and what it reads of keys and values, or of queries
-and gradients. The prediction is written below the table.
+and gradients. The prediction is written below the table. Of the tiled kernels, the instructions of the inner loop and a
+prediction of picoseconds a score are shown; both ends come from two readings of what was measured of the older kernels
+(:func:`predicted`).
 """
 
 from __future__ import annotations
@@ -16,9 +19,7 @@ import argparse
 import itertools
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,15 +32,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, PositionwiseMixing
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, HeadMixing, PositionwiseMixing, StaticMixing
 from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
+from fairseq_lowrank.ops.attention.machine_code import inner_loop, tool
+from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch
 from fairseq_lowrank.ops.attention.triton import COMPILED_RULES, COMPILED_SIZES, is_precompiled_config
 
 # Shared memory of a block at most, of an SM, and threads of an SM.
 CHIPS = {80: (163, 164, 2048), 90: (227, 228, 2048), 100: (227, 228, 2048)}
 REGISTERS = 65536
 MIXINGS = dict(zip(("none", "A", "B", "talking heads"), COMPILED_RULES, strict=True))
+RULES = MIXINGS | {"mixed scores": (StaticMixing, None)}
 SIZES = ((16, 64), (8, 128))
 RESULTS = Path(__file__).with_name("results") / "kernels.json"
 MARKS = {
@@ -74,10 +78,28 @@ class Compiled(NamedTuple):
     heads: int
     dim: int
     value_dim: int
+    instructions: int | None = None
+    """Of a warp in the inner loop (tiled kernels)."""
+    reloads: int | None = None
+    """Among them, loads of registers that were spilled."""
+    stores: int | None = None
+    """Among them, stores of registers that are spilled: what a loop must not have."""
 
     @property
     def fits(self) -> bool:
-        return self.stack == 0 and self.shared <= CHIPS[self.chip][0] * 1024
+        """Tiled kernels may spill what stays the same in the inner loop."""
+        spilled = self.stack if self.stores is None else self.stores
+        return spilled == 0 and self.shared <= CHIPS[self.chip][0] * 1024
+
+    @property
+    def scores(self) -> int:
+        """Of a tile."""
+        return self.heads * self.rows * self.keys
+
+    @property
+    def issue(self) -> float:
+        """Clocks a score in which a scheduler of an SM issues an instruction."""
+        return (self.instructions or 0) * self.warps / 4 / self.scores
 
     @property
     def blocks(self) -> int:
@@ -128,6 +150,12 @@ class Configuration(NamedTuple):
     everything: bool = False
     """A mask of floats and dropout too."""
     triton: str = triton.__version__
+    backend: str = "triton"
+    dropout: bool = False
+    few: bool = False
+    """Tiles for few programs."""
+    descriptors: bool = False
+    """Loads through tensor descriptors."""
 
 
 def of_auto() -> list[Configuration]:
@@ -151,15 +179,41 @@ def of_auto() -> list[Configuration]:
     return [one for one in grid if is_precompiled_config(call_of(one))]
 
 
-def compiled(one: Configuration, names: Container[str] = PRODUCTS) -> Iterator[Compiled]:
+def of_tiled() -> list[Configuration]:
+    """Kernels of the tiled backend on an H100: sizes of Mixhead A, and each other kind with 16 heads of 64."""
+    plain = Configuration("A", "softmax", 16, 64, 90, padding=False, backend="tiled")
+    changes: list[dict] = [
+        {},
+        {"descriptors": True},
+        {"mixing": "none"},
+        {"mixing": "none", "activation": "sigsoftmax"},
+        {"heads": 8},
+        {"mixing": "B"},
+        {"dropout": True},
+        {"heads": 4},
+        {"mixing": "talking heads"},
+        {"dim": 32},
+        {"heads": 8, "dim": 128},
+        {"heads": 12},
+        {"mixing": "mixed scores"},
+        {"heads": 32},
+    ]
+    return [plain._replace(**change) for change in changes]
+
+
+def compiled(one: Configuration, names: Container[str] | None = None) -> Iterator[Compiled]:
     """Every kernel of the forward and backward pass of a configuration, or those of ``names``."""
     launched: list[Kernel] = []
-    launch = Launch(call_of(one), 1, run=launched.append)
+    if one.backend == "tiled":
+        options = {"descriptors": one.descriptors, "few": one.few}
+        launch: Launch = TiledLaunch(call_of(one), 1, launched.append, **options)
+    else:
+        launch = Launch(call_of(one), 1, run=launched.append)
     with torch.no_grad():
         heads, kept = launch.forward()
         launch.backward(heads, *kept)
     for kernel in launched:
-        if kernel.name in names:
+        if names is None or kernel.name in names:
             yield compile_kernel(kernel, one.chip)
 
 
@@ -175,30 +229,19 @@ def compile_kernel(kernel: Kernel, chip: int) -> Compiled:
     result = triton.compile(source, target=target, options=parsed.__dict__)
     shape = bound["shape"]
     registers, stack = resources(result.asm["cubin"])
-    sizes = (shape.BLOCK_M, shape.BLOCK_N, shape.BLOCK_OUT)
-    rows, keys, columns = (size.value for size in sizes)
-    dims = shape.BLOCK_H.value, shape.BLOCK_D.value, shape.BLOCK_DV.value
-    return Compiled(
-        kernel.name,
-        chip,
-        rows,
-        keys,
-        columns,
-        kernel.options["num_warps"],
-        registers,
-        stack,
-        result.metadata.shared,
-        *dims,
-    )
+    tiled = hasattr(shape, "COPIES")
+    loop = inner_loop(result.asm["cubin"]) if tiled else None
+    columns = shape.BLOCK_D if tiled else shape.BLOCK_OUT
+    sizes = (size.value for size in (shape.BLOCK_M, shape.BLOCK_N, columns))
+    dims = (size.value for size in (shape.BLOCK_H, shape.BLOCK_D, shape.BLOCK_DV))
+    figures = (loop.total(), loop["LDL"], loop["STL"]) if loop is not None else ()
+    warps, shared = kernel.options["num_warps"], result.metadata.shared
+    return Compiled(kernel.name, chip, *sizes, warps, registers, stack, shared, *dims, *figures)
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
     """Registers, and bytes of stack and local memory, of a thread."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    report = tool("cuobjdump", cubin, "-res-usage")
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", report).groups()
     return int(registers), int(stack) + int(re.search(r"LOCAL:(\d+)", report)[1])
 
@@ -217,20 +260,19 @@ def call_of(one: Configuration) -> AttentionCall:
     padding = torch.zeros(batch, length, dtype=torch.bool) if one.padding else None
     additive = torch.zeros(length, length, dtype=dtype) if one.everything else None
     mask = AttentionMask(one.causal, padding, additive)
-    before, after = map(mixing, MIXINGS[one.mixing])
-    scores, dropout = DotProduct(projected(), projected()), 0.1 if one.everything else 0.0
+    before, after = map(mixing, RULES[one.mixing])
+    scores, dropout = DotProduct(projected(), projected()), 0.1 if one.everything or one.dropout else 0.0
     return AttentionCall(scores, projected(), mask, None, before, after, one.activation, dropout)
 
 
-def compile_all(path: Path) -> dict[Configuration, list[Compiled]]:
-    """Of :func:`of_auto`, by this version of Triton, together with what others made; written after each, so that an
-    interrupted run resumes.
+def compile_all(path: Path, grid: list[Configuration]) -> dict[Configuration, list[Compiled]]:
+    """Of one backend, by this version of Triton, together with what others made; written after each, so that an interrupted run
+    resumes.
     """
-    grid = of_auto()
     found = {
         one: kernels
         for one, kernels in (read(path) if path.exists() else {}).items()
-        if one.triton != triton.__version__ or one in grid
+        if one.triton != triton.__version__ or one.backend != grid[0].backend or one in grid
     }
     for one in tqdm(grid, disable=None):
         if one not in found:
@@ -241,14 +283,16 @@ def compile_all(path: Path) -> dict[Configuration, list[Compiled]]:
 
 def write(path: Path, found: dict[Configuration, list[Compiled]]) -> None:
     """A line a configuration."""
-    lines = [
-        json.dumps(one._asdict() | {"kernels": {kernel.kernel: kernel[2:] for kernel in kernels}})
-        for one, kernels in found.items()
-    ]
-    fields = json.dumps(Compiled._fields[2:])
+    later = {name: Configuration._field_defaults[name] for name in ("backend", "dropout", "few", "descriptors")}
+    lines = []
+    for one, kernels in found.items():
+        fields = {name: value for name, value in one._asdict().items() if value != later.get(name)}
+        numbers = {kernel.kernel: [number for number in kernel[2:] if number is not None] for kernel in kernels}
+        lines.append(json.dumps(fields | {"kernels": numbers}))
+    names = json.dumps(Compiled._fields[2:])
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(f'{{"fields": {fields},\n"results": [\n' + ",\n".join(lines) + "\n]}\n")
+    partial.write_text(f'{{"fields": {names},\n"results": [\n' + ",\n".join(lines) + "\n]}\n")
     partial.replace(path)
 
 
@@ -293,6 +337,72 @@ def detailed(found: dict[Configuration, list[Compiled]]) -> str:
     return measure.table(cells, header)
 
 
+def predicted(kernel: Compiled, one: Configuration) -> tuple[float, float]:
+    """Predict picoseconds a score on an H100: two readings of the times of today's kernels, which differ in what a tile's
+    latencies cost. Nobody has measured it.
+
+    A tile takes its bytes from the L2 cache at 24.5 bytes a clock and SM, and a chain of dependent steps: its instructions and
+    2,100 clocks, or its instructions at 28 % of the slots. Where all loads are in flight the larger counts, else the sum. Unmixed
+    heads have several programs an SM, whose instructions take 60 % of the slots.
+    """
+    by_keys = kernel.kernel in ("key_gradients", "value_gradients")
+    width = kernel.dim if kernel.kernel in ("statistics",) else kernel.dim + kernel.value_dim
+    width = kernel.dim if kernel.kernel == "averages" and one.mixing != "none" else width
+    numbers = 2 * width / (kernel.keys if by_keys else kernel.rows)
+    if by_keys and one.mixing == "B":
+        numbers += 4 * kernel.heads / kernel.keys  # a matrix a query, in float32
+    cache = numbers / 24.5
+    if kernel.heads == 1:
+        clocks = [max(cache, kernel.issue / 0.6)] * 2
+    else:
+        chains = (kernel.issue + 2100 / kernel.scores, kernel.issue / 0.28)
+        flying = one.descriptors or kernel.kernel in ("attend", "value_gradients", "statistics")
+        clocks = [max(cache, chain) if flying else cache + chain for chain in chains]
+    picoseconds = 1e12 / (132 * 1.7e9)
+    low, high = sorted(clock * picoseconds for clock in clocks)
+    return low, high
+
+
+def tiled_table(found: dict[Configuration, list[Compiled]]) -> str:
+    """A table of the tiled kernels: compiled figures, and what the cost model predicts."""
+    header = (
+        "h, d_k",
+        "mixing",
+        "kernel",
+        "tile",
+        "registers",
+        "spilled bytes",
+        "reloads, stores in the loop",
+        "shared KiB",
+    )
+    header = (*header, "issued clocks a score", "predicted ps a score")
+    cells = []
+    for one, kernels in found.items():
+        if one.backend != "tiled":
+            continue
+        extra = [name for name in ("dropout", "few", "descriptors", "padding") if getattr(one, name)]
+        totals = [sum(ends) for ends in zip(*(predicted(kernel, one) for kernel in kernels), strict=True)]
+        for kernel in kernels:
+            low, high = predicted(kernel, one)
+            cells.append(
+                (
+                    f"{one.heads}, {one.dim}",
+                    ", ".join([called(one), *extra]),
+                    kernel.kernel,
+                    f"{kernel.rows} × {kernel.keys}",
+                    kernel.registers,
+                    kernel.stack,
+                    f"{kernel.reloads}, {kernel.stores}",
+                    f"{kernel.shared / 1024:.0f}",
+                    f"{kernel.issue:.3f}",
+                    f"{low:.1f} to {high:.1f}",
+                )
+            )
+        total = f"{totals[0]:.1f} to {totals[1]:.1f}"
+        cells.append((f"{one.heads}, {one.dim}", ", ".join([called(one), *extra]), "all", *[""] * 6, total))
+    return measure.table(cells, header)
+
+
 def worst(found: dict[Configuration, list[Compiled]]) -> str:
     """A table of the most registers and shared memory of any size and kernel, by composition and chip."""
     rows = []
@@ -313,6 +423,7 @@ def worst(found: dict[Configuration, list[Compiled]]) -> str:
 def put_into(page: Path, found: dict[Configuration, list[Compiled]]) -> None:
     """Both tables between their marks."""
     details = [Configuration(mixing, "softmax", 16, 64, 90) for mixing in ("A", "B")]
+    found = {one: kernels for one, kernels in found.items() if one.backend == "triton"}
     tables = {"all": worst(found), "detail": detailed({one: found[one] for one in details})}
     text = page.read_text()
     for name, table in tables.items():
@@ -332,6 +443,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--auto", type=measure.new_file(".json"), metavar="FILE", help='all that "auto" takes, into FILE'
     )
     parser.add_argument(
+        "--tiled", type=measure.new_file(".json"), metavar="FILE", help="the kernels of the tiled backend, into FILE"
+    )
+    parser.add_argument(
         "--write", type=Path, metavar="FILE", help=f"put tables of {RESULTS.name} between the marks in this file"
     )
     return parser.parse_args(arguments)
@@ -342,9 +456,12 @@ def main() -> int:
     if options.write:
         put_into(options.write, read())
         return 0
+    if options.tiled:
+        print(tiled_table(compile_all(options.tiled, of_tiled())))
+        return 0
     if options.auto:
-        found = compile_all(options.auto)
-        print(worst(found))
+        found = compile_all(options.auto, of_auto())
+        print(worst({one: kernels for one, kernels in found.items() if one.backend == "triton"}))
     else:
         axes = itertools.product(options.chips, SIZES, options.mixings)
         grid = [Configuration(mixing, options.activation, *size, chip) for chip, size, mixing in axes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib.metadata
 import json
@@ -13,18 +14,24 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tqdm import tqdm
 
 CLOCKS = {"elapsed": time.perf_counter, "processor": time.process_time}
-PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "transformers", "numpy")
+Found = TypeVar("Found")
+PACKAGES = ("torch", "fairseq-fixed", "x-transformers", "transformers", "numpy", "triton")
 
 
 def machine(device: str) -> dict[str, str | int]:
-    """Date, processor, threads and versions, as every file of results records them."""
+    """Date, processor, threads, versions and code, as every file of results records them."""
+    from fairseq_lowrank.tools import (
+        provenance,  # other copies of the package, which versions.py times, may not have it
+    )
+
     name = platform.processor() or platform.machine()
     cpu = Path("/proc/cpuinfo")
     if cpu.exists():
@@ -41,7 +48,10 @@ def machine(device: str) -> dict[str, str | int]:
             described[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return described
+    return described | {
+        "commit": provenance.commit(provenance.PACKAGE.parent),
+        "code": provenance.code(provenance.PACKAGE),
+    }
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
@@ -60,10 +70,15 @@ def new_file(*endings: str) -> Callable[[str], Path]:
     """For argparse: a file that can be written, checked before anything is measured."""
 
     def file(text: str) -> Path:
+        from fairseq_lowrank.files import kind_of
+
         path = Path(text)
         nearest = next(folder for folder in path.absolute().parents if folder.exists())
         if path.suffix not in endings or path.is_dir():
             raise argparse.ArgumentTypeError(f"{text}: expected a file ending in {' or '.join(endings)}")
+        kind = {".json": "JSON", ".svg": "text"}.get(path.suffix, "picture")
+        if path.exists() and (not path.is_file() or kind_of(path) not in ("", kind)):
+            raise argparse.ArgumentTypeError(f"{text}: exists and is no file of results")
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise argparse.ArgumentTypeError(f"{text}: {nearest} is no folder that can be written to")
         return path
@@ -88,9 +103,9 @@ def alternate(
     return take_turns({name: partial(seconds, run, clock) for name, run in runs.items()}, rounds, label)
 
 
-def take_turns(measurements: dict[str, Callable[[], float]], rounds: int, label: str = "") -> dict[str, list[float]]:
-    """:func:`alternate` of what returns its seconds itself."""
-    found: dict[str, list[float]] = {name: [] for name in measurements}
+def take_turns(measurements: dict[str, Callable[[], Found]], rounds: int, label: str = "") -> dict[str, list[Found]]:
+    """:func:`alternate` of what returns its measurement itself."""
+    found: dict[str, list[Found]] = {name: [] for name in measurements}
     names = list(measurements)
     for turn in tqdm(range(-1, rounds), desc=label, leave=False, disable=None):
         first = turn % len(names)
@@ -106,6 +121,57 @@ def seconds(run: Callable[[], object], clock: str) -> float:
     start = CLOCKS[clock]()
     run()
     return CLOCKS[clock]() - start
+
+
+class Stopwatch:
+    """Times between marks: by events on a GPU, else by a clock of the host.
+
+    A GPU is kept busy until the first mark. So what follows is queued before it begins, and times hold no gap in which the GPU
+    waits for Python.
+
+    Args:
+        device: where the work is done.
+        clock: one of :data:`CLOCKS`, of the host.
+        by_host: read that clock for a GPU too. Then times hold all that the host does.
+    """
+
+    def __init__(self, device: str, clock: str = "elapsed", by_host: bool = False) -> None:
+        self.by_events, self.waits = device.startswith("cuda") and not by_host, device.startswith("cuda")
+        self.clock, self.marks = CLOCKS[clock], []
+        if self.by_events:
+            _occupy(device)
+        elif self.waits:
+            torch.cuda.synchronize()
+
+    def mark(self) -> None:
+        if self.by_events:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+            return
+        self.marks.append(self.clock())
+
+    def laps(self) -> tuple[list[float], bool]:
+        """Seconds between the marks, and whether the GPU began before all was queued."""
+        if not self.by_events:
+            if self.waits:
+                torch.cuda.synchronize()
+                self.marks[-1] = self.clock()
+            return [end - start for start, end in pairwise(self.marks)], False
+        late = self.marks[0].query()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairwise(self.marks)], late
+
+
+@functools.cache
+def _filler(device: str) -> torch.Tensor:
+    """More than the cache of any GPU holds, so that filling it empties the cache too."""
+    return torch.empty(1 << 28, dtype=torch.uint8, device=device)
+
+
+def _occupy(device: str) -> None:
+    """Give a GPU several milliseconds of work."""
+    for _ in range(40):
+        _filler(device).zero_()
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
@@ -141,8 +207,10 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
 
 def write(path: Path | None, results: dict) -> None:
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+        from fairseq_lowrank.files import whole_file
+
+        with whole_file(path) as file:
+            file.write(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
         print(f"wrote {path}")
 
 

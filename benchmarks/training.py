@@ -14,6 +14,7 @@ import argparse
 import measure
 import models
 import torch
+from attention import with_kernels
 from fairseq.data import Dictionary
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -85,6 +86,7 @@ def main() -> None:
         "target": tokens[:, 1:].contiguous(),
         "ntokens": batch * options.length,
     }
+    options.rows = with_kernels(options.rows)
     rows = {row: Training(row, options) for row in options.rows}
     times = measure.alternate(
         {row: lambda t=t: t.update(sample) for row, t in rows.items()}, options.rounds, clock=options.clock

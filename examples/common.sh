@@ -10,8 +10,9 @@
 # each sentence of the validation and test sets, and of 2,000 training pairs without dropout.
 #
 # Environment variables:
-#   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1
+#   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1, or SEEDS="1 2 3"
 #   DRY_RUN=1                    print the commands only         THREADS=2
+#   COST=1                       print what the rows cost, and run nothing: tokens, hours on one H100 and on 2 cores, disk, downloads
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
 #   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from
@@ -19,9 +20,12 @@
 #   BERT=FOLDER                  a published BERT in transformers' layout (config.json, vocab.txt, model.safetensors) in place of the
 #                                one that rows start from; lines are of a table named for it, and SMOKE=1 starts from it too
 #   RERUN=1                      train again the rows that other code trained, instead of refusing them
+#   DIRTY=1                      train with files of the clone that are changed and not committed, instead of refusing them
 #   GPUS=2                       train on the first 2 GPUs (default: all that CUDA_VISIBLE_DEVICES leaves, as fairseq does)
 #   RESULTS=FILE                 where lines go (default: results/PAPER.jsonl), with logs in the folder logs next to it. Rows
 #                                without a line in FILE are trained for it
+#   JOBS=2                       train as many rows at the same time, in a thread each unless THREADS says otherwise; "cores": as
+#                                many as the cores give with these threads. The quickstart and compare.sh do so on CPUs
 #   ALONE=1                      nothing else runs on this machine: reports then show the speed of training
 #   LOWRANK_DATA                 folder of published corpora
 #   LOWRANK_WORK                 folder of prepared corpora, checkpoints and logs
@@ -33,6 +37,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 no_arguments "$0" "${BASH_SOURCE[0]}" "$@"
 switch SMOKE
 switch DRY_RUN
+switch COST
 COMMON=() KIND="" BASE="" PLUGIN="" FIT="" SPLIT=""
 DECLARED=() # rows and pre-trainings, each as the number of its words and these words
 
@@ -112,6 +117,11 @@ batch() {
     echo "$flags"
 }
 
+# at_once: train as many rows at the same time as there are cores, unless JOBS says otherwise, on CPUs.
+at_once() {
+    if ((GPU_COUNT == 0)) && [ "${ALONE:-0}" != 1 ]; then JOBS="${JOBS:-cores}"; fi
+}
+
 # translation_rows: run the rows and score them on the test set with beam search (GENERATE: flags of fairseq-generate,
 # default --beam 5), and on the validation set too where VALID is set.
 translation_rows() {
@@ -176,8 +186,11 @@ list_rows() {
 # engine COMMAND …: hand rows and settings to the engine.
 engine() {
     if [ "${LIST_ROWS:-}" = 1 ]; then list_rows; fi
-    export ROWS SEED SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN THREADS SEQUENCES
-    export OUTPUT BERT
+    if [ -n "$COST" ]; then
+        case "$1" in rows) set -- cost ;; report | compare | spectra | sizes) return ;; esac
+    fi
+    export ROWS SEED SEEDS JOBS SMOKE DRY_RUN EXTRA PRECISION PREPARE GENERATE EVALUATE METRIC VALID RESULTS ALONE RERUN DIRTY THREADS
+    export SEQUENCES OUTPUT BERT
     {
         record paper "$PAPER"
         record table "$TABLE"

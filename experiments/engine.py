@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from fairseq_lowrank.files import say
+from fairseq_lowrank.files import regular_file, say
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.reporting.results import check_writable, read_results
 
 Key = tuple[str, int, bool]
+
+
+def refuse_dirty(*commits: str | None) -> None:
+    """Refuse to make a line of results by code that is in no commit, unless the variable ``DIRTY`` is 1.
+
+    Raises:
+        UserError: a commit ends in "-dirty".
+    """
+    if any((commit or "").endswith("-dirty") for commit in commits) and os.environ.get("DIRTY") != "1":
+        raise UserError(
+            "files of this clone are changed and not committed, so nobody could run this code again. Commit them, or set DIRTY=1."
+        )
 
 
 class Row(Protocol):
@@ -51,10 +65,14 @@ class Engine(ABC, Generic[R]):
 
     Attributes:
         place: the number of the current row among those that had no line, such as "2 of 5".
+
+    Raises:
+        UserError: the results file is no regular file.
     """
 
     def __init__(self, paper: str, table: str, results: Path, say: Callable[[str], None] = say):
         self.paper, self.table, self.results, self.say = paper, table, results, say
+        regular_file(results)
         self.place = ""
 
     @abstractmethod
@@ -80,14 +98,19 @@ class Engine(ABC, Generic[R]):
         """Return the lines that this table has, by their keys."""
         return finished(self.results, self.paper, self.table, complain)
 
-    def run_rows(self) -> None:
-        """Run the selected rows that have no line yet."""
+    def left(self) -> list[R]:
+        """Return the selected runs that have no line yet, and say which have one."""
         lines, left = self.finished(), []
         for run in self.runs():
             if line := lines.get(key(run)):
                 self.say_done(run, line)
             else:
                 left.append(run)
+        return left
+
+    def run_rows(self) -> None:
+        """Run the selected rows that have no line yet."""
+        left = self.left()
         for number, run in enumerate(left, start=1):
             self.place = f"{number} of {len(left)}"
             self.run_row(run)

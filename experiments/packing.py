@@ -88,10 +88,10 @@ def pack_sentences(path: Path) -> int:
             kept.append((json.dumps(line, ensure_ascii=False) + "\n").encode() if record else text)
             records += [record] if record else []
         if records:
-            append_sentences(path, records)
             data = b"".join(kept)
-            # Another name would take the lock away from processes that wait for it.
-            os.pwrite(handle, data, 0)
-            os.ftruncate(handle, len(data))
-            os.fsync(handle)
+            with append_sentences(path, records):
+                # Another name would take the lock away from processes that wait for it.
+                os.pwrite(handle, data, 0)
+                os.ftruncate(handle, len(data))
+                os.fsync(handle)
     return len(records)

@@ -1,10 +1,11 @@
 """What the code writes into the documents.
 
-These are two pages, the tables of methods in README.md and docs/pytorch.md, and the numbers in the tables of docs/evidence.
+These are two pages, the tables of methods in README.md, docs/pytorch.md and docs/leaving-fairseq.md, and the numbers in the tables of docs/evidence.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable
@@ -16,10 +17,13 @@ from fairseq_lowrank.attention import (
     METHODS,
     PRESETS,
     AttentionConfig,
+    AttentionSpec,
     MultiheadAttention,
     build_attention,
     replace_attention,
 )
+from fairseq_lowrank.attention.classes import plain_attention
+from fairseq_lowrank.messages import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,8 +35,14 @@ def text_of(name: str) -> str:
 
 def attention_page() -> str:
     """Return docs/attention.md: the flags, and the arguments of the layer."""
+    from fairseq_lowrank.plugin.criterions import RegulariserConfig
     from fairseq_lowrank.plugin.flags import MODEL_FLAGS
 
+    regularisers = [
+        (f"`--{one.name.replace('_', '-')}`", _cell(one.metadata["help"]))
+        for one in dataclasses.fields(RegulariserConfig)
+        if "help" in one.metadata
+    ]
     names = {axis.flag: name for name, axis in AXES.items()} | {"attention": "preset", "attention_backend": "backend"}
     flags = [
         (
@@ -64,9 +74,13 @@ def attention_page() -> str:
         "Attention: flags, layer, call",
         "This page is written from the code by `python -m experiments reference`.",
         "## Flags of fairseq's commands",
-        'Every architecture takes them: `fairseq-train --user-dir "$(fairseq-lowrank user-dir)" --arch ARCH --attention mixhead-b …`. A flag for one part '
+        'Every architecture takes them: `fairseq-train --user-dir "$(fairseq-lowrank user-dir)" --arch ARCH --attention mixhead-a …`. A flag for one part '
         "overrides the preset. The second column is the keyword of `build_attention` in Python.",
         _table(("flag", "Python", "values", "meaning"), flags),
+        "## Regularisers",
+        "Every criterion of `fairseq-train` takes these weights, for models with `--attention`. The training loss gets weight · R. The loss "
+        "that is logged, and the choice of the best checkpoint, do not contain it.",
+        _table(("flag", "meaning"), regularisers),
         "## Presets",
         "A preset sets these axes; all others keep their defaults.",
         _table(
@@ -191,6 +205,29 @@ def pytorch_page() -> str:
     return _with_table("docs/pytorch.md", ("argument", "values"), rows)
 
 
+def leaving_page() -> str:
+    """Return docs/leaving-fairseq.md with its table of methods and targets."""
+    rows = [(f"`{preset}`", METHODS[preset].kind or "–", "yes", _folds(preset)) for preset in PRESETS]
+    return _with_table("docs/leaving-fairseq.md", ("method", "class", "transformers", "CTranslate2"), rows)
+
+
+def _folds(preset: str) -> str:
+    """Return whether a layer of a method is plain attention of the usual sizes in other words."""
+    need = METHODS[preset].needs
+    sizes = {} if need is None else {need.axis: METHODS[preset].examples[-1][need.axis]}
+    layer = build_attention(preset, 8, 2, self_attention=True, max_positions=4, **sizes)
+    if not layer.spec.choices:
+        return "yes"
+    try:
+        plain = plain_attention(layer)
+    except UserError:
+        return "no"
+    if plain.spec != AttentionSpec(head_dim=4, value_dim=4):
+        return "no"
+    always = METHODS[preset].kind in ("restricted", "equal")
+    return "yes, as plain attention" if always else "only with heads of the usual size"
+
+
 def _with_table(page: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return the text of a page in which these rows replace those of the table with this head."""
     table = _table(head, rows)
@@ -289,6 +326,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/attention.md": attention_page,
     "docs/fairseq.md": fairseq_page,
     "docs/pytorch.md": pytorch_page,
+    "docs/leaving-fairseq.md": leaving_page,
     "README.md": readme,
     **{
         f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)

@@ -6,6 +6,6 @@ Until fairseq is imported, nothing is: ``fairseq_lowrank.ops`` and ``fairseq_low
 
 from .importing import activate
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 activate(__name__)

@@ -1,12 +1,15 @@
-"""Small tools for text files: read plain or gzip, write a whole file or nothing."""
+"""Small tools for files: read plain or gzip text, write a whole file or nothing."""
 
 from __future__ import annotations
 
+import errno
+import functools
 import gzip
 import io
 import os
 import re
 import shutil
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -15,36 +18,108 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import FULL_DISK, UserError, escape_control
+
+# The first bytes of the kinds of files that commands write.
+SIGNATURES = {b"\x89PNG": "picture", b"%PDF": "picture", b"PK\x03\x04": "checkpoint", b"\x1f\x8b": "gzip file"}
 
 
 def say(message: str) -> None:
     """Print one line of progress to standard error."""
-    print(message, file=sys.stderr, flush=True)
+    print(escape_control(message), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def named_if_full(path: Path) -> Iterator[None]:
+    """Raise UserError with the path if the block cannot write, because the disk or the quota is full.
+
+    The error of a write has no file name, and torch raises a RuntimeError over it.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not (isinstance(cause, OSError) and cause.errno in FULL_DISK):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        reason = os.strerror(cause.errno or errno.ENOSPC)
+        raise UserError(f"{path}: {reason}; nothing was written. Free some space, or choose another place.") from error
+
+
+def regular_file(path: Path) -> Path:
+    """Return the file that a path leads to, past symbolic links. It need not exist.
+
+    Raises:
+        UserError: it exists and is no regular file, such as a folder, a pipe or /dev/null.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        mode = os.lstat(real).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return real
+    if stat.S_ISREG(mode):
+        return real
+    kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+    raise UserError(f"{path}: is {kind}. Give the name of a file.")
+
+
+def kind_of(path: Path) -> str:
+    """Return the kind of a file by its content: picture, checkpoint, gzip file, JSON, text or binary file; empty if it is empty."""
+    with open(path, "rb") as file:
+        data = file.read(4096)
+    for signature, kind in SIGNATURES.items():
+        if data.startswith(signature):
+            return kind
+    if b"\0" in data:
+        return "binary file"
+    return "JSON" if path.suffix == ".json" and data.lstrip()[:1] in (b"{", b"[") else "text" if data else ""
+
+
+@functools.cache  # said once
+def first_folder(text: str) -> Path:
+    """Return the first of several data folders, which fairseq separates by colons, and say so."""
+    first, *others = text.split(os.pathsep)
+    if others:
+        say(f"{text} is several data folders: using the first, {first}")
+    return Path(first)
 
 
 @contextmanager
 def whole_file(path: Path, mode: str = "w") -> Iterator:
-    """Open `path` + ".part" for writing and rename it to `path` only when the block ends without an error."""
+    """Open a file with ".part" after its name, and rename it to `path` only when the block ends without an error.
+
+    A symbolic link stays, and the file that it leads to is written.
+
+    Raises:
+        UserError: the disk is full, or the path leads to something else than a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    real = regular_file(path)
+    part = real.with_name(real.name + ".part")
     try:
-        with open(part, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-        os.replace(part, path)
+        with named_if_full(path):
+            with open(part, mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+            os.replace(part, real)
     finally:
         part.unlink(missing_ok=True)
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Make the folder `path` + ".part" and rename it to `path` only when the block ends without an error."""
+    """Make the folder `path` + ".part" and rename it to `path` only when the block ends without an error.
+
+    Raises:
+        UserError: the disk is full.
+    """
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
-        yield part
-        os.replace(part, path)
+        with named_if_full(path):
+            yield part
+            os.replace(part, path)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

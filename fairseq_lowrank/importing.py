@@ -15,14 +15,17 @@ from importlib.abc import MetaPathFinder
 PACKAGE = "fairseq_lowrank"
 
 
-class AfterFairseq(MetaPathFinder):
-    """A finder that imports the plugin as soon as fairseq has been imported."""
+class AfterImport(MetaPathFinder):
+    """A finder that calls a function as soon as a package has been imported."""
+
+    def __init__(self, package: str, call: Callable[[], object]) -> None:
+        self.package, self.call = package, call
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of fairseq with a loader that imports the plugin after fairseq; None for other modules."""
-        if name != "fairseq":
+        """Return the spec of the package with a loader that calls the function at its end; None for other modules."""
+        if name != self.package:
             return None
         others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
         if (spec := next(filter(None, others), None)) is None or spec.loader is None:
@@ -31,7 +34,7 @@ class AfterFairseq(MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             execute(module)
-            importlib.import_module(f"{PACKAGE}.plugin")
+            self.call()
 
         vars(spec.loader)["exec_module"] = exec_module
         return spec
@@ -48,15 +51,23 @@ def activate(name: str) -> None:
     """
     if name != PACKAGE:
         _refuse_name(os.path.dirname(os.path.abspath(__file__)))
-    elif "fairseq" in sys.modules:
-        importlib.import_module(f"{PACKAGE}.plugin")
     else:
-        sys.meta_path.insert(0, AfterFairseq())
+        after_import("fairseq", functools.partial(importlib.import_module, f"{PACKAGE}.plugin"))
+
+
+def after_import(package: str, call: Callable[[], object]) -> None:
+    """Call a function as soon as a package has been imported: now, if it has been."""
+    if package in sys.modules:
+        call()
+    else:
+        sys.meta_path.insert(0, AfterImport(package, call))
 
 
 def deactivate() -> None:
     """Do not import the plugin when fairseq is imported."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, AfterFairseq)]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not (isinstance(finder, AfterImport) and finder.package == "fairseq")
+    ]
 
 
 def import_models_and_tasks() -> None:

@@ -1,7 +1,9 @@
 """Errors that carry fields, and what a command prints of an exception: a line, and a traceback if it is unexpected."""
 
 import difflib
+import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable
@@ -15,6 +17,20 @@ EXTRAS = {
     "bert": ("safetensors", "tokenizers"),
     "transformers": ("transformers",),
 }
+
+# The errors of a write that needs more space than there is.
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Characters that a terminal obeys, except the ends of lines and tabs, and those that change the direction of text.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def escape_control(text: str) -> str:
+    r"""Return text with control characters as \uXXXX, which JSON reads too. Ends of lines and tabs stay."""
+    return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+IMPORT_PLUGIN = "If it is of a plugin, import the plugin first; commands take --user-dir DIR."
+"""The remedy for a name that only a plugin may have registered."""
 
 
 class UserError(ValueError):
@@ -127,6 +143,8 @@ def expected_message(error: BaseException) -> str | None:
         return str(mistake)
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
+        return f"{os.strerror(error.errno)}. Free some space."
     if isinstance(error, UnicodeDecodeError):
         return f"a text is not in UTF-8: {error}"
     hint = missing_package_hint(error) if isinstance(error, ModuleNotFoundError) else str(error)
@@ -143,14 +161,21 @@ def report(error: BaseException, program: str) -> int:
     if message is None or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
     line = " ".join((f"{type(error).__name__}: {error}" if message is None else message).split())
+    line = escape_control(line)
     print(f"{program}: error: {line if len(line) <= 600 else f'{line[:600]} …'}", file=sys.stderr)
     return 1 if message is None else 2
 
 
 def missing_package_hint(error: ModuleNotFoundError) -> str:
-    """Return a line that names the package that is not installed, and the extra that installs it."""
+    """Return a line that names the package that is not installed, and the extra that installs it.
+
+    This project is not on the package index, so the command does not name it there.
+    """
     package = (error.name or "").partition(".")[0]
     for extra, packages in EXTRAS.items():
         if package in packages:
-            return f"{package} is not installed: pip install 'fairseq-lowrank[{extra}]'"
+            how = (
+                "--no-build-isolation " if extra == "fairseq" else ""
+            )  # fairseq is compiled with the torch that is there
+            return f"{package} is not installed. In a clone of fairseq_lowrank, run pip install {how}'.[{extra}]'"
     return str(error)

@@ -1,4 +1,4 @@
-"""Recognition of subwords in text and dictionaries, by their marks."""
+"""Subwords: their marks in text and dictionaries, and the models that cut words into them."""
 
 from __future__ import annotations
 
@@ -43,3 +43,29 @@ def check_words(name: str, lines: Iterable[str]) -> None:
                 f"the {name} are cut into subwords (line {number}: {line[:60]!r}), and BLEU counts words. "
                 f"Add --remove-bpe {kind} to fairseq-generate."
             )
+
+
+def joined(tokens: str, kind: str | None) -> str:
+    """Return the words of tokens that are separated by blanks; like fairseq's `--remove-bpe KIND`."""
+    if kind == "sentencepiece":
+        return tokens.replace(" ", "").replace("\u2581", " ").strip()
+    return f"{tokens} ".replace("@@ ", "").rstrip() if kind == "subword_nmt" else tokens
+
+
+class SentencePieces:
+    """The subwords of a sentencepiece model.
+
+    A model over UTF-8 bytes has a character for each byte: printable ASCII, and 256 + b for any other byte b.
+    """
+
+    def __init__(self, model: Path):
+        import sentencepiece
+
+        self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+        pieces = (self.processor.id_to_piece(number) for number in range(self.processor.get_piece_size()))
+        self.of_bytes = chr(0x1FF) in pieces
+
+    def __call__(self, line: str) -> str:
+        if self.of_bytes:
+            line = "".join(chr(byte if 0x20 <= byte < 0x7F else 0x100 + byte) for byte in line.encode())
+        return " ".join(self.processor.encode(line, out_type=str))

@@ -1,12 +1,17 @@
-"""Versions of installed packages, and the oldest torch whose safe loading is safe."""
+"""Versions of installed packages, the commit of this one, and the oldest torch whose safe loading is safe."""
 
 import importlib
 import importlib.util
+import json
+import subprocess
 import warnings
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 import torch
+
+from fairseq_lowrank import __version__
 
 SAFE_TORCH = "2.10"
 """The first torch without CVE-2026-24747: before, a crafted file corrupts memory under ``weights_only=True``."""
@@ -26,7 +31,44 @@ def installed_version(package: str, distribution: str | None = None) -> str | No
     except metadata.PackageNotFoundError:
         if importlib.util.find_spec(package) is None:
             return None
-        return str(getattr(importlib.import_module(package), "__version__", "of unknown version"))
+        try:
+            module = importlib.import_module(package)
+        except ImportError:  # it asks for metadata itself
+            module = None
+        return str(getattr(module, "__version__", "of unknown version"))
+
+
+def commit(root: Path | None = None) -> str:
+    """Return the commit of the code, with ``-dirty`` if a file except results has changed.
+
+    Args:
+        root: the clone; by default the one that this package is in. If the package is installed from a repository, pip has recorded
+            the commit. Without both, the version is returned.
+    """
+    root = root or Path(__file__).resolve().parents[1]
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if (
+            Path(git("rev-parse", "--show-toplevel")).resolve() == root.resolve()
+        ):  # else a folder within another repository
+            changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
+            return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (subprocess.CalledProcessError, OSError):
+        pass
+    return recorded_commit("fairseq-lowrank") or __version__
+
+
+def recorded_commit(distribution: str) -> str | None:
+    """Return the commit from which pip installed a distribution, if it did so from a repository."""
+    try:
+        origin = metadata.distribution(distribution).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
+    return json.loads(origin or "{}").get("vcs_info", {}).get("commit_id")
 
 
 def loading_risk() -> str | None:

@@ -12,8 +12,9 @@
 # models and translates the test set. Shows ten translations, the commands, and a table of both models: parameters, validation
 # loss and BLEU.
 # Finished steps are kept in LOWRANK_WORK (default: the folder work of this clone) and skipped the next time; training that
-# was interrupted resumes from its last epoch. THREADS=2 sets the number of threads; SMOKE=1 only shows that everything
-# runs: a fraction of the data, one epoch, useless models.
+# was interrupted resumes from its last epoch. On CPUs both models train at the same time, with a thread each: JOBS=1 trains
+# one after the other, and THREADS=2 gives each two threads. SMOKE=1 only shows that everything runs: a fraction of the data,
+# one epoch, useless models.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -53,15 +54,13 @@ print(*PRESETS)')
 switch SMOKE
 rows=("$attention")
 [ "$attention" = mha ] || rows+=(mha)
-SEED=1 ROWS="${rows[*]}"
+SEED=1 SEEDS="" ROWS="${rows[*]}"
 if [ "$data" = multi30k ]; then
     RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/multi30k.jsonl"
     source "$ROOT/examples/multi30k/compare.sh" >&2
 else
     PRECISION="${PRECISION-}"
     source "$ROOT/examples/common.sh"
-    threads="${THREADS:-$(nproc)}"
-    THREADS=$((threads < 4 ? threads : 4)) # more do not help so small a model
     PAPER=quickstart TABLE=grammar CORPUS="$grammar" GENERATE="--beam 5 --max-len-a 1.5 --max-len-b 10" KIND=translation
     COMMON=(
         $(layers 2) $(width 128) $(ffn 256) $(heads 4) --share-decoder-input-output-embed
@@ -73,6 +72,7 @@ else
     # The file is named for the run, so that other flags, or another grammar, start over.
     RESULTS=""
     RESULTS="$LOWRANK_WORK${SMOKE:+/smoke}/quickstart/$(basename "$(run_folder "$attention")").jsonl"
+    at_once
     translation_rows >&2
 fi
 [ -z "$DRY_RUN" ] || exit 0

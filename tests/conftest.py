@@ -18,6 +18,9 @@ settings.register_profile(
 )
 settings.load_profile("fixed")
 
+# Recipes refuse code that is in no commit, and tests run on such code.
+os.environ["DIRTY"] = "1"
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # What each folder of real data is and where it comes from, for the message when it is missing.
@@ -139,7 +142,7 @@ def fairseq_command(monkeypatch, capsys, caplog):
         capsys.readouterr()
         with caplog.at_level("INFO"), as_command():
             getattr(fairseq_cli, name.replace("-", "_")).cli_main()
-        return "\n".join([capsys.readouterr().out, *caplog.messages])
+        return "\n".join([*caplog.messages, capsys.readouterr().out])  # the settings come first
 
     return run
 

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -81,17 +82,55 @@ def test_every_preset_is_measured_unless_it_cannot_have_the_sizes():
 
 
 def test_the_operation_alone_is_that_of_the_layer():
-    names = ["mixhead-a", "mixhead-b", "talking-heads+sigsoftmax", "mha@blocked"]
-    small = ["--embed-dim", "8", "--heads", "2", "--baseline", "sdpa", "--layers", *names]
-    options = attention.parse([*small, "--operation"])
-    x = torch.randn(5, 3, 24, generator=torch.Generator().manual_seed(0))
-    q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 1, 3, 0, 4)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2)
-    for name in ("sdpa", "mixhead-a", "mixhead-b", "mha@blocked"):  # mixing starts as the unit matrix
-        layer = attention.build(name, options, 5)
-        torch.testing.assert_close(layer.call(layer.module, x), expected)
-    mixed = attention.build("talking-heads+sigsoftmax", options, 5)
-    assert (mixed.call(mixed.module, x) - expected).abs().max() > 1e-3
+    names = ["sdpa-flash", "mixhead-a", "mixhead-b", "talking-heads+sigsoftmax", "mha@blocked"]
+    small = ["--embed-dim", "8", "--heads", "2", "--baseline", "sdpa", "--layers", *names, "--operation"]
+    options, with_glue = attention.parse(small), attention.parse([*small, "--glue"])
+    q, k, v = torch.randn(3, 5, 3, 2, 4, generator=torch.Generator().manual_seed(0)).transpose(2, 3).transpose(1, 3)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    joint = torch.stack([q, k, v], dim=-2).permute(2, 0, 3, 1, 4).flatten(2)
+    for name in ("sdpa", *names):
+        layer, glued = (attention.build(name, some, 5) for some in (options, with_glue))
+        found = layer.call(layer.module, q, k, v)
+        if name.startswith("talking"):
+            assert (found - expected).abs().max() > 1e-3
+        else:  # mixing starts as the unit matrix
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            glued.call(glued.module, joint).unflatten(2, (2, 4)).permute(1, 2, 0, 3).shape, found.shape
+        )
+
+
+def test_sdpa_is_named_by_the_kernel_that_it_took_and_one_that_does_not_run_is_said(capsys):
+    small = ["--embed-dim", "32", "--heads", "2", "--tokens", "1", "--rounds", "1", "--lengths", "8", "--operation"]
+    options = attention.parse([*small, "--baseline", "sdpa-flash", "sdpa-cudnn", "--layers", "mha@blocked"])
+    failed = {}
+    flash, ours = attention.at_length(options, 8, failed)
+    assert flash["kernel"] == "ScaledDotProductFlashAttentionForCpu" and ours["kernel"] == ""
+    assert list(failed) == ["sdpa-cudnn"]
+    assert (flash["baseline"], flash["ratio"], ours["baseline"]) == ("sdpa-flash", 1, "sdpa-flash")
+    scores = 2 * 8 * 9 // 2
+    assert ours["picoseconds_per_score"] == pytest.approx(ours["milliseconds"] * 1e9 / scores, rel=0.1)
+    both = ours["forward_milliseconds"] + ours["backward_milliseconds"]
+    assert both == pytest.approx(ours["milliseconds"], abs=2e-3)
+
+
+def test_kernels_that_leave_the_call_to_another_backend_are_not_timed(monkeypatch):
+    def refused(call, backend):
+        warnings.warn("the kernels cannot be used on this GPU", RuntimeWarning, stacklevel=2)
+
+    monkeypatch.setattr(attention, "attention", refused)
+    options = attention.parse(
+        ["--embed-dim", "8", "--heads", "2", "--tokens", "1", "--operation", "--baseline", "sdpa", "--layers", "mha"]
+    )
+    failed = {}
+    assert [row["layer"] for row in attention.at_length(options, 4, failed)] == ["sdpa"]
+    assert list(failed) == ["mha"]
+
+
+def test_own_kernels_are_measured_by_every_backend_that_has_some():
+    names = attention.with_kernels(["mixhead-a@kernels", "mha"])
+    assert names == [*(f"mixhead-a@{backend}" for backend in attention.OWN_KERNELS), "mha"]
+    assert "triton" in attention.OWN_KERNELS and not {"auto", "sdpa", "blocked", "reference"} & {*attention.OWN_KERNELS}
 
 
 def test_layers_that_read_other_queries_keys_or_values_have_no_operation_alone(capsys):
@@ -133,49 +172,60 @@ def test_the_talking_heads_of_the_peer_have_their_own_label(tmp_path):
 
 
 def test_goals_are_read_from_what_was_measured(tmp_path):
-    def result(layer, length, **measured):
+    def result(layer, length, time, ratio, memory=1.0):
+        measured = {"picoseconds_per_score": time, "ratio": ratio, "memory_ratio": memory}
         return {"layer": layer, "length": length} | measured
 
-    measured = [
-        result(gpu.A, 2048, ratio=3.1, memory_ratio=1.1),
-        result(gpu.A, 8192, ratio=2.4, memory_ratio=1.4),
-        result(gpu.B, 2048, ratio=3.9, memory_ratio=1.2),
-    ]
-    formula = [
-        result(f"mixhead-a@{name}", 2048, milliseconds=taken) for name, taken in (("reference", 60), ("triton", 10))
-    ]
-    rows = [{"row": "mha", "ratio": 1.0}, {"row": "mixhead-a", "ratio": 0.8}]
-    long = [result(gpu.A, 32768, milliseconds=90.0, memory_ratio=1.0)]
-    for name, results in (("operation", measured), ("long", long), ("formula", formula), ("training", rows)):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"results": results}))
-    (tmp_path / "steps").write_text("check-kernels\t0\t50\nlayer\t124\t60\n")
+    a, b = "mixhead-a@triton", "mixhead-b@triton"
+    checked = {"backend": "triton", "same_bits": True}
+    attend = {"backend": "triton", "composition": "mixhead-a", "heads": 16, "length": 8192, "kernel": "attend"}
+    results = {
+        "operation": [result(a, 2048, 7.0, 3.6), result(a, 8192, 9.0, 4.4, 1.4), result(b, 2048, 7.7, 4.0)],
+        "glue": [result(a, 2048, 30.0, 2.1)],
+        "heads-8": [result(a, 2048, 7.0, 3.6)],
+        "passes": [
+            attend | {"variant": name, "picoseconds_per_score": time} for name, time in (("one row", 1), ("", 2.5))
+        ],
+        "training": [
+            {"row": row, "ratio": ratio} for row, ratio in (("mha", 1.0), (a, 0.8), ("mixhead-a@blocked", 0.2))
+        ],
+        "values-0": [checked | {"right": True}],
+        "values-1": [checked | {"right": False}, {"backend": "triton", "failed": "OutOfMemoryError"}],
+    }
+    for name, rows in results.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"results": rows}))
+    (tmp_path / "steps").write_text("values\t0\t50\npasses\t124\t60\n")
     found = gpu.gathered(tmp_path)
-    assert found["steps"][1] == {"name": "layer", "status": 124, "seconds": 60}
+    assert found["steps"][1] == {"name": "passes", "status": 124, "seconds": 60}
     goals = {goal.name: (goal.measured, goal.met) for goal in gpu.goals(found)}
     assert goals == {
-        f"{gpu.A}, n 2048: time by flash's": (3.1, False),
-        f"{gpu.A}, n 8192: time by flash's": (2.4, True),
-        f"{gpu.B}, n 2048: time by flash's": (3.9, True),
-        f"{gpu.B}, n 8192: time by flash's": (None, None),
-        f"{gpu.A}, every n: memory of attention by flash's": (1.4, False),
-        f"{gpu.A}, every n: memory of a layer by flash's": (None, None),
-        f"{gpu.A}, n 32768: milliseconds": (90.0, True),
-        f"{gpu.B}, every n: memory of attention by flash's": (1.2, True),
-        f"{gpu.B}, every n: memory of a layer by flash's": (None, None),
-        f"{gpu.B}, n 32768: milliseconds": (None, None),
-        "mixhead-a, n 2048: the formula's time by the kernels'": (6.0, True),
-        "training with mixhead-a, n 512: tokens a second by mha's": (0.8, False),
+        "triton: wrong values, or other bits in a second run": (2, False),
+        f"{a}, attend alone, n 8192: ps a score": (2.5, False),
+        f"{a}, n 2048: ps a score": (7.0, True),
+        f"{a}, n 8192: ps a score": (9.0, False),
+        f"{a}, n 2048: time by the fastest SDPA's": (3.6, False),
+        f"{a}, n 8192: time by the fastest SDPA's": (4.4, True),
+        f"{a}, n 2048: the same with glue, as published before": (2.1, True),
+        f"{a}, n 8192: the same with glue, as published before": (None, None),
+        f"{a}, n 32768: the same with glue, as published before": (None, None),
+        f"{b} by mixhead-a, n 2048: time": (pytest.approx(1.1), True),
+        f"{a} with 8 heads by 16, per score, n 2048: time": (1.0, True),
+        f"{a} with dropout 0.1 by none, n 2048: time": (None, None),
+        "mixhead-a and -b@triton, every n: memory by SDPA's": (1.4, False),
+        f"training with {a}, n 512: tokens a second by mha's": (0.8, False),
     }
     assert "not measured" in gpu.table(list(gpu.goals(found)))
 
 
-def test_the_measurement_of_a_gpu_ends_within_nine_minutes():
+@pytest.mark.parametrize("command", ["kernels", "layers"])
+def test_each_measurement_of_a_gpu_ends_within_nine_minutes(command):
     """The limits of its steps, and the seconds after which a step that does not end is killed."""
-    script = (BENCHMARKS / "gpu.sh").read_text()
-    limits = [int(seconds) for seconds in re.findall(r"^step \S+ (\d+) ", script, re.MULTILINE)]
-    kill = int(re.search(r"timeout -k (\d+) ", script)[1])
-    assert len(limits) == 8 and sum(limits) + kill * len(limits) <= 9 * 60
-    assert f"together {sum(limits)} seconds" in script
+    kernels, layers = (BENCHMARKS / "gpu.sh").read_text().split("\nelse\n")[-2:]
+    part = kernels.rpartition("= kernels ]; then")[2] if command == "kernels" else layers
+    limits = [int(seconds) for seconds in re.findall(r"^ +(?:step|parallel) \S+ (\d+) ", part, re.MULTILINE)]
+    assert len(limits) == {"kernels": 8, "layers": 6}[command]
+    kill = int(re.search(r"timeout -k (\d+) ", (BENCHMARKS / "gpu.sh").read_text())[1])
+    assert sum(limits) + kill * len(limits) < 9 * 60
 
 
 def test_generation_is_compared_with_fairseq_in_a_process_without_this_package(

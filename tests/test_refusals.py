@@ -200,13 +200,20 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("spectrum flipped.pt", "flipped.pt cannot be read as a checkpoint"),
         ("inspect words.de", "words.de cannot be read as a checkpoint"),
         ("inspect flipped.pt", "flipped.pt cannot be read as a checkpoint"),
-        ("params", "no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER."),
+        ("params", "no model given. Add a checkpoint, --arch ARCH --vocab-size N, or --transformers FOLDER."),
+        ("params nope.pt", "nope.pt is not a checkpoint file"),
+        (
+            "params mixhead.pt --arch lowrank_transformer",
+            "mixhead.pt: --arch gives a model too. Remove one of the two.",
+        ),
+        ("params mixhead.pt --encoder-layers 3", "--encoder-layers 3: does not work with a checkpoint"),
+        ("params mixhead.pt --sweep heads", "--sweep works only with --arch"),
         ("params --arch lowrank_transformer", "Add --vocab-size N."),
         ("params --arch lowrank_transformer --vocab-size 0", "--vocab-size 0: expected at least 4"),
         ("params --arch lowrank_transformer --vocab-size x", "argument --vocab-size: invalid int value"),
         ("params --arch nope --vocab-size 9", "--arch nope: unknown"),
         ("params --arch lowrank_transformer --vocab-size 9 --head-dim 100000000000", "--head-dim 100000000000"),
-        ("advise", "one of the arguments --checkpoint --arch --transformers is required"),
+        ("advise", "no model given. Add a checkpoint, --arch ARCH --vocab-size N, or --transformers FOLDER."),
         ("advise --arch nope --length 3", "--arch nope: unknown"),
         ("advise --arch lowrank_transformer --length 8", "Add --vocab-size N or --data DIR"),
         ("advise --arch lowrank_transformer --length 0 --vocab-size 9", "--length 0: expected a number >= 1"),
@@ -217,14 +224,32 @@ CASES: dict[str, list[tuple[str, str]]] = {
         ("advise --checkpoint mixhead.pt --length 5 --vocab-size 3", "has a vocabulary of 16"),
         (
             "advise --checkpoint mixhead.pt --length 5 --encoder-layers 3",
-            "--encoder-layers 3: does not work with --checkpoint",
+            "--encoder-layers 3: does not work with a checkpoint",
         ),
         ("advise --checkpoint mixhead.pt --arch lowrank_transformer", "not allowed with argument"),
+        ("advise --length 5 nope.pt", "nope.pt is not a checkpoint file"),
+        ("advise mixhead.pt --transformers bare", "mixhead.pt works only with models of fairseq"),
         ("spectrum", "no model given. Add checkpoints, or --transformers FOLDER --text FILE."),
         ("spectrum nope.pt", "nope.pt is not a checkpoint file"),
         ("spectrum mixhead.pt --data nothing", "--data nothing"),
         ("spectrum mixhead.pt --data mt --sequences 0", "--sequences 0: expected a number >= 1"),
         ("spectrum mixhead.pt --data mt --labels a b", "--labels a b: 2 names for 1 checkpoints"),
+        *(
+            (f"{command} --data {data}", f"--data {data}: the model's task cannot read it")
+            for command, data in (
+                ("translate mixhead.pt", "lm"),
+                ("measure mixhead.pt", "lm"),
+                ("measure mixhead.pt", "damaged"),
+                ("spectrum lm.pt", "damaged-lm"),
+                ("inspect mixhead.pt", "lm"),
+            )
+        ),
+        (
+            "translate mixhead.pt --data wrong-text",
+            "wrong-text/text.json is damaged (subwords is 'nope', expected one of",
+        ),
+        ("convert mixhead.pt --attention nope --output average.pt", "--attention nope: there is no such attention"),
+        ("convert mixhead.pt --head-mixing nope --output average.pt", "--head-mixing nope: there is no such attention"),
         ("inspect bare", "bare is not a checkpoint file"),
         ("inspect empty.txt", "empty.txt cannot be read as a checkpoint"),
         ("launch", "after -- comes fairseq-train and its arguments"),
@@ -271,6 +296,16 @@ def write_texts(folder: Path) -> None:
     wrong = {"seed": "1", "value": "high", "smoke": 0, "flags": 3, "versions": [], "curve": [5], "date": None}
     lines = [json.dumps(fields | {field: value}) for field, value in wrong.items()]
     (folder / "wrong.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def damage_data(folder: Path) -> None:
+    """Copies of data: an empty file, an empty index, and settings of another program."""
+    for name in ("damaged", "wrong-text"):
+        shutil.copytree(folder / "mt", folder / name)
+    shutil.copytree(folder / "lm", folder / "damaged-lm")
+    (folder / "damaged" / "valid.de-en.de.bin").write_bytes(b"")
+    (folder / "damaged-lm" / "valid.idx").write_bytes(b"")
+    (folder / "wrong-text" / "text.json").write_text('{"source": "de", "target": "en", "subwords": "nope"}')
 
 
 def damage_checkpoint(folder: Path) -> None:
@@ -323,6 +358,7 @@ def run(tmp_path_factory):
         make(line)
         (folder / "out" / "checkpoint_last.pt").rename(folder / name)
     damage_checkpoint(folder)
+    damage_data(folder)
     yield ask
     server.stdin.close()
     server.wait()

@@ -52,3 +52,14 @@ def test_old_torch_gives_one_warning_when_a_checkpoint_is_loaded(monkeypatch, tm
     versions.warn_of_loading_risk.cache_clear()
     assert ["CVE-2026-24747" in str(each.message) for each in caught] == [True] * warns
     assert (versions.loading_risk() is not None) == warns
+
+
+def test_commit_that_pip_recorded_is_that_of_an_installed_package(tmp_path, monkeypatch):
+    folder = tmp_path / "some_package-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: some-package\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert versions.recorded_commit("some-package") is None
+    (folder / "direct_url.json").write_text('{"url": "https://example.org/a", "vcs_info": {"commit_id": "abc"}}')
+    assert versions.recorded_commit("some-package") == "abc"
+    assert versions.recorded_commit("package-that-is-not-there") is None

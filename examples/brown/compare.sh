@@ -23,4 +23,5 @@ row fixedhead --attention fixedhead --head-dim 128 --decoder-attention-heads 4
 for attention in mha mixhead-a mixhead-b; do
     row $attention-h32 --attention $attention --decoder-attention-heads 32
 done
+at_once
 language_model_rows

@@ -19,4 +19,5 @@ done
 for attention in mha mixhead-a mixhead-b; do
     row $attention-h32 $OURS --attention $attention $(heads 32)
 done
+at_once
 translation_rows

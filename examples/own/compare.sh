@@ -82,7 +82,8 @@ for word in "${words[@]}"; do
 done
 method "${found[@]}"
 ROWS=""
-for SEED in $SEEDS; do $score; done
+at_once
+$score
 report --table "$TABLE" "${FORMAT[@]}"
 pairs=()
 for name in "${NAMES[@]}"; do

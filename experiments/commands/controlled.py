@@ -10,6 +10,7 @@
                   is that of the inputs
 
 Each finished run is a line of the results file. Runs that have a line are not repeated, so an interrupted grid resumes.
+Code with uncommitted changes is refused without DIRTY=1, except for trials.
 A run of recall can take ten minutes; it resumes after its last test, from a .pt file next to the results. The table and the
 picture show the entire file.
 

@@ -33,8 +33,6 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    import sys
-
     from experiments import variants
 
     if unknown := [name for name in args.names if name not in variants.variants()]:
@@ -52,4 +50,4 @@ def run(args) -> None:
         for file, text in pages.items():
             (folder / file).write_text(text, encoding="utf-8")
 
-    print("wrote", *_output.write_together(args.output, fill), file=sys.stderr)
+    _output.write_together(args, fill)

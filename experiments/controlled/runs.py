@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gzip
 import math
 import pickle
@@ -18,13 +17,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-import fairseq_lowrank
-from experiments.engine import Engine, finished
-from experiments.recipes import provenance
-from experiments.recipes.provenance import machine, versions
+from experiments.engine import Engine, finished, refuse_dirty
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.messages import UserError, flag_name
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.reporting.comparison import attention_flags
 from fairseq_lowrank.tools.reporting.results import append_measurement
 
@@ -263,6 +260,8 @@ class TaskEngine(Engine[Run]):
 
     def train(self, run: Run, handle: int) -> None:
         """Train a run, and append its log and its line."""
+        if not run.smoke:
+            refuse_dirty(self.commit)
 
         def show(line: str) -> None:
             self.show(f"{self.place}, {run}: {line}")
@@ -289,6 +288,8 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
         "table": task.TABLE,
         "row": run.row,
         "seed": run.seed,
+        **provenance.origin(provenance.PACKAGE, Path(__file__).parent),
+        "machine": provenance.machine(1),
         "commit": commit,
         "method": run.method.name,
         **run.setting,
@@ -300,21 +301,24 @@ def as_line(task: ModuleType, run: Run, outcome: dict, seconds: float, commit: s
         **outcome,
         "split": task.SPLIT,
         "seconds": round(seconds, 2),
-        "versions": versions(),
-        "machine": machine(1),
         "smoke": run.smoke,
-        "date": datetime.date.today().isoformat(),
     }
 
 
 def this_code() -> str:
     """Return the identity of the code that runs: that of the package and of the controlled tasks."""
-    return provenance.code(Path(fairseq_lowrank.__file__).parent, Path(__file__).parent)
+    return provenance.code(provenance.PACKAGE, Path(__file__).parent)
+
+
+def origin_here() -> dict:
+    """Return the commit, the code, the versions, the date and the processor of a measurement by this package and experiments."""
+    folders = (provenance.PACKAGE, Path(__file__).parents[1])
+    return provenance.origin(*folders) | {"machine": provenance.machine(torch.get_num_threads())}
 
 
 def checked_out_commit() -> str:
-    """Return the commit of the code that runs, see :func:`~experiments.recipes.provenance.commit`."""
-    return provenance.commit(Path(fairseq_lowrank.__file__).parents[1])
+    """Return the commit of the code that runs, see :func:`~fairseq_lowrank.tools.provenance.commit`."""
+    return provenance.commit(provenance.PACKAGE.parent)
 
 
 def lines_of(task: ModuleType, results: Path, steps: int | None = None) -> list[dict]:

@@ -58,4 +58,4 @@ def brown(args: argparse.Namespace) -> Path:
     return language_model(args, {split: [file] for split, file in zip(splits, files, strict=True)})
 
 
-CORPUS = Corpus(name="brown", prepare=brown, arguments=(HEAD, BYTES), smoke_values={"head": 500})
+CORPUS = Corpus(name="brown", prepare=brown, arguments=(HEAD, BYTES), smoke_values={"head": 500}, download=3)

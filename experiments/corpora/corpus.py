@@ -101,13 +101,14 @@ class Corpus:
             docstring is the corpus's description.
         arguments: arguments in addition to those of all corpora; the parts of names have the same order.
         languages: source and target language of parallel text.
-        moses: options of :class:`~fairseq_lowrank.tools.fairseq.raw_text.MosesTokenizer`, by which raw parallel text is tokenised.
+        moses: options of :class:`~fairseq_lowrank.raw_text.MosesTokenizer`, by which raw parallel text is tokenised.
         remove_bpe: the value of `--remove-bpe` for fairseq-generate.
         published: a function from the parsed arguments and $LOWRANK_DATA to the name of the folder of published files.
         published_help: the name of this folder in the help.
         smoke_values: values of arguments for smoke runs of recipes; None if they use another corpus.
         smoke_corpus: a function that returns the other corpus, if it is not the usual one of the recipe's kind.
         training: a function from a variant's values to the flags of fairseq-train that its task needs.
+        download: megabytes of the published files, roughly; 0 if nothing is downloaded.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Corpus:
     smoke_values: Mapping[str, object] | None = None
     smoke_corpus: Callable[[Mapping[str, object]], str] | None = None
     training: Callable[[Mapping[str, object]], Sequence[str]] | None = None
+    download: int = 0
 
     def bpe_to_remove(self, values: Mapping[str, object]) -> str | None:
         """Return the value of `--remove-bpe` for a variant of the corpus."""

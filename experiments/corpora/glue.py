@@ -142,4 +142,5 @@ CORPUS = Corpus(
     ),
     smoke_corpus=lambda values: "sentence-polarity" if len(TASKS[values["task"]].columns) == 1 else "rte",
     training=lambda values: TASKS[values["task"]].task.training,
+    download=320,
 )

@@ -95,4 +95,5 @@ CORPUS = Corpus(
     remove_bpe="subword_nmt",
     published=published,
     published_help="iwslt14, or ted-de-en",
+    download=19,
 )

@@ -36,4 +36,5 @@ CORPUS = Corpus(
         HEAD,
         BYTES,
     ),
+    download=1800,
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from itertools import islice
 from pathlib import Path
 
 from experiments.corpora.corpus import Argument, Corpus, positive
-from experiments.corpora.fetch import gather
-from experiments.corpora.steps import JOIN, binarise, segment, tokenise
+from experiments.corpora.fetch import gather, make
+from experiments.corpora.steps import HEAD, JOIN, binarise, segment, tokenise
 from experiments.corpora.text import SentencePiece
+from fairseq_lowrank.files import read_lines, write_lines
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 FILES = {
@@ -26,8 +28,13 @@ def multi30k(args: argparse.Namespace) -> Path:
     files = gather(args, FILES, {URL + name: checksum for name, checksum in FILES.items()})
     names = [f"{split}.{language}" for split in ("train", "valid", "test") for language in ("de", "en")]
     for name, file in zip(names, files, strict=True):
+        if args.head:
+            file = make(
+                args.output / "raw" / name, write_lines, args.output / "raw" / name, islice(read_lines(file), args.head)
+            )
         tokenise(args, file, name, name[-2:])
-    pieces = segment(args, SentencePiece, args.pieces, names)
+    # so few lines have no more pieces than they are
+    pieces = segment(args, SentencePiece, min(args.pieces, args.head or args.pieces), names)
     return binarise(args, pieces, ("de", "en"), "--joined-dictionary")
 
 
@@ -35,11 +42,13 @@ CORPUS = Corpus(
     name="multi30k",
     prepare=multi30k,
     arguments=(
+        HEAD,
         Argument("--pieces", type=positive, default=6000, help="size of the joint BPE (default: %(default)s)"),
         JOIN,
     ),
     languages=("de", "en"),
     moses={"lowercase": True, "normalise": True, "escape": False},
     remove_bpe="sentencepiece",
-    smoke_values={},
+    smoke_values={"head": 500},
+    download=1,
 )

@@ -58,11 +58,12 @@ def sources(args: argparse.Namespace) -> dict[str, Path]:
             "--source-lang and --target-lang: one is missing. Give both for translation, or none for a language model."
         )
     languages = [args.source_lang, args.target_lang] if args.source_lang else [""]
+    folder = args.data if args.data_given else Path()
     found = {}
     for split in SPLITS:
         prefix, counts = getattr(args, split), []
         for language in languages:
-            file = Path(f"{prefix}.{language}") if language else Path(prefix)
+            file = folder / (f"{prefix}.{language}" if language else prefix)
             if not file.is_file():
                 raise UserError(
                     f"--{split} {prefix}: {file} is not a file. Give the path without the language, or the file of a language model."
@@ -83,8 +84,8 @@ def sources(args: argparse.Namespace) -> dict[str, Path]:
 def own(args: argparse.Namespace) -> Path:
     """Prepare your own text: parallel text of two languages for translation, or one file per split for a language model.
 
-    The files of a split are PREFIX.LANG, or PREFIX if you give no languages; plain or gzip (.gz with a language model). Words are
-    separated by blanks, unless --moses tokenises the text or --bpe cuts it into subwords. Give the name of the corpus to
+    The files of a split are PREFIX.LANG, or PREFIX if you give no languages; plain or gzip (.gz with a language model). With --data
+    they are in that folder. Words are separated by blanks, unless --moses tokenises the text or --bpe cuts it into subwords. Give the name of the corpus to
     recipes: CORPUS=NAME examples/own/compare.sh.
     """
     if not re.fullmatch(NAME, args.name) or args.is_taken(args.name):

@@ -59,4 +59,5 @@ CORPUS = Corpus(
     arguments=(PIECES_OF, BERT),
     smoke_values={},
     training=lambda values: TASK.training,
+    download=1,
 )

@@ -56,4 +56,5 @@ CORPUS = Corpus(
     arguments=(PIECES_OF, BERT),
     smoke_values={},
     training=lambda values: TASK.training,
+    download=1,
 )

@@ -133,4 +133,5 @@ CORPUS = Corpus(
     ),
     smoke_corpus=lambda values: "xquad-unanswerable" if values["version"] == "2.0" else "xquad",
     training=lambda values: TASKS[values["version"]].training,
+    download=46,
 )

@@ -18,7 +18,7 @@ from experiments.corpora.fetch import SETTINGS, check_source, make, source_of
 from experiments.corpora.text import BytePieces, join_lines
 from fairseq_lowrank.files import map_lines, read_lines, whole_file, whole_folder, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.fairseq.raw_text import MosesTokenizer, TextSettings
+from fairseq_lowrank.raw_text import MosesTokenizer, TextSettings
 
 HEAD = Argument("--head", part="-head{}", type=positive, metavar="N", help="use N lines of each split, for a trial")
 BYTES = Argument("--pieces", part="-bpe{}", type=positive, metavar="V", help="cut into V subwords instead of words")

@@ -98,4 +98,5 @@ CORPUS = Corpus(
         BERT,
     ),
     training=lambda values: TASKS[values["task"]][1].training,
+    download=60,
 )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from fairseq_lowrank.files import read_lines, whole_file
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.fairseq.raw_text import MergedSubwords
+from fairseq_lowrank.raw_text import MergedSubwords
 
 
 class SentencePiece:

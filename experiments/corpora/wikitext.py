@@ -85,4 +85,5 @@ CORPUS = Corpus(
     ),
     published=published,
     published_help="wikitext-SIZE, with --pieces wikitext-SIZE-raw",
+    download=190,
 )

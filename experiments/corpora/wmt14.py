@@ -63,4 +63,5 @@ CORPUS = Corpus(
     languages=("en", "de"),
     moses={"normalise": True, "aggressive": True},
     remove_bpe="subword_nmt",
+    download=1700,
 )

@@ -55,4 +55,5 @@ CORPUS = Corpus(
     ),
     smoke_values={},
     training=lambda values: QuestionTask("xquad").training,
+    download=1,
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.controlled.runs import PAPER, checked_out_commit
+from experiments.controlled.runs import PAPER, origin_here
 from experiments.corpora.catalogue import parse_corpus_name
 from experiments.engine import finished
 from experiments.recipes.commands import Commands
@@ -100,7 +100,7 @@ def main() -> None:
                 continue
             line = {"paper": "evidence", "table": table, "row": row, "seed": seed, "split": "test"}
             line |= score(unmix(state, attentions), data, corpus, shlex.split(args.generate))
-            line |= {"scoring": args.generate, "commit": checked_out_commit(), "smoke": False}
+            line |= {"scoring": args.generate, **origin_here(), "smoke": False}
             append_measurement(args.results, line)
             print(f"{row} seed {seed}: {line['value']:.2f} BLEU")
 

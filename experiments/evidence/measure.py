@@ -24,11 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.controlled import matrices, nearest_point, recall
-from experiments.controlled.runs import Journal, Method
+from experiments.controlled.runs import Journal, Method, origin_here
+from experiments.engine import refuse_dirty
+from fairseq_lowrank.files import regular_file
 from fairseq_lowrank.tools.measuring.layers import LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import measure
-from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, Metric
+from fairseq_lowrank.tools.measuring.subject import BITS, Metric
 
+ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2)
 POINT_STEPS = 5_000
 RECALL_STEPS = 2_400
@@ -70,7 +73,7 @@ def patterns(heads: int, rank: int, seed: int, *, length: int = 16) -> LayerSubj
     return LayerSubject("known matrices", [("layer", "encoder", 0, layer)], samples, error, ERROR, length)
 
 
-def recalled(heads: int, metric: Metric, seed: int) -> LayerSubject:
+def recalled(heads: int, seed: int) -> LayerSubject:
     """Return a model that was trained on associative recall, with new sequences."""
     model, _, _ = recall.trained(Method("mha", "mha"), heads, seed, RECALL_STEPS, Journal("recall"))
     tokens, answers = recall.sequences(96, torch.Generator().manual_seed(2_000_000 + seed))
@@ -79,13 +82,11 @@ def recalled(heads: int, metric: Metric, seed: int) -> LayerSubject:
         text, right = sample
         asked = right != recall.IGNORED
         logits = model(text)[asked]
-        if metric is ACCURACY:
-            return float((logits.argmax(-1) == right[asked]).sum()), float(asked.sum())
         return F.cross_entropy(logits, right[asked], reduction="sum").item() / math.log(2), float(asked.sum())
 
     samples = list(zip(tokens.split(1), answers.split(1), strict=True))
     places = [(f"blocks.{i}.attention", "decoder", i, block.attention) for i, block in enumerate(model.blocks)]
-    return LayerSubject("recall", places, samples, score, metric, recall.LENGTH)
+    return LayerSubject("recall", places, samples, score, BITS, recall.LENGTH)
 
 
 MHA = Method("mha", "mha")
@@ -96,8 +97,8 @@ MODELS: dict[str, Callable[[int], LayerSubject]] = {
     "point-8x4": lambda seed: nearest(MHA, 8, seed),
     "point-1x32": lambda seed: nearest(MHA, 1, seed),
     "point-8x4-score-mixing": lambda seed: nearest(Method("score-mixing", "mha", {"score_mixing": "static"}), 8, seed),
-    "recall-1x64": lambda seed: recalled(1, ACCURACY, seed),
-    "recall-8x8": lambda seed: recalled(8, BITS, seed),
+    "recall-1x64": lambda seed: recalled(1, seed),
+    "recall-8x8": lambda seed: recalled(8, seed),
 }
 """The models of known answer, each a function of the seed."""
 
@@ -174,7 +175,10 @@ def outcomes(lines: Iterable[dict]) -> dict[str, str]:
 
 
 def line_of(model: str, seed: int, result: dict) -> dict:
-    """Return the numbers of a measurement that the page shows."""
+    """Return the numbers of a measurement that the page shows, and where they come from.
+
+    Lines without ``worth_share`` are of the first version of the measurement, whose tolerance is a share of the loss.
+    """
     curve, values = result["cuts"]["scores"]["all"], result["cuts"]["values"]["all"]
 
     def median(name: str) -> float:
@@ -194,6 +198,7 @@ def line_of(model: str, seed: int, result: dict) -> dict:
         "directions_90": median("directions_90"),
         "directions_99": median("directions_99"),
         "last_quarter": median("last_quarter"),
+        "worth_share": curve["worth_share"],
     }
 
 
@@ -219,9 +224,9 @@ def read(path: Path) -> list[dict]:
 
 
 def append(path: Path, line: dict) -> None:
-    """Append a line to a file."""
+    """Append a line to a file, with the origin of the code that writes it."""
     with open(path, "a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line | origin_here()) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -235,6 +240,9 @@ def main(argv: list[str] | None = None) -> None:
         "--add", nargs=3, metavar=("NAME", "SEED", "FILE"), help="append the first result of a measure.json"
     )
     args = parser.parse_args(argv)
+    regular_file(args.results)
+    if not args.print:
+        refuse_dirty(origin_here()["commit"])
     if args.add:
         name, seed, file = args.add
         append(args.results, line_of(name, int(seed), json.loads(Path(file).read_text())[0]))

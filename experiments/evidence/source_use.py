@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.controlled.runs import PAPER, checked_out_commit
+from experiments.controlled.runs import PAPER, origin_here
 from experiments.engine import finished
 from experiments.recipes.losses import sentence_losses
 from fairseq_lowrank.cli import import_plugin
@@ -49,7 +49,7 @@ def main() -> None:
             "split": "test",
         }
         line |= {"sentence_values": [round(value, 3) for value in lost.tolist()]}
-        append_measurement(args.results, line | {"commit": checked_out_commit(), "smoke": False})
+        append_measurement(args.results, line | {**origin_here(), "smoke": False})
         print(f"{name[1]} seed {name[2]}: {line['value']:.3f}")
 
 

@@ -1,4 +1,4 @@
-"""`python -m experiments.recipes --kind KIND --root FOLDER rows|sizes|report|compare|spectra|folder|data|results …`, called by
+"""`python -m experiments.recipes --kind KIND --root FOLDER rows|cost|sizes|report|compare|spectra|folder|data|results …`, called by
 `examples/common.sh`.
 
 Rows are declared on standard input (see :func:`experiments.recipes.recipe.records`), settings in the environment.
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     parser.add_argument("--kind", choices=SMOKE, required=True)
     parser.add_argument("--root", type=Path, required=True, help="the repository")
     parser.add_argument(
-        "command", choices=("rows", "sizes", "report", "compare", "spectra", "folder", "data", "results")
+        "command", choices=("rows", "cost", "sizes", "report", "compare", "spectra", "folder", "data", "results")
     )
     parser.add_argument(
         "words",
@@ -33,13 +33,18 @@ def main(argv: list[str] | None = None, environ: Mapping[str, str] = os.environ,
     )
     args = parser.parse_args(argv)
     try:
-        recipe = Recipe.read(args.kind, args.root, records(declared.read()))
+        text = declared.read()
+        recipe = Recipe.read(args.kind, args.root, records(text))
         settings = Settings.read(environ)
         if settings.bert:
             recipe.start_from(settings.bert, settings.work)
         engine = RecipeEngine(recipe, settings)
-        if args.command == "rows":
+        if args.command == "rows" and settings.jobs > 1 and not settings.dry_run:
+            return engine.run_at_once(text)
+        elif args.command == "rows":
             engine.run_rows()
+        elif args.command == "cost":
+            engine.cost()
         elif args.command == "sizes":
             engine.sizes()
         elif args.command == "report":

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime
 import gzip
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.corpora import __main__ as corpora
 from experiments.corpora.own import check_binarised
-from experiments.engine import Engine, Key
+from experiments.engine import Engine, Key, refuse_dirty
 from experiments.packing import read_log
-from experiments.recipes import sizes
+from experiments.recipes import cost, sizes
 from experiments.recipes.commands import Commands
+from experiments.recipes.jobs import Job, run_jobs
 from experiments.recipes.recipe import Recipe, Run, checksum, differences, last_value
 from experiments.recipes.scoring import SMOKE_FIT, losses, parameters, score, scoring_flags
 from experiments.recipes.settings import Settings
@@ -30,6 +33,7 @@ from experiments.recipes.training import (
 )
 from fairseq_lowrank.files import read_lines, say, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.reporting.logs import read_training_log
 from fairseq_lowrank.tools.reporting.results import append_result, check, check_writable
 from fairseq_lowrank.tools.reporting.schema import Origin, fields
@@ -51,7 +55,36 @@ class RecipeEngine(Engine[Run]):
         self.imported = False
 
     def runs(self) -> list[Run]:
-        return [self.recipe.run(row, self.settings) for row in self.recipe.select(self.settings)]
+        rows = self.recipe.select(self.settings)
+        seeds = [replace(self.settings, seed=seed) for seed in self.settings.seeds or (self.settings.seed,)]
+        return [self.recipe.run(row, settings) for settings in seeds for row in rows]
+
+    def run_at_once(self, declared: str) -> int:
+        """Run the selected rows that have no line yet, several at the same time. Return an exit status.
+
+        Each runs in a process of its recipe with one row and one seed; what rows share is made first.
+
+        Args:
+            declared: the text that declares the recipe.
+        """
+        jobs = {}
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.recipes",
+            "--kind",
+            self.recipe.kind,
+            "--root",
+            str(self.root),
+            "rows",
+        ]
+        for run in self.left():
+            if self.make_ready(run):
+                own = {"ROWS": shlex.quote(run.row), "SEED": str(run.seed), "SEEDS": "", "JOBS": "1"}
+                own["THREADS"] = str(self.settings.threads)
+                name = run.row if len(self.settings.seeds) < 2 else f"{run.row}, seed {run.seed}"
+                jobs[name] = Job(command, os.environ | own)
+        return run_jobs(jobs, self.settings.jobs, declared)
 
     def lock_file(self, run: Run) -> Path:
         return run.folder / LOCK
@@ -95,7 +128,14 @@ class RecipeEngine(Engine[Run]):
         return self.train_only(run.base)
 
     def train(self, run: Run, handle: int | None = None) -> None:
-        """Train and score a run, and append its line."""
+        """Train and score a run, and append its line.
+
+        Raises:
+            UserError: the code, or that of an earlier start, is in no commit.
+        """
+        if not (self.settings.dry_run or self.settings.smoke):
+            starts = (read_manifest(run.folder) or {}).get("starts", [])
+            refuse_dirty(provenance.commit(self.root), *(start["commit"] for start in starts))
         train(run, self.settings, self.root, self.commands, handle)
         found = score(self.recipe.kind, run, self.settings, self.commands)
         if not self.settings.dry_run:
@@ -112,7 +152,7 @@ class RecipeEngine(Engine[Run]):
             output = run.published.parent
             if not self.settings.dry_run:
                 output.parent.mkdir(parents=True, exist_ok=True)
-            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output)]
+            words = ["fairseq-lowrank", "import-bert", str(self.settings.bert), "--output", str(output), "--force"]
             self.commands(words, Path(f"{output}.log"))
             self.imported = True
         if run.published and not (self.settings.dry_run or run.published.is_file()):
@@ -186,8 +226,9 @@ class RecipeEngine(Engine[Run]):
             del trained["valid_loss"]
         *earlier, last = starts = read_manifest(run.folder)["starts"]
         origin = fields(Origin)
-        earlier = [{key: start[key] for key in origin} for start in earlier]
-        earlier = [start for start in earlier if start != {key: last[key] for key in origin}]
+        earlier = [{key: start[key] for key in origin if key in start} for start in earlier]
+        last = {key: last[key] for key in origin if key in last}  # older starts have no hash of the code
+        earlier = [start for start in earlier if start != last]
         line = {
             "paper": self.recipe.paper,
             "table": self.recipe.table,
@@ -204,7 +245,7 @@ class RecipeEngine(Engine[Run]):
             "split": self.recipe.split,
             "scoring": shlex.join(scoring_flags(self.recipe.kind, self.settings)),
             **found,
-            **{key: last[key] for key in origin},
+            **last,
             "patches": dict(run.patches),
             **({"earlier_starts": earlier} if earlier else {}),
             "alone": all(start["alone"] for start in starts),
@@ -271,6 +312,11 @@ class RecipeEngine(Engine[Run]):
     def sizes(self) -> None:
         """Print how large the models of the rows asked for are."""
         for line in sizes.lines(self.runs()):
+            print(line, flush=True)
+
+    def cost(self) -> None:
+        """Print what the rows asked for cost, roughly."""
+        for line in cost.lines(self.runs()):
             print(line, flush=True)
 
     def spectra(self, name: str, rows: Sequence[str]) -> int:

@@ -33,7 +33,7 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     pieces = corpus.bpe_to_remove(values)
     for split in splits:
         words = ["fairseq-generate", str(run.bin), "--user-dir", str(run.plugin)]
-        words += ["--gen-subset", split, "--seed", str(settings.seed), "--path", str(run.best)]
+        words += ["--gen-subset", split, "--seed", str(run.seed), "--path", str(run.best)]
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that is hardly trained does not end its sentences
             words += ["--max-len-a", "0", "--max-len-b", "10"]

@@ -41,6 +41,8 @@ class Settings:
     rerun: bool = False
     valid: bool = False
     threads: int = 1
+    jobs: int = 1
+    seeds: tuple[int, ...] = ()
     sequences: int = 16
     extra: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
@@ -59,7 +61,15 @@ class Settings:
         if not environ.get("LOWRANK_WORK"):
             raise UserError("LOWRANK_WORK is not set. Set it to a folder for corpora, checkpoints and logs.")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = environ.get("OMP_NUM_THREADS", "")
+        at_once = environ.get("JOBS", "") not in ("", "1")
+        own = environ.get("OMP_NUM_THREADS", "")
+        default_threads = 1 if at_once else int(own) if own.isdigit() else cores
+        threads = whole_number(environ, "THREADS", default_threads)
+        as_many = {"JOBS": ""} if environ.get("JOBS") == "cores" else environ
+        seed = whole_number(environ, "SEED", 1, least=0, most=LARGEST_SEED)
+        seeds = [
+            whole_number({"SEEDS": one}, "SEEDS", 1, least=0, most=LARGEST_SEED) for one in words(environ, "SEEDS")
+        ]
         given = {"results": environ.get("RESULTS"), "output": environ.get("OUTPUT"), "bert": environ.get("BERT")}
         lists = {
             name: words(environ, name.upper()) for name in ("extra", "precision", "prepare", "generate", "evaluate")
@@ -67,9 +77,11 @@ class Settings:
         settings = cls(
             work=Path(environ["LOWRANK_WORK"]).absolute(),
             rows=words(environ, "ROWS"),
-            seed=whole_number(environ, "SEED", 1, least=0, most=LARGEST_SEED),
+            seed=seed,
+            seeds=tuple(dict.fromkeys(seeds)),
             **{name: switch(environ, name.upper()) for name in ("smoke", "dry_run", "alone", "valid", "rerun")},
-            threads=whole_number(environ, "THREADS", int(threads) if threads.isdigit() else cores),
+            threads=threads,
+            jobs=whole_number(as_many, "JOBS", max(1, cores // threads) if as_many is not environ else 1),
             sequences=whole_number(environ, "SEQUENCES", 16),
             metric=choice(environ, "METRIC", ("perplexity", "loss")),
             **{name: value for name, value in lists.items() if value},
@@ -78,6 +90,10 @@ class Settings:
         )
         if settings.results and settings.results.is_dir():
             raise UserError(f"RESULTS={settings.results}: is a folder. Give the name of a file.")
+        if settings.alone and settings.jobs > 1:
+            raise UserError(
+                f"ALONE=1: JOBS={environ['JOBS']} trains rows at the same time. Set JOBS=1, or leave ALONE out."
+            )
         for flag in (word.partition("=")[0] for word in settings.extra):
             if flag in FLAGS_OF_RECIPES:
                 raise UserError(f"EXTRA={environ['EXTRA']}: the recipe sets {flag}. Use {FLAGS_OF_RECIPES[flag]}.")

@@ -21,15 +21,19 @@ def lines(runs: Iterable[Run]) -> Iterator[str]:
         yield f"{run.row:<24}{numbers[0]:>13,}{numbers[1]:>15,}{numbers[2]:>13,}"
 
 
-def sizes(run: Run) -> dict:
-    """Return :func:`fairseq_lowrank.tools.fairseq.parameters.count` of a run's model, without memory for its parameters."""
+def sizes(run: Run, vocabulary: int | None = None) -> dict:
+    """Return :func:`fairseq_lowrank.tools.fairseq.parameters.count` of a run's model, without memory for its parameters.
+
+    Args:
+        vocabulary: size of the dictionary, if it is not that of the run's corpus.
+    """
     from fairseq_lowrank.tools.fairseq import architecture, parameters
 
     disabled = logging.root.manager.disable
     logging.disable(logging.INFO)  # hydra logs every configuration
     try:
         args = architecture.parse_architecture(last_value(run.flags, "--arch", ""), run.flags)
-        return parameters.count(architecture.build_model(args, vocab_size(run)))
+        return parameters.count(architecture.build_model(args, vocabulary or vocab_size(run)))
     finally:
         logging.disable(disabled)
 

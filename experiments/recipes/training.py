@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -10,11 +9,11 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from experiments.recipes import provenance
 from experiments.recipes.recipe import Run, differences, effective_flags
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import say, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.locks import locked
 
 LOCK, MANIFEST = "lock", "run.json"  # files in a run's folder
@@ -72,7 +71,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
 
 def code_of(run: Run, root: Path) -> str:
     """Return the identity of the code that trains a run: that of the package, and of the recipe's plugin."""
-    return provenance.code(*dict.fromkeys([root / "fairseq_lowrank", run.plugin]))
+    return provenance.code(root / "fairseq_lowrank", run.plugin)
 
 
 def is_of_this_code(run: Run, root: Path) -> bool:
@@ -183,12 +182,9 @@ def record_start(run: Run, settings: Settings, root: Path) -> None:
         )
     manifest["starts"].append(
         {
-            "commit": provenance.commit(root),
-            "code": code_of(run, root),
+            **provenance.origin(root / "fairseq_lowrank", run.plugin),
             "machine": provenance.machine(settings.threads),
-            "versions": provenance.versions(),
             "alone": settings.alone,
-            "date": datetime.date.today().isoformat(),
         }
     )
     write_manifest(run.folder, manifest)

@@ -2,6 +2,7 @@
 
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.config import AttentionConfig
+from fairseq_lowrank.attention.groups import parameter_groups
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL, SlidingWindow
 from fairseq_lowrank.attention.replace import replace_attention
@@ -22,6 +23,7 @@ __all__ = [
     "RotaryPositions",
     "SlidingWindow",
     "build_attention",
+    "parameter_groups",
     "register",
     "replace_attention",
 ]

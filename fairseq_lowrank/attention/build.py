@@ -41,8 +41,8 @@ def build_attention(
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
-        device: where the parameters are created, by default on torch's default device. On 'meta' they have no values: load a
-            state after ``to_empty``, since ``reset_parameters`` initialises only the projections.
+        device: where the parameters are created, by default on torch's default device. On 'meta' they have no values:
+            call ``to_empty``, and then ``reset_parameters`` of the layer or ``load_state_dict``.
         dtype: of the parameters, by default torch's default dtype.
         axes: values of :data:`~fairseq_lowrank.attention.AXES` that override the preset's; ``None`` keeps the preset's.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,6 +62,10 @@ class LayerCache(NamedTuple):
     buffer: CacheBuffer | None = None
 
     @property
+    def length(self) -> int:
+        return next(iter(self.tensors.values())).size(2)
+
+    @property
     def batch(self) -> int:
         return next(iter(self.tensors.values())).size(0)
 
@@ -106,23 +111,33 @@ IncrementalState = dict[str, LayerCache]
 
 
 class IncrementalCache:
-    """Reads and writes the entry of one layer in an incremental state."""
+    """Reads and writes the entry of one layer in an incremental state.
 
-    @property
-    def key(self) -> str:
-        return f"{id(self)}.attn_state"
+    A copy of a layer that has an entry finds it in a copy of the state. A copy of a layer that has none is another layer of the
+    same model, as :class:`torch.nn.TransformerEncoder` makes them, and gets a separate entry.
+    """
+
+    def __init__(self) -> None:
+        self.key, self.used = f"{uuid.uuid4()}.attn_state", False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> IncrementalCache:
+        copied = IncrementalCache()
+        if self.used:
+            vars(copied).update(vars(self))
+        return copied
 
     def get(self, state: IncrementalState | None) -> LayerCache | None:
         return None if state is None else state.get(self.key)
 
     def set(self, state: IncrementalState, cache: LayerCache) -> None:
         state[self.key] = cache
+        self.used = True
 
     def update(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
         """Append the tensors of a step, and return all of them."""
-        key = self.key
-        old = state.get(key)
-        state[key] = cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
+        old = self.get(state)
+        cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
+        self.set(state, cache)
         return cache
 
     def reorder(self, state: IncrementalState, order: Tensor, *, encoder_keys: bool, beam_size: int) -> None:

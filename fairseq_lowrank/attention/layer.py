@@ -24,12 +24,14 @@ from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.attention import check_backend, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
-from fairseq_lowrank.parts import AXES, MODULE_AXES, LayerPart, LayerParts, Place, Stages
+from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
+from fairseq_lowrank.parts.stages import declared, fills, run, take_step
 
 
 class RegularizerInput(NamedTuple):
@@ -130,38 +132,32 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self._score_heads = self.num_heads * config.spec.queries_per_head
         self.rotary = rotary
         self._check_choices()
-        self.reset_parameters()
+        self._reset_projections()
+        self._built: tuple[str, ...] = (*projections, "dropout_module", "out_proj")
         extra = self.projection.build_extra_parameters()
         self._register(extra)
+        self._built += tuple(extra)
+        self.projection.reset_parameters(self._built_modules())
         further = self.score.build_extra_parameters(linear)
         self._register(further)
+        self._built += tuple(further)
+        self.score.reset_parameters(self._built_modules())
         self.q_norm, self.k_norm = (
             nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
         )
         for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
-        self._built = (*projections, *extra, *further, "dropout_module", "out_proj")
         self._call_settings, self._cancels_row_constants = config.spec.call_settings, config.spec.shift_invariant
         self.state_config = self._state_config()
         for name in self.state_config.markers:
             self.register_buffer(name, torch.zeros(1))
+        self._made_on_meta = any(parameter.is_meta for parameter in self.parameters())
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
 
     def _register(self, built: dict[str, Any]) -> None:
         for name, module in built.items():
             setattr(self, name, module)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name in MODULE_AXES:  # a part is built, replaced, or taken out
-            parts = self._parts()
-            self._stages, self._part_names = Stages.of(parts), tuple(parts)
-
-    def _parts(self) -> dict[str, LayerPart]:
-        """Return the parts that are modules of the layer, by axis."""
-        parts = {axis: getattr(self, axis, None) for axis in MODULE_AXES}
-        return {axis: part for axis, part in parts.items() if part is not None}
 
     def _build_axis(self, axis: str) -> LayerPart | None:
         return self.spec.build(axis, self.projection.dims, self.projection.query_size)
@@ -186,13 +182,23 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _built_modules(self) -> Modules:
         modules = self._modules  # nn.Module finds an attribute there only after a slow search elsewhere
-        built = {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
-        for name in self._part_names:
-            built[name] = modules[name]
-        return built
+        return {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initialise the projections as fairseq does. Other parameters are initialised where they are created."""
+        """Give every parameter its initial value, also after ``to_empty``. A layer that is built has them already."""
+        for child in self.children():
+            if callable(reset := getattr(child, "reset_parameters", None)):
+                reset()
+        self._reset_projections()
+        modules = self._built_modules()
+        self.projection.reset_parameters(modules)
+        self.score.reset_parameters(modules)
+        for name in self.state_config.markers:
+            self.get_buffer(name).zero_()
+
+    def _reset_projections(self) -> None:
+        """Initialise the projections as fairseq does."""
         gain = 1 / math.sqrt(2) if self.kdim == self.vdim == self.embed_dim else 1.0
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             if projection is not None:
@@ -203,6 +209,35 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         for appended in (self.bias_k, self.bias_v):
             if appended is not None:
                 nn.init.xavier_normal_(appended)
+
+    def _check_values(self) -> None:
+        """Check that a layer that was made on the meta device has got values.
+
+        Raises:
+            UserError: it has none. Modules whose hooks bring them, such as offloaded ones, are left out.
+        """
+        for prefix, module in self.named_modules():
+            for name, parameter in module.named_parameters(prefix, recurse=False):
+                if parameter.is_meta and not module._forward_pre_hooks and not hasattr(module, "_hf_hook"):
+                    raise UserError(
+                        f"{name} is on the meta device, so it has no values. "
+                        "Call to_empty(device=…), and then reset_parameters() or load_state_dict()."
+                    )
+        self._made_on_meta = False
+
+    @property
+    def cached_sizes(self) -> dict[str, tuple[int, int]]:
+        """The heads and the size of each tensor that is cached while decoding, by name."""
+        groups, heads = self.projection.state_groups, self.projection.state_heads
+        sizes = {name: (groups.get(name, heads), size) for name, size in self.score.state_sizes.items()}
+        for part in parts_of(self).values():
+            sizes |= {name: (self.num_heads, size) for name, size in declared(part).state_sizes.items()}
+        return sizes
+
+    @property
+    def cached_numbers(self) -> int:
+        """The number of values that are cached for each token while decoding."""
+        return sum(heads * size for heads, size in self.cached_sizes.values())
 
     def extra_repr(self) -> str:
         return f"{self.spec}, num_heads={self.num_heads}, head_dim={self.head_dim}, backend={self.backend}"
@@ -248,13 +283,15 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             ValueError: tensors or masks that do not fit this layer.
         """
         refuse_torchscript()
+        if self._made_on_meta and not query.is_meta:
+            self._check_values()
         check_tensors(self.input_sizes, query, key, value)
         if self.batch_first:
             query, key, value = transposed(query, key, value)
         if key is not None and incremental_state is None:
             check_layout(self.input_sizes, query, key, key_padding_mask, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        modules = self._built_modules()
+        modules, parts = self._built_modules(), [*parts_of(self).values()]
         key_padding_mask, key_bias = split_key_padding(key_padding_mask)
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
@@ -262,21 +299,16 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             )
 
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
-        states, key_padding_mask = self._key_value_states(modules, key, value, key_padding_mask, incremental_state)
+        states, key_padding_mask = self._key_value_states(
+            modules, parts, key, value, key_padding_mask, incremental_state
+        )
 
         # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = self._project_query(modules, query)
-        if beam > 1:
-            q = join_beams(q, beam)
-        stages = self._stages
-        inputs = join_beams(query.transpose(0, 1)[:, None], beam)[:, 0] if stages.read_inputs else None
-        own_values = None
-        if stages.read_own_values:
-            own = {name: cached[:, :, -queries:] for name, cached in states.items()}
-            own_values = self.projection.expand_values(modules, own)
+        q = join_beams(self._project_query(modules, parts, query), beam)
+        context = self._context(modules, parts, query, q, states, beam) if parts else Context()
 
         # The mask: which keys each query sees.
         query_padding = None
@@ -293,7 +325,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Scores and probabilities.
         if before_softmax:
-            call = self._call(modules, q, states, mask, inputs, keep_row_constants=True)
+            call = self._call(modules, parts, q, states, mask, keep_row_constants=True)
+            call = take_step(parts, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
             values = self.projection.expand_values(modules, states)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
@@ -303,51 +336,66 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropout = modules["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        call = self._call(modules, q, states, mask, inputs, dropout_p=dropout_p, need_weights=need_weights)
-        if mask.additive is not None or isinstance(attn_mask, AttentionMask):
-            call.check()
-        if self.call_hook is not None:
-            call = self.call_hook(call)
-        heads, weights = compute(call, "auto" if need_weights else self.backend)
-        if self.regulariser is not None:
-            heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
+        call = self._call(modules, parts, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
 
-        # Heads.
-        heads = self.projection.finalize_heads(modules, heads, call)
+        def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+            if check:
+                call.check()
+            if self.call_hook is not None:
+                call = self.call_hook(call)
+            heads, weights = compute(call, "auto" if need_weights else self.backend)
+            if self.regulariser is not None:
+                heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
+            heads = self.projection.finalize_heads(modules, heads, call)
+            if heads.size(1) != self._score_heads:
+                heads = heads.expand(-1, self._score_heads, -1, -1)
+            return heads, None if weights is None else weights.expand(-1, self._score_heads, -1, -1)
 
-        if heads.size(1) != self._score_heads:
-            heads = heads.expand(-1, self._score_heads, -1, -1)
-        if beam > 1:
-            heads = split_beams(heads, beam)
-        for name in stages.heads:
-            heads = modules[name](heads, query.transpose(0, 1), own_values)
-        output = modules["out_proj"](merge_heads(heads))
+        heads, weights = run(parts, call, context, attend)
+        output = modules["out_proj"](merge_heads(split_beams(heads, beam)))
         if self.batch_first:
             output = output.transpose(0, 1)
-
-        # Returned weights.
         if weights is None:
             return output, None
-        weights = split_beams(weights.expand(-1, self._score_heads, -1, -1), beam)
-        for name in stages.weights:
-            weights = modules[name].combine_weights(weights, query.transpose(0, 1))
+        weights = split_beams(weights, beam)
         if need_head_weights:
             return output, weights.transpose(0, 1)
         return output, weights.mean(dim=1) if average_attn_weights else weights
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        return self._project_query(self._built_modules(), query).expand(-1, self._score_heads, -1, -1)
+        q = self._project_query(self._built_modules(), [*parts_of(self).values()], query)
+        return q.expand(-1, self._score_heads, -1, -1)
 
-    def _project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def _project_query(self, modules: Modules, parts: list[nn.Module], query: Tensor) -> Tensor:
         q = self.score.project_query(modules, query)
-        for name in self._stages.queries:
-            q = modules[name].map_query(q)
+        if fills(parts, "queries"):
+            q = take_step(parts, "queries", q, Context(query.transpose(0, 1)).widened())
         return q if self.q_norm is None else self.q_norm(q)
+
+    def _context(
+        self, modules: Modules, parts: list[nn.Module], query: Tensor, q: Tensor, states: KeyValueStates, beam: int
+    ) -> Context:
+        """Return what parts may read. Heads that are copies of each other are made several."""
+        inputs = own_values = None
+        for part in parts:
+            part = declared(part)
+            if part.reads_inputs and inputs is None:
+                inputs = query.transpose(0, 1)
+                inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
+            if part.reads_own_value and own_values is None:
+                own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
+                own_values = self.projection.expand_values(modules, own)
+        first = next(iter(states.values())).size(2) - query.size(0)
+        if q.size(1) != self._score_heads:
+            q = q.expand(-1, self._score_heads, -1, -1)
+        return Context(inputs, q, states, first, beam, own_values)
 
     def _key_value_states(
         self,
         modules: Modules,
+        parts: list[nn.Module],
         key: Tensor | None,
         value: Tensor | None,
         padding: Tensor | None,
@@ -362,8 +410,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 )
             return cache.tensors, cache.padding
         states = self.score.project_key_value(modules, key, value)
-        for name in self._stages.states:
-            states = modules[name].map_states(states)
+        if fills(parts, "states"):
+            first = 0 if (known := self.cache.get(state)) is None else known.length
+            states = take_step(parts, "states", states, Context(key.transpose(0, 1), first=first).widened())
         if self.k_norm is not None:
             states["key"] = self.k_norm(states["key"])
         if self.rotary is not None:
@@ -379,22 +428,21 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _call(
         self,
         modules: Modules,
+        parts: list[nn.Module],
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
-        inputs: Tensor | None,
         *,
         keep_row_constants: bool = False,
         dropout_p: float = 0.0,
         need_weights: bool = False,
         training: bool | None = None,
     ) -> AttentionCall:
-        """Build the call. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
-        stages = self._stages
+        """Build the call without its parts. If ``keep_row_constants``, scores keep terms that the activation would cancel."""
         # One query for all heads attends once, as its heads are copies of each other. Dropout, per-head masks and parts make
         # them different; mixing and regularisers compare them.
         if q.size(1) != self._score_heads and (
-            stages.call or dropout_p or mask.differs_by_head or self.regulariser is not None
+            fills(parts, "call") or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
         # Mixing reads the queries before they are turned.
@@ -406,12 +454,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask,
             training=self.training if training is None else training,
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
-            rows_sum_to_one=stages.rows_sum_to_one and not dropout_p,
+            rows_sum_to_one=not dropout_p and all(declared(part).rows_sum_to_one for part in parts),
         )
-        fields = dict(self._call_settings)
-        for name in stages.call:
-            fields.update(modules[name].call_fields(q, inputs))
-        return AttentionCall(scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **fields)
+        return AttentionCall(
+            scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings
+        )
 
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:
         """Return queries whose last one has the position of the last key; several beams count from the same position."""
@@ -423,16 +470,13 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _smallest_call(self) -> AttentionCall:
         """Build the call for one query and one key."""
         q = torch.empty(1, self._score_heads, 1, self.projection.query_size)
-        groups = self.projection.state_groups
-        states = {
-            name: torch.empty(1, groups.get(name, self.projection.state_heads), 1, size)
-            for name, size in self.score.state_sizes.items()
-        }
+        states = {name: torch.empty(1, heads, 1, size) for name, (heads, size) in self.cached_sizes.items()}
         modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
-        inputs = torch.empty(1, 1, self.embed_dim)
-        call = self._call(modules, q, states, AttentionMask(), inputs, dropout_p=self.dropout_module.p)
+        parts, query = [*parts_of(self).values()], torch.empty(1, 1, self.embed_dim)
+        call = self._call(modules, parts, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        call = take_step(parts, "call", call, self._context(modules, parts, query, q, states, 1))
         for module, mode in training.items():
             module.training = mode
         return call
@@ -463,7 +507,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             "rotary": self.rotary is not None,
         }
         config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
-        parts = self._parts()
+        parts: dict[str, LayerPart] = parts_of(self)
         optional = {axis: part for axis, part in parts.items() if part.keeps_stock}
         learned = frozenset(axis for axis, part in optional.items() if [*part.parameters()])
         initial = record_initial_states(optional, self._build_axis)

@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
-from fairseq_lowrank.messages import did_you_mean
+from fairseq_lowrank.messages import IMPORT_PLUGIN, did_you_mean
 from fairseq_lowrank.parts import (
     AXES,
     METHODS,
@@ -21,6 +21,7 @@ from fairseq_lowrank.parts import (
     Projection,
     ScoreFunction,
 )
+from fairseq_lowrank.parts.parameters import exempt_from_decay
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -49,7 +50,9 @@ class AttentionSpec:
                 _check_size(name, value)
             value = axis.default if value is None else value
             if axis.choices is not None and value not in tuple(axis):
-                raise ValueError(f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)}")
+                raise ValueError(
+                    f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)} {IMPORT_PLUGIN}"
+                )
             vars(self)[name] = value
         self._check_options()
         self._check_combinations()
@@ -149,7 +152,7 @@ class AttentionSpec:
         """
         if preset not in PRESETS:
             raise ValueError(
-                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}"
+                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
             )
         chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
         need = METHODS[preset].needs
@@ -172,8 +175,10 @@ class AttentionSpec:
             return None
         sizes = (dims.head_dim if query_size is None else query_size,) if issubclass(part, Mixing) else ()
         built = part(dims, *sizes, **self.options_of(part))
-        if SLOTS[axis].fields:
-            built.fields = SLOTS[axis].fields
+        for field in SLOTS[axis].fields:
+            built.field = field
+        for parameter in built.parameters():  # weight decay would pull it to 0, and not to the identity
+            exempt_from_decay(parameter)
         return built
 
     @property

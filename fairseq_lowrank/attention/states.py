@@ -6,13 +6,13 @@ configuration of each layer, next to the version that torch keeps of each module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.messages import IMPORT_PLUGIN, StateDictMismatch, UserError
 from fairseq_lowrank.parts import AXES, SLOTS
 
 StateConfig = dict[str, int | str | bool]
@@ -54,13 +54,14 @@ class AttentionConfigInStateDict:
     def save(self, destination: dict[str, Any], prefix: str) -> None:
         """Write the configuration into the metadata of a state."""
         if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {})["attention"] = dict(self.config)
+            destination._metadata.setdefault(prefix[:-1], {})["attention"] = without_default_options(self.config)
 
     def prepare(self, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
         """Check that a state fits this layer, and give it the names and the parts of this layer.
 
         Raises:
             StateDictMismatch: the state was saved by a layer with other settings.
+            UserError: it was saved with an option that is unknown here.
         """
         saved = config_from_metadata(metadata)
         # These parts are initialised to the identity, so a state without one may continue with it and its options.
@@ -68,6 +69,8 @@ class AttentionConfigInStateDict:
         options = {name for name, axis in AXES.items() if axis.readers and dict(axis.readers).keys() <= continued}
         current = {name: value for name, value in self.config.items() if name not in continued | options}
         check_settings(prefix, saved, current)
+        listed = metadata.get("attention", {})
+        refuse_unknown_options(listed, listed.keys() - AXES.keys() - self.config.keys())
         split_in_proj(state_dict, prefix)
         self._fill_missing_parts(state_dict, prefix, saved)
         for name in self.markers:  # older states and states of other code have none
@@ -123,6 +126,33 @@ def config_from_metadata(metadata: dict[str, Any]) -> StateConfig:
     # The first states had choices without tensors and did not record them, so these have no default.
     later = {name: value for name, value in _default_choices().items() if name not in _FORMULAS}
     return {**sizes, **_WITHOUT, **later, **saved}
+
+
+def without_default_options(choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return choices without the options of parts at their defaults, so that a file needs no plugin that it does not use."""
+    return {name: value for name, value in choices.items() if not _is_default_option(name, value)}
+
+
+def _is_default_option(name: str, value: object) -> bool:
+    return name in AXES and bool(AXES[name].readers) and value == AXES[name].default
+
+
+def refuse_unknown_options(saved: Mapping[str, Any], unknown: Collection[str]) -> None:
+    """Refuse choices with unknown options that change what is computed.
+
+    Version 0.2.0 saved every registered option, so an unknown one is at its default there: it belongs to a part of a plugin, and
+    an unknown part is refused by its name. Later versions save an option only if it is not at its default.
+
+    Args:
+        saved: the choices of a file.
+        unknown: the names among them that are not known here.
+
+    Raises:
+        UserError: an unknown option changes what is computed.
+    """
+    if unknown and not any(_is_default_option(name, value) for name, value in saved.items()):
+        name = min(unknown)
+        raise UserError(f"saved with {name}={saved[name]!r}, an option that is unknown here. {IMPORT_PLUGIN}")
 
 
 def default_config(num_heads: int, head_dim: int) -> StateConfig:

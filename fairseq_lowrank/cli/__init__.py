@@ -13,9 +13,29 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fairseq_lowrank import __version__, importing, messages
 from fairseq_lowrank.cli import _output
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a subcommand: flags may stand between its other words, as in ``translate CKPT --data DIR FILE``."""
+
+    takes_flags = False
+    """True if other words are left over. A value of an unknown flag must not become the value of a declared argument."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        parse = super().parse_known_args
+        if self.takes_flags:
+            return parse(args, namespace)
+        vars(self)["parse_known_args"] = parse  # the next function calls it twice
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        except TypeError:  # an argument takes all words that are left
+            return parse(args, namespace)
+        finally:
+            del vars(self)["parse_known_args"]
 
 
 def command_modules(package: ModuleType) -> dict[str, ModuleType]:
@@ -49,19 +69,26 @@ def run_subcommand(
     _output.print_safely()
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    user_dir: dict[str, Any] = {
+        "type": Path,
+        "metavar": "DIR",
+        "help": "your own plugin of fairseq, with its models and methods",
+    }
     if takes_user_dir:
-        parser.add_argument("--user-dir", type=Path, metavar="DIR", help="your own plugin of fairseq, with its models")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        parser.add_argument("--user-dir", **user_dir)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=CommandParser)
     modules = command_modules(package)
     for name, module in modules.items():
-        module.add_arguments(
-            subparsers.add_parser(
-                name,
-                help=module.HELP,
-                description=module.__doc__,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
+        command = subparsers.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.takes_flags = getattr(module, "TAKES_FLAGS", False)
+        module.add_arguments(command)
+        if takes_user_dir:
+            command.add_argument("--user-dir", **user_dir, default=argparse.SUPPRESS)
     args, flags = parser.parse_known_args(argv)
     if getattr(modules[args.command], "TAKES_FLAGS", False):
         args.flags = flags
@@ -72,6 +99,7 @@ def run_subcommand(
     logging.root.setLevel(logging.WARNING)
     try:
         _output.check(args)
+        _output.check_checkpoints(args)
         if sys.version_info >= (3, 14):
             importing.import_fairseq()
         if takes_user_dir and args.user_dir is not None:
@@ -85,6 +113,10 @@ def run_subcommand(
         _output.discard_output()
         return 0
     except Exception as error:
+        if (
+            isinstance(error, OSError) and error.errno in messages.FULL_DISK
+        ):  # the output may be a file, and cannot be flushed
+            _output.discard_output()
         return messages.report(error, f"{program} {args.command}")
 
 

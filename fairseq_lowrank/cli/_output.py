@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fairseq_lowrank.messages import FlagError, UserError, flag_name
+from fairseq_lowrank import files
+from fairseq_lowrank.messages import FlagError, UserError, escape_control, flag_name
 
 GIVE_A_FOLDER = "Give a folder; it is created if it does not exist."
 WIDTHS = (2, 40)
@@ -46,6 +47,49 @@ def add_transformers_argument(parser) -> None:
     )
 
 
+def add_model_arguments(parser) -> None:
+    """Add the three ways to give a model to a command with ``TAKES_FLAGS``; :func:`take_checkpoint` completes them."""
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument(
+        "--checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train; the flag may be left out"
+    )
+    model.add_argument("--arch", metavar="A", help="or an architecture, with any flags of fairseq-train")
+    add_transformers_argument(model)
+
+
+def take_checkpoint(args) -> None:
+    """Take the first word that belongs to no flag as the checkpoint.
+
+    Raises:
+        UserError: a second model is given, or none, flags of fairseq with a checkpoint, or a checkpoint that does not exist.
+    """
+    if args.flags and not args.flags[0].startswith("-"):
+        word = args.flags.pop(0)
+        if others := [name for name in ("checkpoint", "arch", "transformers") if getattr(args, name) is not None]:
+            raise UserError(f"{word}: {flag_name(others[0])} gives a model too. Remove one of the two.")
+        args.checkpoint = Path(word)
+    if args.checkpoint is not None and args.flags:
+        given = " ".join(args.flags)
+        raise UserError(f"{given}: does not work with a checkpoint, which has its own flags. Remove it.")
+    if args.checkpoint is args.arch is args.transformers is None:
+        raise UserError("no model given. Add a checkpoint, --arch ARCH --vocab-size N, or --transformers FOLDER.")
+    check_checkpoints(args)
+
+
+def check_checkpoints(args) -> None:
+    """Check that every checkpoint exists, before anything is loaded.
+
+    Raises:
+        UserError: one does not exist.
+    """
+    if getattr(args, "transformers", None) is not None:
+        return
+    single = [getattr(args, name, None) for name in ("checkpoint", "compare")]
+    for path in filter(None, [*single, *getattr(args, "checkpoints", ())]):
+        if not Path(path).is_file():
+            raise UserError(f"{path} is not a checkpoint file. Give the path of one, such as checkpoint_best.pt.")
+
+
 def refuse_with_transformers(args, defaults: dict[str, object], flags: Sequence[str] = ()) -> None:
     """Refuse what only a model of fairseq can have, before anything is loaded.
 
@@ -64,11 +108,17 @@ def refuse_with_transformers(args, defaults: dict[str, object], flags: Sequence[
 def add_checkpoint_argument(parser, text: str) -> None:
     """Add `--output FILE` to a command that writes a checkpoint."""
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=text)
+    add_force_argument(parser)
     parser.set_defaults(check_output=check_checkpoint)
 
 
+def add_force_argument(parser) -> None:
+    """Add `--force` to a command whose output takes long to make again."""
+    parser.add_argument("--force", action="store_true", help="replace files that exist")
+
+
 def check(args) -> None:
-    """Check that `--output` can be written, before anything is computed.
+    """Check that `--output` can be written, and that it replaces no input, before anything is computed.
 
     Raises:
         FlagError: see the messages.
@@ -79,8 +129,44 @@ def check(args) -> None:
             raise FlagError("--width", width, reason, "Give 3.3 for a column, or 7 for a page.")
         if args.output is None:
             raise FlagError("--width", width, "is the width of pictures in a folder", "Add --output DIR.")
-    if getattr(args, "output", None) is not None and hasattr(args, "check_output"):
-        args.check_output(args.output)
+    if getattr(args, "output", None) is None or not hasattr(args, "check_output"):
+        return
+    args.check_output(args.output)
+    made = [args.output / name for name in args.writes] if hasattr(args, "writes") else [args.output]
+    for path in made if hasattr(args, "force") else ():
+        refuse_to_replace(args, path)
+
+
+def refuse_to_replace(args, path: Path, made: Path | None = None) -> None:
+    """Refuse to write over an input. A command with `--force` needs it to write over any file.
+
+    Args:
+        made: the file that is to take the place of `path`. Without `--force`, it replaces only a file of its kind.
+
+    Raises:
+        FlagError: see the messages.
+    """
+    remedy = "Choose another place."
+    try:
+        real = files.regular_file(path)
+    except UserError as error:
+        raise FlagError("--output", args.output, f"{path} is no regular file", remedy) from error
+    if not real.exists():
+        return
+    if any(real.samefile(one) for one in inputs(args)):
+        raise FlagError("--output", args.output, f"{path} is an input of this command", remedy)
+    if hasattr(args, "force"):
+        if not args.force:
+            raise FlagError("--output", args.output, f"{path} exists", "Choose another place, or add --force.")
+    elif made is not None and (old := files.kind_of(real)) not in ("", new := files.kind_of(made)):
+        raise FlagError("--output", args.output, f"{path} is a {old}, and would become a {new}", remedy)
+
+
+def inputs(args) -> list[Path]:
+    """Return the files that the other arguments name."""
+    given = [value for name, value in vars(args).items() if name != "output"]
+    names = [one for value in given for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return [Path(one) for one in names if isinstance(one, (str, Path)) and os.path.isfile(one)]
 
 
 def check_folder(path: Path) -> None:
@@ -138,7 +224,16 @@ def _encodable(text: str) -> bool:
 
 
 def say(text: str) -> None:
-    """Print a text. The reader of the output may stop early, as ``head`` does."""
+    """Print a text, with its control characters escaped. The reader of the output may stop early, as ``head`` does."""
+    _print(escape_control(text))
+
+
+def say_data(text: str) -> None:
+    """Print a text that is data for another program. Only a terminal gets its control characters escaped."""
+    _print(escape_control(text) if sys.stdout.isatty() else text)
+
+
+def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -171,15 +266,37 @@ def write(args, name: str, data, rows: list[dict], figures: dict, pages: dict[st
 
             pictures.save(figure, folder, figure_name, getattr(args, "width", None))
 
-    print("wrote", *write_together(args.output, fill), file=sys.stderr)
+    write_together(args, fill)
 
 
-def write_together(folder: Path, fill: Callable[[Path], None]) -> list[Path]:
-    """Let `fill` write files into a temporary directory, and then move them to the folder."""
+def write_together(args, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write files into a temporary directory, move them to the folder `--output`, and print their names.
+
+    Raises:
+        UserError: the disk is full, or a file would replace an input or a file of another kind. Then no file is moved.
+    """
+    folder: Path = args.output
+    existed = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
-        fill(Path(unfinished))
-        return [file.replace(folder / file.name) for file in sorted(Path(unfinished).iterdir())]
+    try:
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder) as unfinished:
+            with files.named_if_full(folder):
+                fill(Path(unfinished))
+            made = {file: folder / file.name for file in sorted(Path(unfinished).iterdir())}
+            for file, path in made.items():
+                refuse_to_replace(args, path, file)
+                if path.is_symlink():
+                    raise FlagError("--output", folder, f"{path} is a symbolic link", "Choose another place.")
+            replaced = [path for path in made.values() if path.exists()]
+            for file, path in made.items():
+                file.replace(path)
+    finally:
+        if not existed and not any(folder.iterdir()):
+            folder.rmdir()
+    if written := [path for path in made.values() if path not in replaced]:
+        files.say(f"wrote {' '.join(map(str, written))}")
+    if replaced:
+        files.say(f"replaced {' '.join(map(str, replaced))}")
 
 
 def inert(cell: object) -> object:
@@ -191,32 +308,21 @@ def save_checkpoint(state: dict, path: Path) -> None:
     """Write a checkpoint completely, or leave the old file.
 
     Raises:
-        FlagError: the file cannot be written, because the disk is full for one.
+        UserError: the disk is full.
     """
     import torch
 
-    unfinished = path.with_name(f"{path.name}.tmp{os.getpid()}")
-    try:
-        with open(unfinished, "wb") as file:
-            torch.save(state, file)
-        unfinished.replace(path)
-    except (OSError, RuntimeError) as error:
-        # after a failed write torch raises "unexpected pos" over the OSError
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is None:
-            raise
-        reason = cause.strerror or str(cause)
-        remedy = "Free some space, or choose another place."
-        raise FlagError("--output", path, f"{reason}; nothing was written", remedy) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    existed = path.exists()
+    with files.whole_file(path, "wb") as file:
+        torch.save(state, file)
+    if existed:
+        files.say(f"replaced {path}")
 
 
 def table(header: list[str], rows: list[list]) -> str:
     """Return a table with the first column aligned to the left and the others to the right."""
-    cells = [header, *([str(cell) for cell in row] for row in rows)]
+    # an end of a line within a cell would break the table
+    cells = [header, *([str(cell).replace("\n", "\\n") for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = []
     for row in cells:

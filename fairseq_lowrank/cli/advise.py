@@ -15,7 +15,7 @@ Every sentence gives its numbers and its source. A remedy is listed only if it i
 if this project recorded it, time. This project's own measurements of such models follow, with their limits. Findings without a
 problem are counted; --all shows them.
 
-  fairseq-lowrank advise --checkpoint checkpoints/checkpoint_best.pt
+  fairseq-lowrank advise checkpoints/checkpoint_best.pt
   fairseq-lowrank advise --arch lowrank_transformer_iwslt_de_en --encoder-attention-heads 32 --data data-bin/iwslt14
   fairseq-lowrank advise --arch transformer_lm_wiki103 --vocab-size 267744 --length 512
   fairseq-lowrank advise --transformers FOLDER --length 512 [--text FILE]
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 
 if TYPE_CHECKING:
@@ -38,13 +39,10 @@ SEED, TOKENS = 1, 2048
 
 
 def add_arguments(parser) -> None:
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train")
-    model.add_argument("--arch", metavar="A", help="or an architecture, with any flags of fairseq-train")
-    _output.add_transformers_argument(model)
+    _output.add_model_arguments(parser)
     parser.add_argument("--vocab-size", type=int, metavar="V", help="dictionary size (default: from the data)")
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
+        "--data", type=first_folder, metavar="DIR", help="folder of fairseq-preprocess (default: the model's own)"
     )
     parser.add_argument(
         "--subset", default="train", help="part of the data whose lengths are read (default: %(default)s)"
@@ -69,6 +67,7 @@ def run(args) -> None:
         raise FlagError("--text", args.text, "there is no such file", "Give a text.")
     if args.transformers:
         return run_transformers(args)
+    _output.take_checkpoint(args)
     if args.text is not None:
         raise FlagError("--text", args.text, "works only with --transformers FOLDER", "Remove the flag.")
     import numpy
@@ -151,7 +150,7 @@ def measure(args, data: Path | None) -> dict:
 
             subject = transformers_subject.load(args.transformers, text=args.text, **about, length=args.length)
         elif args.checkpoint is None:
-            return {"not_measured": "an architecture has no trained heads; give --checkpoint CKPT"}
+            return {"not_measured": "an architecture has no trained heads; give a checkpoint"}
         elif data is None or not data.is_dir():
             return {"not_measured": f"the data folder {data} does not exist; add --data DIR"}
         else:
@@ -161,7 +160,7 @@ def measure(args, data: Path | None) -> dict:
             subject = fairseq_subject.load(args.checkpoint, data=data, subset="valid", **about)
         from fairseq_lowrank.tools.measuring import measurement
 
-        return measurement.measure(subject, subject.name, seed=SEED, layers=False)
+        return measurement.measure(subject, subject.name, seed=SEED, quick=True)
     except UserError as error:
         return {"not_measured": str(error).rstrip(".")}
 
@@ -218,11 +217,8 @@ def from_checkpoint(args):
     from fairseq_lowrank.tools.fairseq import checkpoints
     from fairseq_lowrank.tools.fairseq.advice.lengths import read_vocab_size
 
-    if args.flags:
-        given = " ".join(args.flags)
-        raise UserError(f"{given}: does not work with --checkpoint, which has its own flags. Remove it.")
     state = checkpoints.load_state(args.checkpoint)
-    data = args.data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
+    data = args.data or first_folder(str(checkpoints.configuration(state, "task", "data")))
     vocab_size = checkpoints.vocab_size(state) or args.vocab_size
     if vocab_size is None:
         vocab_size = read_vocab_size(data)
@@ -241,7 +237,6 @@ def as_text(result: dict, *, everything: bool = False) -> str:
     import textwrap
 
     from fairseq_lowrank.tools.advice.measured import LIMITS
-    from fairseq_lowrank.tools.measuring.verdict import LIMIT
 
     def wrapped(text: str, indent: str = "  ") -> list[str]:
         return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
@@ -251,7 +246,7 @@ def as_text(result: dict, *, everything: bool = False) -> str:
         lines.append(f"Not measured: {reason}.")
     else:
         lines += [f"Measured: {verdict['text']}" for verdict in measurement["verdicts"]]
-        lines.append(LIMIT)
+        lines.append(measurement["limit"])
     vocabulary = "" if result["vocab_size"] is None else f", vocabulary {result['vocab_size']:,}"
     lines += [*result["verdict"]["lines"], "", f"{result['architecture']}{vocabulary}"]
     for name, stats in result["lengths"].items():

@@ -26,7 +26,7 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     state = average(args.checkpoints)
     _output.save_checkpoint(state, args.output)
-    print(f"{args.output}: the mean of {len(args.checkpoints)} checkpoints, {len(state['model'])} tensors")
+    _output.say(f"{args.output}: the mean of {len(args.checkpoints)} checkpoints, {len(state['model'])} tensors")
 
 
 def average(paths: Sequence[str]) -> dict:

@@ -1,17 +1,19 @@
-"""Compare the kernels of the triton backend with the reference in float64 on random problems: values and all gradients.
+"""Compare the kernels of a backend with the reference in float64 on random problems: values and all gradients.
 
   fairseq-lowrank check-kernels                            1,000 cases on the GPU, in bfloat16
+  fairseq-lowrank check-kernels --backend tiled            those of --attention-backend tiled
   fairseq-lowrank check-kernels --dtype float32 --cases 100
   TRITON_INTERPRET=1 fairseq-lowrank check-kernels --device cpu --cases 5     without a GPU, interpreted
 
 Lengths, head sizes, groups, masks, mixing before and after the softmax, and activations are random. Kernels are compiled for
 24 compositions (--compositions), which takes a few minutes. Kernels that do not fit into the shared memory of a GPU are counted;
-there, --attention-backend auto takes blocked. The exit status is 1 if a case is wrong.
+there, --attention-backend auto takes blocked. At the end, lines say what auto takes for common layers, and why. The exit status
+is 1 if a case is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fairseq_lowrank.messages import FlagError, UserError
@@ -28,6 +30,7 @@ HELP = "compare the GPU kernels with the reference on random problems"
 def add_arguments(parser) -> None:
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="random problems (default: 1000)")
     parser.add_argument("--device", default="cuda", help="device of the tensors (default: cuda)")
+    parser.add_argument("--backend", default="triton", choices=("triton", "tiled"), help="(default: triton)")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument(
         "--compositions", type=int, default=24, metavar="N", help="number of compositions to compile (default: 24)"
@@ -41,8 +44,9 @@ def add_arguments(parser) -> None:
 def run(args) -> int:
     import torch
 
-    from fairseq_lowrank.ops.attention import triton
+    from fairseq_lowrank.ops.attention import tiled, triton
 
+    backend = tiled if args.backend == "tiled" else triton
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     longest = args.longest if args.longest is not None else 200 if device.type == "cuda" else 20
     for flag, number in (("--cases", args.cases), ("--compositions", args.compositions), ("--longest", longest)):
@@ -51,14 +55,14 @@ def run(args) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         remedy = "Set TRITON_INTERPRET=1 and add --device cpu to interpret the kernels."
         raise FlagError("--device", args.device, "there is no GPU", remedy)
-    if (reason := triton.device_unsupported_reason(device, dtype)) is not None:
+    if (reason := backend.device_unsupported_reason(device, dtype)) is not None:
         raise UserError(f"--device {args.device}, --dtype {args.dtype}: {reason}. Choose another device or dtype.")
     from fairseq_lowrank.ops.attention import selfcheck
 
     wrong = larger = 0
-    calls = random_calls(args.cases, device, dtype, args.seed, longest, args.compositions)
+    calls = random_calls(args.cases, device, dtype, args.seed, longest, args.compositions, backend.unsupported_reason)
     for index, call in enumerate(calls):
-        result = selfcheck.self_check(call)
+        result = selfcheck.self_check(call, args.backend)
         larger += not result.fits
         if result.fits and result.error is not None:
             wrong += 1
@@ -67,13 +71,37 @@ def run(args) -> int:
         print(f"{larger} of {args.cases} random cases need more shared memory than this GPU has, and were not computed")
     computed = args.cases - larger
     print(f"{wrong} of {computed} random cases are wrong" if wrong else f"{computed} random cases: all right")
+    if device.type == "cuda":
+        for name, choice in choices(device, dtype).items():
+            print(f"auto for {name}: {choice}")
     return int(wrong > 0)
 
 
+def choices(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Return what ``auto`` takes for common layers, and why."""
+    from fairseq_lowrank.ops.attention import explain
+
+    calls = common_calls(device).items()
+    narrowed = {
+        name: call.replace(scores=call.scores.map_tensors(lambda x: x.to(dtype)), v=call.v.to(dtype))
+        for name, call in calls
+    }
+    return {name: explain(call) for name, call in narrowed.items()}
+
+
 def random_calls(
-    count: int, device: torch.device | str, dtype: torch.dtype, seed: int, longest: int, compositions: int
+    count: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int,
+    longest: int,
+    compositions: int,
+    refused: Callable[[AttentionCall], str | None] = lambda call: None,
 ) -> Iterator[AttentionCall]:
-    """Yield random calls with lengths up to ``longest``, which alternate between ``compositions`` random compositions."""
+    """Yield random calls with lengths up to ``longest``, which alternate between ``compositions`` random compositions.
+
+    Where ``refused`` gives a reason, the call is made without an additive mask and with smaller heads.
+    """
     import torch
 
     from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
@@ -107,7 +135,11 @@ def random_calls(
         additive = {"none": None, "bool": hidden, "float": drawn_mask.masked_fill(hidden, float("-inf"))}[kind]
         shapes = key_groups, value_groups, queries, keys, dim, value_dim
         mask = AttentionMask(causal, padding, additive)
-        yield random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
+        call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
+        if refused(call) is not None:
+            mask, shapes = AttentionMask(causal, padding), (*shapes[:4], min(dim, 32), min(value_dim, 32))
+            call = random_call(generator, device, dtype, batch, heads, shapes, rules, mask, activation, None)
+        yield call
 
 
 def common_calls(device: torch.device) -> dict[str, AttentionCall]:

@@ -6,6 +6,7 @@ Each contrast is A − B over the seeds that both rows have, or an interaction (
 - this p after Holm's correction over all contrasts (a contrast without a p, as with one seed, counts as 1);
 - the better side, if the interval does not contain 0;
 - a 95 % interval and a p over test sentences, for these trainings, if lines have `sentence_values`, or `sentence_counts` of BLEU;
+- a 95 % interval over seeds and sentences, with three seeds or more: the others cover either other seeds or other sentences;
 - the number of seeds in which the difference is above 0, and the p of all choices of signs.
 
 A file of contrasts (`--contrasts`) contains predictions: "> 0", "< 0", "at most 0.01", or "= 0" with a `margin`. The table
@@ -33,6 +34,7 @@ HELP = "compare rows of results, paired by seed and sentence, with p-values"
 ENDINGS = {"markdown": "md", "latex": "tex"}
 # Smaller p-values are not exact.
 LEAST_P = 1e-12
+NEITHER = "With fewer than three seeds, neither the interval (t) nor that over sentences covers both other seeds and other sentences."
 
 
 def add_arguments(parser) -> None:
@@ -151,10 +153,14 @@ def as_text(data: list[dict], form: str = "text") -> str:
     if by_sentence:
         columns["95 % over sentences"] = lambda row: _interval(row["sentences_low"], row["sentences_high"])
         columns["p (sentences)"] = lambda row: _p(row["sentences_p"])
+    if any(row["both_low"] is not None for row in data):
+        columns["95 % over both"] = lambda row: _interval(row["both_low"], row["both_high"])
     columns["above 0"] = lambda row: "–" if row["seeds"] is None else f"{row['positive']} of {row['seeds']}"
     columns["p (signs)"] = lambda row: _p(row["signs_p"])
     header, rows = list(columns), [[str(cell(row)) for cell in columns.values()] for row in data]
     notes = [f"{row['contrast']}: {note}" for row in data for note in row["notes"]]
+    if any(row["sentences_low"] is not None and row["both_low"] is None for row in data):
+        notes.append(NEITHER)
     about = heading(data)
     if form == "latex":
         comments = [f"% {formats.escape_latex(note)}" for note in notes]

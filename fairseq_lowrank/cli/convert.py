@@ -35,7 +35,7 @@ keeps its architecture.
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output, spectrum
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import IMPORT_PLUGIN, FlagError, UserError, did_you_mean, flag_name
 
 NAME = "convert"
 HELP = "change a checkpoint's attention, with the same outputs if that is possible"
@@ -64,12 +64,18 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from fairseq_lowrank.parts import PARTS, PRESETS
+
     changes = {name: getattr(args, name) for name in ("attention", "head_mixing", *SIZES)}
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
         raise UserError(
             "no target given. Add --attention NAME, --head-mixing NAME, --head-dim N or --key-value-heads N."
         )
+    for name, names in (("attention", PRESETS), ("head_mixing", PARTS["mixing"])):
+        if name in changes and changes[name] not in names:
+            remedy = f"Choose from {', '.join(names)}.{did_you_mean(changes[name], names)} {IMPORT_PLUGIN}"
+            raise FlagError(flag_name(name), changes[name], "there is no such attention", remedy)
     for name in SIZES:
         if changes.get(name, 1) < 1:
             raise UserError(f"{SIZES[name]} {changes[name]}: expected a number >= 1.")

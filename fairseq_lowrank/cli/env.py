@@ -14,7 +14,10 @@ from fairseq_lowrank.cli import _output
 NAME = "env"
 HELP = "show versions, devices, fused parts and the table of patches"
 
-PACKAGES = ("torch", "triton", "numpy", "fairseq", "apex", "sacrebleu", "sentencepiece", "sacremoses", "matplotlib")
+PACKAGES = (
+    *("torch", "triton", "numpy", "fairseq", "apex", "transformers", "peft", "accelerate"),
+    *("sacrebleu", "sentencepiece", "sacremoses", "matplotlib"),
+)
 
 
 def add_arguments(parser) -> None:
@@ -25,7 +28,8 @@ def run(args) -> None:
     import fairseq_lowrank
     from fairseq_lowrank import versions
 
-    rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("python", platform.python_version())]
+    rows = [("fairseq_lowrank", fairseq_lowrank.__version__), ("commit", versions.commit())]
+    rows.append(("python", platform.python_version()))
     rows += [(package, installed_version(package)) for package in PACKAGES]
     if (risk := versions.loading_risk()) is not None:
         rows.append(("checkpoints", risk))
@@ -76,16 +80,26 @@ def devices() -> list[tuple[str, str]]:
 
 
 def kernels() -> list[tuple[str, str]]:
-    """Return a row for each GPU: if the triton backend supports it, and if its results equal the reference's."""
+    """Return a row for each GPU: if the triton backend supports it, and if its results equal the reference's.
+
+    Rows after it say what ``auto`` takes there, and why.
+    """
     import torch
 
+    from fairseq_lowrank.cli import check_kernels
     from fairseq_lowrank.ops.attention import triton
 
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     rows = []
     for device in gpus or [torch.device("cpu")]:
         name = "kernels" if device.index is None else f"kernels {device.index}"
-        rows.append((name, triton.device_unsupported_reason(device, torch.bfloat16) or self_check(device)))
+        reason = triton.device_unsupported_reason(device, torch.bfloat16)
+        rows.append((name, reason or self_check(device)))
+        if reason is None and device.type == "cuda":
+            rows += [
+                (f"auto {device.index}, {kind}", choice)
+                for kind, choice in check_kernels.choices(device, torch.bfloat16).items()
+            ]
     return rows
 
 

@@ -25,7 +25,8 @@ def add_arguments(parser) -> None:
         "folder", type=Path, metavar="FOLDER", help="folder with config.json, vocab.txt and model.safetensors"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
-    parser.set_defaults(check_output=_output.check_folder)
+    _output.add_force_argument(parser)
+    parser.set_defaults(check_output=_output.check_folder, writes=("model.pt", "dict.txt", "wordpieces.json"))
 
 
 def run(args) -> None:
@@ -40,10 +41,10 @@ def run(args) -> None:
         published_bert.write(published, folder)
         torch.save(state, folder / "model.pt")
 
-    _output.write_together(args.output, fill)
+    _output.write_together(args, fill)
     parameters = sum({tensor.data_ptr(): tensor.numel() for tensor in state["model"].values()}.values())
-    print(f"{args.output}: {args.folder} with {parameters:,} parameters, model.pt, dict.txt, wordpieces.json")
-    print(*notes, *hints(state), sep="\n")
+    about = f"{args.output}: {args.folder} with {parameters:,} parameters, model.pt, dict.txt, wordpieces.json"
+    _output.say("\n".join([about, *notes, *hints(state)]))
 
 
 def hints(state: dict) -> list[str]:

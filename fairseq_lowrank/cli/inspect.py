@@ -1,6 +1,6 @@
 """Show the composition of a checkpoint's attention, and its learned parts except the projections.
 
-First the choice on every axis, at each site. Then, if the checkpoint has these:
+First the choice on every axis, at each site, also of a stock checkpoint. Then, if the checkpoint has these:
 
 Mixhead: for the mixing matrix M of each layer
   a heat map of M − I (row j, column i: the change of head j's weight in mixed head i)
@@ -74,15 +74,11 @@ def read_checkpoint(args) -> tuple[Path, list[dict]]:
     if not args.data and (given := spectrum.given_for_data(args)):
         raise UserError(f"{' '.join(given)} works only with --data DIR. Add it, or remove these flags.")
     from fairseq_lowrank.tools import inspection
-    from fairseq_lowrank.tools.fairseq import checkpoints
+    from fairseq_lowrank.tools.fairseq import checkpoints, parameters
 
     state = checkpoints.load_state(args.checkpoint)
     layers = inspection.inspect(state["model"], mean_mixing(args) if args.data else None)
-    if not layers:
-        raise UserError(
-            f"{args.checkpoint} has fairseq's own attention, without learned mixing or head embeddings. Use a checkpoint of this package."
-        )
-    return args.checkpoint, layers
+    return args.checkpoint, layers or parameters.composition(state)
 
 
 def mean_mixing(args) -> dict:

@@ -8,20 +8,24 @@ the command adds if it is missing, this is the same as
 
     torchrun --standalone --nproc-per-node 8 -m fairseq_cli.train DATA --user-dir … --arch lowrank_transformer …
 
+If a worker dies, the others end. With --max-restarts N, torchrun then starts all of them again, up to N times, from the newest
+checkpoint. SIGTERM and SIGUSR1 let them finish the update and save it; the command ends with 143 and 0. A second signal ends at
+once.
+
 On several machines, run it once on each, with the name of the first machine and a free port:
 
     fairseq-lowrank launch --workers 8 --nodes 2 --rendezvous node1:29500 -- fairseq-train DATA …
 
-Under Slurm, in a script for sbatch with --nodes 2 --ntasks-per-node 1 --gpus-per-node 8:
-
-    first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-    srun fairseq-lowrank launch --workers 8 --nodes "$SLURM_NNODES" --rendezvous "$first:29500" -- fairseq-train DATA …
+docs/long-trainings.md has a script for Slurm.
 """
 
 import argparse
 import os
 import shlex
+import signal
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 from fairseq_lowrank.messages import FlagError, UserError
@@ -38,6 +42,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="workers on this machine (default: its GPUs)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: %(default)s)")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="with --nodes: the first machine and a free port")
+    parser.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="restarts after a worker died (default: %(default)s)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command instead of running it")
     parser.add_argument("fairseq_command", nargs=argparse.REMAINDER, metavar="-- fairseq-train …")
 
@@ -48,28 +55,66 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers(args))))
+    with tempfile.TemporaryDirectory() as ended:
+        os.environ |= {
+            "LOWRANK_LAUNCHER": str(os.getpid()),
+            "LOWRANK_LAUNCHED": str(time.time()),
+            "LOWRANK_ENDED": ended,
+        }
+        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+        os.environ.setdefault("PET_SHUTDOWN_TIMEOUT", "600")  # seconds to finish an update and save it
+        if args.max_restarts:  # the workers of an earlier start leave their addresses in a store that is shared
+            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        return run_workers(command[command.index(TORCHRUN) + 1 :], Path(ended), workers(args))
+
+
+def run_workers(words: list[str], ended: Path, count: int) -> int:
+    """Run torchrun, and return the exit code.
+
+    Args:
+        words: the command line of torchrun.
+        ended: a folder in which each worker that ends well makes a file.
+        count: the number of workers on this machine.
+    """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     try:
-        run.run(run.parse_args(command[command.index(TORCHRUN) + 1 :]))
+        run.run(run.parse_args(words))
     except ChildFailedError as error:
         return report_failure(error.failures)
     except SignalException as error:
+        if error.sigval == signal.SIGUSR1 and len(list(ended.iterdir())) == count:
+            return 0
         return 128 + error.sigval
     return 0
+
+
+KILLED_LATER = 15
+"""Seconds: torchrun kills the workers that survive a failed one by this time and more after it."""
 
 
 def report_failure(failures: dict) -> int:
     """Print why the first worker failed, and return its exit code.
 
+    A worker that a signal ended is the first, because the others then fail to reach it. Else it is the first with a message.
+
     Args:
         failures: torchrun's ``ProcessFailure`` of each worker, by its rank. torchrun stops the others when one fails.
     """
+    start = min(failure.timestamp for failure in failures.values())
+    killed = {
+        rank: failure
+        for rank, failure in failures.items()
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and failure.timestamp < start + KILLED_LATER
+    }
     reported = {rank: failure for rank, failure in failures.items() if failure.error_file_data["message"] != "<NONE>"}
-    rank, first = min((reported or failures).items(), key=lambda item: item[1].timestamp)
-    message = first.message if reported or first.exitcode < 0 else f"ended with code {first.exitcode}, see above"
+    rank, first = min((killed or reported or failures).items(), key=lambda item: item[1].timestamp)
+    if first.exitcode < 0:
+        message = f"ended by signal {-first.exitcode}" + "; often: out of memory" * (first.exitcode == -signal.SIGKILL)
+    else:
+        message = first.message if reported else f"ended with code {first.exitcode}, see above"
     print(f"fairseq-lowrank {NAME}: error: worker {rank}: {message}", file=sys.stderr)
     return max(first.exitcode, 1)
 
@@ -104,9 +149,12 @@ def torchrun(args) -> list[str]:
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", args.rendezvous, "--rdzv-id", "fairseq-lowrank"]
     else:
         meeting = ["--standalone"]
+    if args.max_restarts < 0:
+        raise FlagError("--max-restarts", args.max_restarts, "expected a number >= 0", "Give a number of restarts.")
+    restarts = ["--max-restarts", str(args.max_restarts)] if args.max_restarts else []
     if not any(part.partition("=")[0] == "--user-dir" for part in rest):
         rest += ["--user-dir", str(Path(__file__).resolve().parent.parent)]
     return [
         *(sys.executable, "-m", TORCHRUN, "--nnodes", str(args.nodes)),
-        *("--nproc-per-node", str(workers(args)), *meeting, "-m", MODULE, *rest),
+        *("--nproc-per-node", str(workers(args)), *restarts, *meeting, "-m", MODULE, *rest),
     ]

@@ -5,18 +5,21 @@ in the order of their energy, the mean square of the logits that they make. On t
 the best rank r, for r from 1 to the head size. So are those of each site and of each layer, and the values of all heads. No
 training is needed. The loss is:
 
-  bits per token                    of language models, translation (the right words before each word are given) and masked words
-  accuracy                          of classifiers of fairseq, which have labels
-  share of decisions that stay      of classifiers of transformers
-  cosine of mean states             of encoders without a head
+  bits per token           of language models, translation (the right words before each word are given) and masked words
+  bits per decision        of classifiers: the divergence of the outputs from those of the uncut model is the cost
+  cosine of mean states    of encoders without a head
 
-Without --sequences, as many are taken as have 6,144 tokens, at least 48 and at most 384.
+Without --sequences, as many are taken as have 6,144 tokens, at least 48 and at most 384. --quick takes a third, and tries fewer ranks.
 
-The need is the least rank that costs at most 1 % of the loss (--tolerance), with a 95 % interval over sequences.
+What attention is worth is the loss at rank 0, where all keys are alike, minus the loss of the uncut model. The need is the least rank
+that costs at most 1 % of this worth (--tolerance), with a 95 % interval over sequences. It is an upper bound: another basis may do with
+fewer. A second need is that of cuts by a basis for each sequence alone. There is no verdict if attention is worth less than 1 % of the
+loss, or if the basis has fewer than ten tokens for each direction of a head.
 
   fairseq-lowrank measure checkpoint_best.pt                                the data of its training, subset valid
   fairseq-lowrank measure checkpoint_best.pt --text FILE [--target FILE]    lines in the words of its dictionary
   fairseq-lowrank measure --transformers FOLDER --text FILE                 blocks of 128 tokens of a text
+  fairseq-lowrank measure --transformers MODEL.gguf --text FILE             the same, with quantised weights made float32
   fairseq-lowrank measure --transformers FOLDER --text FILE --target FILE   a model that translates, a pair of lines a sequence
   fairseq-lowrank measure mha.pt --compare mixing.pt --output pictures/     two models in one figure
 
@@ -31,6 +34,8 @@ from fairseq_lowrank.messages import FlagError, UserError, flag_name
 NAME = "measure"
 HELP = "which directions the heads of a trained model use, and what a cut to fewer costs"
 LENGTH = 128
+QUICK_TOKENS = 2048
+CUT = {"scores": "scores", "own": "scores, by a basis for each sequence,", "values": "values"}
 SEQUENCES = spectrum.SEQUENCES | {"sequences": None}
 
 
@@ -44,7 +49,13 @@ def add_arguments(parser) -> None:
         type=float,
         default=0.01,
         metavar="X",
-        help="share of the loss that a cut may cost (default: 0.01)",
+        help="share of what attention is worth that a cut may cost (default: 0.01)",
+    )
+    parser.add_argument(
+        "--no-layers", action="store_true", help="do not cut single layers, which takes most of the time"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only the needs of scores, on fewer sequences: minutes for 30 layers"
     )
     spectrum.add_data_arguments(parser)
     parser.set_defaults(**SEQUENCES)
@@ -62,7 +73,8 @@ def run(args) -> None:
     labels = spectrum.default_labels(paths) if args.compare else [paths[0].stem]
     results = []
     for label, path in zip(labels, paths, strict=True):
-        results.append(measurement.measure(load(path, args), label, tolerance=args.tolerance, seed=args.seed))
+        chosen = {"tolerance": args.tolerance, "layers": not args.no_layers, "quick": args.quick}
+        results.append(measurement.measure(load(path, args), label, **chosen, seed=args.seed))
     figures = {NAME: figure.plot_cuts(results)} if args.output else {}
     _output.write(args, NAME, results, [row for result in results for row in rows(result)], figures)
     _output.show(args, results, "\n\n".join(map(as_text, results)))
@@ -74,7 +86,7 @@ def check(args) -> None:
     if args.sequences is not None and args.sequences < 2:
         raise FlagError("--sequences", args.sequences, "one half gives bases, one is held out", "Give 2 or more.")
     if not 0 < args.tolerance < 1:
-        raise FlagError("--tolerance", args.tolerance, "expected a share of the loss", "Give a number between 0 and 1.")
+        raise FlagError("--tolerance", args.tolerance, "expected a share", "Give a number between 0 and 1.")
     for name in ("text", "target"):
         if (file := getattr(args, name)) is not None and not file.is_file():
             raise FlagError(flag_name(name), file, "there is no such file", "Give a text.")
@@ -96,6 +108,8 @@ def load(path: Path, args):
         path: a checkpoint, or with --transformers a folder.
     """
     about = {"text": args.text, "target": args.target, "count": args.sequences, "seed": args.seed}
+    if args.quick:
+        about["tokens"] = QUICK_TOKENS
     if args.transformers is not None:
         from fairseq_lowrank.tools.transformers import subject as transformers_subject
 
@@ -119,20 +133,21 @@ def rows(result: dict) -> list[dict]:
 
 def as_text(result: dict) -> str:
     """Return the verdicts, and tables of cuts and of directions."""
-    from fairseq_lowrank.tools.measuring.verdict import LIMIT
-
     lines = [
         f"{result['label']} ({result['model']}): {result['metric']} {result['value']:.4g} on {result['sequences_held_out']} held-out "
-        f"sequences of {result['mean_length']:.0f} tokens; bases from {result['sequences_of_basis']} others",
+        f"sequences of {result['mean_length']:.0f} tokens; bases from {result['sequences_of_basis']} others "
+        f"({result['tokens_of_basis']} tokens){result['about'] and '; '}{result['about']}",
         "",
         *(verdict["text"] for verdict in result["verdicts"]),
-        LIMIT,
+        result["limit"],
     ]
     for kind, cuts in result["cuts"].items():
         curve = cuts["all"]
-        header = [f"{kind} cut to rank", *(str(entry["rank"]) for entry in curve["ranks"])]
+        header = [f"{CUT[kind]} cut to rank", *(str(entry["rank"]) for entry in curve["ranks"])]
         body = [[result["metric"], *(f"{entry['value']:.3f}" for entry in curve["ranks"])]]
-        body += [["cost, %", *(f"{100 * entry['cost']:.1f}" for entry in curve["ranks"])]]
+        if "second_metric" in result:
+            body += [[result["second_metric"], *(f"{entry['second_value']:.3f}" for entry in curve["ranks"])]]
+        body += [["cost, % of worth", *(f"{100 * entry['cost']:.1f}" for entry in curve["ranks"])]]
         lines += ["", _output.table(header, body)]
     lines += [
         "",

@@ -1,9 +1,10 @@
-"""Count the parameters of a fairseq text architecture, without memory for them.
+"""Count the parameters of a checkpoint or of a fairseq text architecture, without memory for them.
 
 Prints the total and its parts, attention at each site, and the extra parameters over `--attention mha`. Then it prints the
-choices of each site, one row for each axis, and the class: what this attention can add to plain attention. You can add any flag
-of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
+choices of each site, one row for each axis, and the class: what this attention can add to plain attention. With `--arch` you can
+add any flag of fairseq-train: sizes, `--attention`, `--head-dim`, `--adaptive-input`, ….
 
+  fairseq-lowrank params checkpoints/checkpoint_best.pt
   fairseq-lowrank params --arch lowrank_transformer_iwslt_de_en --vocab-size 10000 --attention mhe-mul
   fairseq-lowrank params --arch lowrank_transformer_lm_wiki103 --vocab-size 267744 --attention mixhead-b --json
   fairseq-lowrank params --arch transformer_wmt_en_de --vocab-size 32768
@@ -24,7 +25,7 @@ biases` is the number that the MHE poster counts.
 from collections.abc import Sequence
 
 from fairseq_lowrank.cli import _output
-from fairseq_lowrank.messages import FlagError, UserError, did_you_mean
+from fairseq_lowrank.messages import FlagError, UserError, did_you_mean, flag_name
 
 NAME = "params"
 HELP = "count the parameters of an architecture, by part and by attention variant"
@@ -32,8 +33,7 @@ TAKES_FLAGS = True
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--arch", metavar="A", help="fairseq text architecture, ours or stock")
-    _output.add_transformers_argument(parser)
+    _output.add_model_arguments(parser)
     parser.add_argument(
         "--vocab-size", type=int, metavar="V", help="dictionary size, fairseq's special symbols included"
     )
@@ -51,10 +51,11 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     if args.transformers:
         return run_transformers(args)
+    _output.take_checkpoint(args)
     if args.methods and not args.sweep:
         raise FlagError("--methods", " ".join(args.methods), "works only with --sweep", "Add it, or remove --methods.")
-    if args.arch is None:
-        raise UserError("no model given. Add --arch ARCH --vocab-size N, or --transformers FOLDER.")
+    if args.checkpoint is not None:
+        return run_checkpoint(args)
     if args.vocab_size is None:
         raise FlagError("--arch", args.arch, "its embeddings have no size", "Add --vocab-size N.")
     from fairseq_lowrank.tools.fairseq import parameters
@@ -74,6 +75,18 @@ def run(args) -> None:
     _output.show(args, data, text)
 
 
+def run_checkpoint(args) -> None:
+    if given := [flag_name(name) for name in ("vocab_size", "task", "sweep") if getattr(args, name) is not None]:
+        raise UserError(
+            f"{' '.join(given)} works only with --arch. Remove it, or give --arch in place of the checkpoint."
+        )
+    from fairseq_lowrank.tools.fairseq import checkpoints, parameters
+
+    data = {"checkpoint": str(args.checkpoint)} | parameters.describe_state(checkpoints.load_state(args.checkpoint))
+    _output.write(args, NAME, data, [flat(data)], {})
+    _output.show(args, data, as_text(data))
+
+
 def methods_of(args, own: str) -> list[str]:
     """Return the methods of a sweep; `own` is that of the model."""
     from fairseq_lowrank.attention import PRESETS
@@ -89,9 +102,7 @@ def methods_of(args, own: str) -> list[str]:
 
 
 def run_transformers(args) -> None:
-    _output.refuse_with_transformers(
-        args, dict.fromkeys(("arch", "vocab_size", "task", "sweep", "methods")), args.flags
-    )
+    _output.refuse_with_transformers(args, dict.fromkeys(("vocab_size", "task", "sweep", "methods")), args.flags)
     from fairseq_lowrank.tools.transformers import pretrained
 
     data = {"folder": str(args.transformers)} | pretrained.count(pretrained.load(args.transformers, weights=False))
@@ -121,6 +132,8 @@ def as_text(data: dict) -> str:
     extra = "plain attention does not work with these sizes" if data["extra"] is None else f"{data['extra']:+,}"
     rows.append(["extra over plain mha", extra, ""])
     title = f"{data['architecture']}, vocabulary {data['vocab_size']:,}"
+    if data.get("target_vocab_size") not in (None, data["vocab_size"]):
+        title += f" and {data['target_vocab_size']:,}"
     title = ", ".join([title, *([" ".join(data["flags"])] if data["flags"] else [])])
     text = "\n".join([title, parts_table(data, rows)])
     if not data["axes"]:

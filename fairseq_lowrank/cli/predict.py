@@ -17,6 +17,7 @@ import json
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import UserError
 
 NAME = "predict"
@@ -26,7 +27,7 @@ HELP = "predict with a model fine-tuned on sentences or questions, and score the
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint of a fine-tuned model")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", type=Path, metavar="DIR", help="the folder bin of a prepared corpus")
+    source.add_argument("--data", type=first_folder, metavar="DIR", help="the folder bin of a prepared corpus")
     source.add_argument(
         "--text", type=Path, metavar="FILE", help="a text with a line for each prediction; - for standard input"
     )
@@ -82,16 +83,16 @@ def predict_lines(args) -> None:
             "predictions.txt": f"{text}\n",
             "predictions.json": json.dumps(rows, ensure_ascii=False, indent=1) + "\n",
         }
-        write_files(args.output, files)
-    _output.show(args, rows, text)
+        write_files(args, files)
+    _output.show(args, rows, text) if args.json else _output.say_data(text)
 
 
-def write_files(output: Path, files: dict[str, str]) -> None:
+def write_files(args, files: dict[str, str]) -> None:
     def fill(folder: Path) -> None:
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
 
-    _output.write_together(output, fill)
+    _output.write_together(args, fill)
 
 
 def predict_corpus(args) -> None:
@@ -103,7 +104,7 @@ def predict_corpus(args) -> None:
     if args.output:
         files = {file: text for one in found.values() for file, text in one.files.items()}
         files["scores.json"] = json.dumps(scores, indent=1) + "\n"
-        write_files(args.output, files)
+        write_files(args, files)
     rows = [
         [f"{split} {one.name}", measure, f"{value:.2f}"]
         for split, one in found.items()

@@ -13,13 +13,13 @@ the speed and the learning curve. The score is one of these:
   fairseq-lowrank compare mine.jsonl --pair mixhead-a mha
 """
 
-import datetime
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from fairseq_lowrank import __version__
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.cli import _output
+from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "record"
 HELP = "make a line of results from fairseq's own logs"
@@ -32,6 +32,11 @@ def add_arguments(parser) -> None:
     parser.add_argument("--train-log", type=Path, metavar="LOG", help="output of fairseq-train")
     score = parser.add_mutually_exclusive_group()
     score.add_argument("--generate-log", type=Path, metavar="LOG", help="output of fairseq-generate")
+    parser.add_argument(
+        "--language",
+        metavar="CODE",
+        help="with --generate-log: language of the translations, such as zh, for BLEU's tokeniser",
+    )
     score.add_argument("--eval-log", type=Path, metavar="LOG", help="output of fairseq-eval-lm")
     score.add_argument("--score", type=Path, metavar="FILE", help="a JSON file with metric and value")
     parser.add_argument("--split", help="data that was scored (default: test, or valid without a score)")
@@ -40,16 +45,24 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
+    from fairseq_lowrank.tools import provenance
     from fairseq_lowrank.tools.reporting import results
+    from fairseq_lowrank.tools.reporting.scores import code_of
 
     if not (args.train_log or args.generate_log or args.eval_log or args.score):
         raise UserError("nothing to record. Give --train-log, --generate-log, --eval-log or --score.")
+    if args.language and not args.generate_log:
+        raise FlagError("--language", args.language, "works only with --generate-log", "Add it, or remove --language.")
+    if args.language and code_of(args.language) is None:
+        remedy = "Give a code such as de or zh."
+        raise FlagError("--language", args.language, "no tokeniser of BLEU is known for this language", remedy)
+    results.check_writable(args.results)
     line = {"row": args.row, "seed": args.seed}
     line |= {name: value for name in ("table", "corpus") if (value := getattr(args, name))}
     training = _read("--train-log", args.train_log, _training) if args.train_log else {}
     perplexity = training.get("valid_perplexity")
     if args.generate_log:
-        line |= _read("--generate-log", args.generate_log, _bleu)
+        line |= _read("--generate-log", args.generate_log, functools.partial(_bleu, language=args.language))
     elif args.eval_log:
         line |= _read("--eval-log", args.eval_log, _perplexity)
     elif args.score:
@@ -62,10 +75,10 @@ def run(args) -> None:
         line |= {"metric": "perplexity", "value": perplexity}
     scored = args.generate_log or args.eval_log or args.score
     line |= {"split": args.split or ("test" if scored else "valid"), **training}
-    line["date"] = datetime.date.today().isoformat()
-    line["versions"] = {"fairseq_lowrank": __version__}
+    plugin = [args.user_dir] if args.user_dir else []
+    line |= provenance.origin(provenance.PACKAGE, *plugin)
     results.append_score(args.results, line)
-    print(f"{args.results}: {args.row}, seed {args.seed}: {line['metric']} {line['value']} ({line['split']})")
+    _output.say(f"{args.results}: {args.row}, seed {args.seed}: {line['metric']} {line['value']} ({line['split']})")
 
 
 def _read(flag: str, path: Path, read: Callable[[Path], dict]) -> dict:
@@ -86,13 +99,15 @@ def _training(path: Path) -> dict:
     return {"curve": found.pop("epochs"), "log": str(path), **found}
 
 
-def _bleu(path: Path) -> dict:
+def _bleu(path: Path, language: str | None) -> dict:
     from fairseq_lowrank.tools.reporting import scores
 
-    hypotheses = scores.read_hypotheses(path)
+    hypotheses, references, decoded = scores.read_run(path)
     if not hypotheses:
         raise UserError("has no hypotheses. Give the log of fairseq-generate.")
-    return scores.bleu(hypotheses, scores.read_references(path))
+    if hypotheses == references and not decoded:
+        raise UserError(scores.REFERENCES_SCORED)
+    return scores.bleu(hypotheses, references, language=language)
 
 
 def _perplexity(path: Path) -> dict:

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
 
 NAME = "spectrum"
@@ -68,7 +69,9 @@ def add_arguments(parser) -> None:
 
 def add_data_arguments(parser, default_data: str = "default: the model's own") -> None:
     """Add the arguments that choose data for a checkpoint; `inspect` and `convert` have them too."""
-    parser.add_argument("--data", type=Path, metavar="DIR", help=f"folder of fairseq-preprocess ({default_data})")
+    parser.add_argument(
+        "--data", type=first_folder, metavar="DIR", help=f"folder of fairseq-preprocess ({default_data})"
+    )
     parser.add_argument("--subset", help="part of the data: train, valid or test (default: %(default)s)")
     parser.add_argument("--sequences", type=int, metavar="N", help="number of sequences (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="seed for the choice of sequences (default: %(default)s)")

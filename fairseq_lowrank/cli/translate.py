@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "translate"
@@ -31,7 +32,7 @@ def add_arguments(parser) -> None:
         "--lenpen", type=float, default=1.0, metavar="X", help="more gives longer translations (default: %(default)s)"
     )
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="the binarised data (default: the model's training data)"
+        "--data", type=first_folder, metavar="DIR", help="the binarised data (default: the model's training data)"
     )
     parser.add_argument("--moses", action="store_true", help="tokenise by Moses's rules; for data without text.json")
     parser.add_argument(
@@ -53,7 +54,7 @@ def run(args) -> None:
     translator = Translator(args.checkpoint, data=args.data, moses=args.moses, subwords=args.subwords)
     for lines in parts(args.files):
         for translation in translator.translate(lines, beam=args.beam, lenpen=args.lenpen):
-            _output.say(translation)
+            _output.say_data(translation)
 
 
 def parts(files: list[Path]) -> Iterator[list[str]]:

@@ -19,6 +19,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("pieces", type=Path, metavar="PIECES", help="wordpieces.json")
     parser.add_argument("text", type=Path, metavar="TEXT", help="a text with one sentence per line, plain or .gz")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="file of the subwords")
+    _output.add_force_argument(parser)
     parser.set_defaults(check_output=_output.check_file)
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes (default: 1)")
 

@@ -11,8 +11,13 @@
 Models that compute attention through ``ALL_ATTENTION_FUNCTIONS`` pass projected (and rotated) queries, keys and values to one
 registered function. So the mixing of scores, the activation and the mixing of probabilities can be chosen in each of them. The
 projections stay the model's own. What is added is in float32 in models of every dtype.
+
+Importing this package also lets ``from_pretrained`` read what ``fairseq-lowrank export`` wrote; see :mod:`.exported`.
 """
 
+from fairseq_lowrank.attention.groups import parameter_groups
+from fairseq_lowrank.huggingface import exported
+from fairseq_lowrank.huggingface.adapters import load_adapter, peft_modules, watch_peft
 from fairseq_lowrank.huggingface.added import mixing_state
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import spec_of
@@ -20,7 +25,8 @@ from fairseq_lowrank.huggingface.function import IMPLEMENTATION, attention_calls
 from fairseq_lowrank.huggingface.models import attention_modules, supported
 from fairseq_lowrank.huggingface.saving import CONFIG, WEIGHTS, load_attention, save_attention
 from fairseq_lowrank.huggingface.sites import SITES
-from fairseq_lowrank.huggingface.training import TRAIN, parameter_groups
+from fairseq_lowrank.huggingface.training import TRAIN
+from fairseq_lowrank.importing import after_import
 
 __all__ = [
     "CONFIG",
@@ -33,10 +39,15 @@ __all__ = [
     "attention_forward",
     "attention_modules",
     "attention_weights",
+    "exported",
+    "load_adapter",
     "load_attention",
     "mixing_state",
     "parameter_groups",
+    "peft_modules",
     "save_attention",
     "spec_of",
     "supported",
 ]
+
+after_import("peft", watch_peft)

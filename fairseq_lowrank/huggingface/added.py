@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall
-from fairseq_lowrank.parts import MODULE_AXES, SLOTS, AttentionDims, NoDecayModule, Stages
+from fairseq_lowrank.parts import MODULE_AXES, SLOTS, AttentionDims, NoDecayModule
+from fairseq_lowrank.parts import parts_of as children_on_axes
+from fairseq_lowrank.parts.stages import declared
 
 SLOT = "lowrank_attention"
 """The attribute of an attention module that holds its :class:`AddedAttention`."""
@@ -32,29 +35,38 @@ ADDED_AXES = tuple(sorted(MODULE_AXES, key=lambda axis: (not SLOTS[axis].fields,
 class AddedAttention(NamedTuple):
     """The attention that is chosen for one module.
 
-    It never changes. A call of the module and a context put a copy with other values in its place, and then the original again.
-    So a copy of the module, or a replica of it in another thread, has its own.
+    It never changes, and holds nothing of a call. A context puts a copy with other values in its place, and then the original again.
 
     Args:
         settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
-        stages: the parts that fill each stage.
         dims: the sizes for which the parts were built; ``None`` without parts.
-        inputs: ``[B, T, embed_dim]``, the input of the layer, during a call and if parts read it.
         receive: gets the weights ``[B, H, T, S]`` of each call; see :func:`.attention_weights`.
         change: returns the call to compute in place of another; see :func:`.attention_calls`.
     """
 
     settings: dict[str, Any]
-    stages: Stages = Stages()
     dims: AttentionDims | None = None
-    inputs: Tensor | None = None
     receive: Callable[[Tensor], None] | None = None
     change: Callable[[AttentionCall], AttentionCall] | None = None
 
-    @property
-    def reads_inputs(self) -> bool:
-        """True if a part reads the input of the layer. The attention function gets projected tensors only."""
-        return bool(self.stages.read_inputs or self.stages.heads or self.stages.weights)
+
+class _Calls(threading.local):
+    """The call of an attention module that runs in this thread: the module, its input, and the call around it."""
+
+    def __init__(self) -> None:  # in each thread; compilers guard an attribute of the instance, not of the class
+        self.innermost: tuple[nn.Module, Tensor, Any] | None = None
+
+
+_calls = _Calls()
+
+
+def inputs_of(module: nn.Module) -> Tensor | None:
+    """Return the input ``[B, T, embed_dim]`` of the call of a module that runs now, if its parts read it.
+
+    The attention function gets projected tensors only.
+    """
+    call = _calls.innermost
+    return None if call is None or call[0] is not module else call[1]
 
 
 def added_to(module: nn.Module) -> AddedAttention:
@@ -81,7 +93,8 @@ def parts_of(module: nn.Module) -> dict[str, Any]:
     """Return the parts that are added to a module, by axis; another library may have wrapped them."""
     if SLOT not in vars(module):
         return {}
-    return {axis: part for axis in ADDED_AXES if (part := module._modules.get(axis)) is not None}
+    parts = children_on_axes(module)
+    return {axis: parts[axis] for axis in ADDED_AXES if axis in parts}
 
 
 def added_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -116,11 +129,11 @@ def choose(module: nn.Module, spec: AttentionSpec) -> None:
     parts = {} if dims is None else {axis: part for axis in ADDED_AXES if (part := spec.build(axis, dims)) is not None}
     for axis, part in parts.items():
         setattr(module, axis, _placed(part, module))
-    added = AddedAttention(spec.call_settings, Stages.of(parts), dims if parts else None)
-    if added.reads_inputs and _remember_inputs not in module._forward_pre_hooks.values():
-        module.register_forward_pre_hook(_remember_inputs, with_kwargs=True)
+    hooked = _hand_over_inputs in module._forward_pre_hooks.values()
+    if not hooked and any(part.reads_inputs for part in parts.values()):
+        module.register_forward_pre_hook(_hand_over_inputs, with_kwargs=True)
         module.register_forward_hook(_forget_inputs, always_call=True)
-    vars(module)[SLOT] = added
+    vars(module)[SLOT] = AddedAttention(spec.call_settings, dims if parts else None)
 
 
 def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
@@ -133,22 +146,20 @@ def _placed(part: NoDecayModule, module: nn.Module) -> NoDecayModule:
     device = next((place for hook in hooks if (place := getattr(hook, "execution_device", None)) is not None), None)
     if device is None:
         device = tensors[0].device if tensors else torch.device("cpu")
-    part.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
-    part.keeps_float32 = True
-    return part
+    return part.to(device, torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32)
 
 
-def _remember_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _hand_over_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
     added = added_to(module)
-    if not added.reads_inputs:
-        return
+    if not any(declared(part).reads_inputs for part in parts_of(module).values()):
+        return  # the parts of an earlier choice did
     inputs = args[0] if args else kwargs[_first_argument(type(module))]  # type: ignore[arg-type]
     if added.dims is not None and added.dims.embed_dim != inputs.size(-1):
         raise UserError(
             f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for "
             f"{added.dims.embed_dim}. Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
         )
-    replace_fields(module, inputs=inputs)
+    _calls.innermost = module, inputs, _calls.innermost
 
 
 @functools.cache
@@ -157,5 +168,6 @@ def _first_argument(kind: type[nn.Module]) -> str:
 
 
 def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
-    """Keep nothing of a call: its tensors would stay in copies and in files of the model."""
-    replace_fields(module, inputs=None)
+    call = _calls.innermost
+    if call is not None and call[0] is module:  # not if the input was refused
+        _calls.innermost = call[2]

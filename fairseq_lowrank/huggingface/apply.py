@@ -10,8 +10,10 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.attention.states import without_default_options
 from fairseq_lowrank.huggingface.added import added_parameters, choose
 from fairseq_lowrank.huggingface.choice import chosen_modules, collection, open_axes, spec_of
+from fairseq_lowrank.huggingface.exchange import guard
 from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import attention_modules, calls_the_interface, describe, other_attention
 from fairseq_lowrank.huggingface.sites import SITES
@@ -69,9 +71,10 @@ def apply_attention(
     for module in model.modules():
         if calls_the_interface(type(module)):
             choose(module, spec if module in chosen else AttentionSpec())
+            guard(module, chosen=module in chosen and spec != AttentionSpec())
     freeze(model, train)
     record = {axis: getattr(spec, axis) for axis in open_axes()}
-    model.config.lowrank_attention = record | {"sites": sites, "layers": layers}
+    model.config.lowrank_attention = without_default_options(record) | {"sites": sites, "layers": layers}
     # from_pretrained reads this name: it builds a model that refuses to run without its mixing
     model.config.attn_implementation = IMPLEMENTATION
     model.set_attn_implementation(IMPLEMENTATION)

@@ -14,8 +14,8 @@ from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import AXES, METHODS, PARTS, PRESETS, SLOTS, LayerPart
 
-_BEFORE_HEADS = frozenset(("map_query", "map_states"))
-"""The stages of a part that a model of transformers computes itself, as a part of its projections."""
+_BEFORE_HEADS = frozenset(("queries", "states"))
+"""The steps of a part that a model of transformers computes itself, as a part of its projections."""
 
 
 def _is_open(axis: str, value: str) -> bool:

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from fairseq_lowrank.huggingface.added import added_to, parts_of, replace_fields
+from fairseq_lowrank.huggingface.added import added_to, inputs_of, parts_of, replace_fields
 from fairseq_lowrank.huggingface.models import attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.ops.attention.call import AlreadySet
+from fairseq_lowrank.parts import Context
+from fairseq_lowrank.parts.stages import declared, run
 
 IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
@@ -101,10 +104,9 @@ def attention_forward(
     if unknown := [name for name, given in others.items() if given is not None and name not in _USED_ELSEWHERE]:
         raise UserError(
             f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
-            'Call model.set_attn_implementation("sdpa") to use this model without mixing.'
+            'Call apply_attention(model, "mha"), and then model.set_attn_implementation("sdpa"), to use it without mixing.'
         )
     added = added_to(module)
-    stages, inputs = added.stages, added.inputs
     query_length, key_length = query.size(2), key.size(2)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal and attention_mask is None and query_length > 1
@@ -114,45 +116,60 @@ def attention_forward(
     hidden = attention_mask
     if hidden is not None and hidden.dtype == torch.bool:
         hidden = ~hidden
-    given: dict[str, Any] = {"score_bias": position_bias, "score_cap": softcap, "sinks": s_aux}
-    if twice := [name for name, value in given.items() if value is not None and name in stages.fields]:
-        raise UserError(
-            f"{type(module).__name__} sets {twice[0]} of its attention, and the chosen attention does too. "
-            "Leave this layer out with layers= or sites=."
-        )
-    parts = parts_of(module)
-    for part in parts.values():  # a part whose weights were moved by hooks may compute on another device
-        if any(tensor.device != query.device for tensor in (*part.parameters(), *part.buffers())):
+    parts = [*parts_of(module).values()]
+    for part in parts:  # a part whose weights were moved by hooks may compute on another device
+        tensors = (*part.parameters(), *part.buffers())
+        if any(tensor.is_meta for tensor in tensors) and not query.is_meta:
+            raise UserError(
+                f"{type(module).__name__}: its {type(declared(part)).__name__} is on the meta device, so it has no values. "
+                "Load them with load_attention, or call to_empty and the reset_parameters of this part."
+            )
+        if any(tensor.device != query.device for tensor in tensors):
             part.to(query.device)
     if added.dims is not None and added.dims.num_heads != query.size(1):
         raise UserError(
             f"{type(module).__name__}: mixing of {added.dims.num_heads} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
         )
-    fields = {**given, **added.settings}
-    for axis, part in parts.items():
-        if axis in stages.call:
-            fields.update(part.call_fields(query, inputs))
     call = AttentionCall(
         DotProduct(query, key, scaling),
         value,
         AttentionMask(causal=causal, additive=hidden),
+        score_bias=position_bias,
+        score_cap=softcap,
+        sinks=s_aux,
         dropout_p=dropout,
         need_weights=bool(output_attentions) or added.receive is not None,
-        **fields,
+        **added.settings,
     )
-    if added.change is not None:
-        call = added.change(call)
-    heads, weights = attention(call)
-    own = _own_values(value, query, attention_mask) if stages.read_own_values else None
-    for axis, part in parts.items():
-        if axis in stages.heads:
-            heads = part(heads, inputs, own).to(query.dtype)
-        if axis in stages.weights and weights is not None:
-            weights = part.combine_weights(weights, inputs)
+    context = _context(module, parts, query, key, value, attention_mask) if parts else Context()
+
+    def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        return attention(call if added.change is None else added.change(call))
+
+    try:
+        heads, weights = run(parts, call, context, attend)
+    except AlreadySet as error:
+        raise UserError(
+            f"{type(module).__name__}: {error} Leave this layer out with layers= or sites=, or choose other attention."
+        ) from error
     if added.receive is not None and weights is not None:
         added.receive(weights)
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
+
+
+def _context(
+    module: nn.Module, parts: list[nn.Module], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Context:
+    """Return what parts may read of this call."""
+    declarations = [declared(part) for part in parts]
+    own_values: Tensor | None = None
+    first: int | Tensor = key.size(2) - query.size(2)
+    if any(part.reads_own_value for part in declarations):
+        own_values = _own_values(value, query, mask)
+    if mask is not None and first and any(part.reads_positions for part in declarations):
+        first = _last_visible(mask, key.size(2))[:, 0].expand(query.size(0))
+    return Context(inputs_of(module), query, {"key": key, "value": value}, first, own_values=own_values)
 
 
 def _own_values(value: Tensor, query: Tensor, mask: Tensor | None) -> Tensor:
@@ -160,11 +177,16 @@ def _own_values(value: Tensor, query: Tensor, mask: Tensor | None) -> Tensor:
     queries, keys = query.size(2), value.size(2)
     if queries == keys or mask is None:
         own = value[:, :, -queries:]
-    else:  # a cache with empty slots behind the last position
-        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        last = keys - 1 - visible[:, 0].flip(-1).int().argmax(dim=-1)
+    else:
+        last = _last_visible(mask, keys)
         own = value.gather(2, last[:, None, :, None].expand(value.size(0), value.size(1), -1, value.size(3)))
     return own.repeat_interleave(query.size(1) // own.size(1), dim=1)
+
+
+def _last_visible(mask: Tensor, keys: int) -> Tensor:
+    """Return the last key ``[B, T]`` that each query sees. A cache may have empty slots behind it."""
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return keys - 1 - visible[:, 0].flip(-1).int().argmax(dim=-1)
 
 
 AttentionInterface.register(IMPLEMENTATION, attention_forward)

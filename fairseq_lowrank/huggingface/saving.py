@@ -13,11 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fairseq_lowrank.attention.states import refuse_unknown_options
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
 from fairseq_lowrank.huggingface.models import attention_modules, head_sizes
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import AXES
 from fairseq_lowrank.parts.parameters import NoDecayModule
 
 WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
@@ -76,7 +78,14 @@ def _record(path: Path) -> dict | None:
         return None
     content = json.loads(path.read_text(encoding="utf-8"))
     record = content if path.name == CONFIG else content.get("lowrank_attention")
-    return None if record is None else {name: value for name, value in record.items() if name != "modules"}
+    if record is None:
+        return None
+    unknown = record.keys() - AXES.keys() - {"sites", "layers", "modules"}
+    try:
+        refuse_unknown_options(record, unknown)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return {name: value for name, value in record.items() if name not in {"modules", *unknown}}
 
 
 def load_attention(model: PreTrainedModel, folder: str | os.PathLike, *, train: str = "all") -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""What trains after attention was chosen, and in which groups."""
+"""What trains after attention was chosen."""
 
 from __future__ import annotations
 
@@ -37,33 +37,3 @@ def _task_head(model: PreTrainedModel) -> list[nn.Parameter]:
         return []
     base = {id(parameter) for parameter in model.base_model.parameters()}
     return [parameter for parameter in model.parameters() if id(parameter) not in base]
-
-
-def parameter_groups(
-    model: PreTrainedModel,
-    *,
-    learning_rate: float,
-    mixing_learning_rate: float | None = None,
-    weight_decay: float = 0.0,
-) -> list[dict]:
-    """Return groups of parameters for an optimizer of torch, or for ``Trainer(optimizers=…)``.
-
-    Weight decay would pull mixing and gates to 0, not to the identity, so these have none, nor have biases and norms.
-
-    Args:
-        learning_rate: of the model's own parameters.
-        mixing_learning_rate: of what is added; by default 10 times ``learning_rate``, which measured best in fine-tuning a BERT.
-        weight_decay: of the model's own matrices.
-
-    Returns:
-        Up to three groups, of the parameters that are trainable.
-    """
-    added = {id(parameter): parameter for module in model.modules() for parameter in added_parameters(module)}
-    own = [parameter for parameter in model.parameters() if id(parameter) not in added and parameter.requires_grad]
-    rate = 10 * learning_rate if mixing_learning_rate is None else mixing_learning_rate
-    groups = [
-        {"params": [p for p in own if p.dim() > 1], "lr": learning_rate, "weight_decay": weight_decay},
-        {"params": [p for p in own if p.dim() <= 1], "lr": learning_rate, "weight_decay": 0.0},
-        {"params": [p for p in added.values() if p.requires_grad], "lr": rate, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]

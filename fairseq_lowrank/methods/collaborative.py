@@ -52,9 +52,13 @@ class CollaborativeProjection(Projection):
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
+        return {"head_features": nn.Parameter(torch.empty(self.dims.num_heads, self.shared_dim))}
+
+    @torch.no_grad()
+    def reset_parameters(self, modules: Modules) -> None:
         heads, size = self.dims.num_heads, -(-self.shared_dim // self.dims.num_heads)
         blocks = torch.eye(heads).repeat_interleave(size, dim=1)[:, : self.shared_dim]
-        return {"head_features": nn.Parameter(blocks.clone())}
+        modules["head_features"].copy_(blocks)
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         shared = split_heads(modules["q_proj"](query), self.shared_dim)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
-from fairseq_lowrank.parts import AttentionDims, Method, Mixing, NoDecayModule, Option, Paper, no_weight_decay, register
+from fairseq_lowrank.parts import AttentionDims, LayerPart, Method, Mixing, Option, Paper, register
 
 
 class DynamicMixing(Mixing):
@@ -24,13 +24,19 @@ class DynamicMixing(Mixing):
     options = (Option("factor_rank", "rank of the mixing of each query (default 2)", flag="rank", letter="r"),)
 
     def __init__(self, dims: AttentionDims, query_size: int, factor_rank: int | None = None) -> None:
-        NoDecayModule.__init__(self)
+        LayerPart.__init__(self)
         self.num_heads, self.factor_rank = dims.num_heads, factor_rank or 2
         rows, embed_dim = self.factor_rank * dims.num_heads, dims.embed_dim
-        self.first = no_weight_decay(nn.init.xavier_uniform_(torch.empty(rows, embed_dim)))
-        self.second = no_weight_decay(torch.zeros(rows, embed_dim))
-        self.diagonal = no_weight_decay(torch.zeros(dims.num_heads, embed_dim))
+        self.first = nn.Parameter(torch.empty(rows, embed_dim))
+        self.second = nn.Parameter(torch.empty(rows, embed_dim))
+        self.diagonal = nn.Parameter(torch.empty(dims.num_heads, embed_dim))
         self.register_parameter("query_weight", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.first)
+        nn.init.zeros_(self.second)
+        nn.init.zeros_(self.diagonal)
 
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads at each query of ``inputs [B, T, embed_dim]``."""

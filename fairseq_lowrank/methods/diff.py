@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
-from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts.stages import Context
 
 
 class Difference(HeadOutput):
@@ -25,17 +25,21 @@ class Difference(HeadOutput):
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
-        self.weight = no_weight_decay(torch.zeros(dims.num_heads, dims.embed_dim))
+        self.weight = nn.Parameter(torch.zeros(dims.num_heads, dims.embed_dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
 
     @property
     def keeps_stock(self) -> bool:
         return False
 
-    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
-        return self.combine_weights(heads, inputs)
+    def heads(self, heads: Tensor, context: Context) -> Tensor:
+        return self.weights(heads, context)
 
-    def combine_weights(self, weights: Tensor, inputs: Tensor) -> Tensor:
-        factors = torch.sigmoid(torch.nn.functional.linear(inputs, self.weight)).transpose(1, 2)[..., None]
+    def weights(self, weights: Tensor, context: Context) -> Tensor:
+        assert context.inputs is not None
+        factors = torch.sigmoid(nn.functional.linear(context.inputs, self.weight)).transpose(1, 2)[..., None]
         first, second = weights.unflatten(1, (-1, 2)).unbind(dim=2)
         return first - factors.to(weights.dtype) * second
 

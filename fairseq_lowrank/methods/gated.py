@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
-from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts.stages import Context
 
 GATED = Paper(
     "Gated attention for large language models: non-linearity, sparsity, and attention-sink-free",
@@ -41,7 +41,10 @@ class HeadGate(HeadOutput):
         super().__init__(dims)
         self.gate_start = gate_start
         self.scale = 2.0 if gate_start == "identity" else 1.0
-        self.weight = no_weight_decay(torch.zeros(dims.num_heads * self.gates_per_head(dims), dims.embed_dim))
+        self.weight = nn.Parameter(torch.zeros(dims.num_heads * self.gates_per_head(dims), dims.embed_dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
 
     @staticmethod
     def gates_per_head(dims: AttentionDims) -> int:
@@ -52,8 +55,9 @@ class HeadGate(HeadOutput):
     def keeps_stock(self) -> bool:
         return self.scale == 2.0
 
-    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
-        gates = self.scale * torch.sigmoid(torch.nn.functional.linear(inputs.to(self.weight.dtype), self.weight))
+    def heads(self, heads: Tensor, context: Context) -> Tensor:
+        assert context.inputs is not None
+        gates = self.scale * torch.sigmoid(nn.functional.linear(context.inputs, self.weight))
         return heads * gates.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
 

@@ -30,10 +30,13 @@ class HeadEmbeddings(NoDecayModule):
     def __init__(self, num_heads: int, **sizes: int) -> None:
         super().__init__()
         for name, size in sizes.items():
-            embedding = no_weight_decay(torch.empty(num_heads, size))
+            self.register_parameter(name, no_weight_decay(torch.empty(num_heads, size)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for embedding in self.parameters():
             # Small against the projections (entries of order 1), yet enough to distinguish the heads.
             nn.init.normal_(embedding, std=0.02)
-            self.register_parameter(name, embedding)
 
     def extra_repr(self) -> str:
         return f"{self.query.size(0)} heads of {self.query.size(1)}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
-from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+from fairseq_lowrank.parts.stages import Context
 
 
 class MapOfFeatures(HeadMap):
@@ -23,17 +23,17 @@ class MapOfFeatures(HeadMap):
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
-        self.query = no_weight_decay(torch.eye(dims.head_dim))
-        self.key = no_weight_decay(torch.eye(dims.head_dim))
-        self.value = no_weight_decay(torch.eye(dims.value_dim))
+        self.query = nn.Parameter(torch.eye(dims.head_dim))
+        self.key = nn.Parameter(torch.eye(dims.head_dim))
+        self.value = nn.Parameter(torch.eye(dims.value_dim))
 
     def equation(self) -> str:
         return "de,hdx->hex"
 
-    def map_query(self, q: Tensor) -> Tensor:
-        return q @ self.query
+    def queries(self, queries: Tensor, context: Context) -> Tensor:
+        return queries @ self.query
 
-    def map_states(self, states: KeyValueStates) -> KeyValueStates:
+    def states(self, states: KeyValueStates, context: Context) -> KeyValueStates:
         return {"key": states["key"] @ self.key, "value": states["value"] @ self.value}
 
 

@@ -77,10 +77,13 @@ class LowRankKeyValue(Projection):
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
         def factors(size: int) -> nn.Parameter:
-            weight = torch.empty(self.dims.num_heads, self.factor_rank, size)
-            return nn.Parameter(nn.init.normal_(weight, std=(self.factor_rank + size) ** -0.5))
+            return nn.Parameter(torch.empty(self.dims.num_heads, self.factor_rank, size))
 
         return {"key_factors": factors(self.dims.head_dim), "value_factors": factors(self.dims.value_dim)}
+
+    def reset_parameters(self, modules: Modules) -> None:
+        for name in ("key_factors", "value_factors"):
+            nn.init.normal_(modules[name], std=sum(modules[name].shape[1:]) ** -0.5)
 
     def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
         return {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
-from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
+from fairseq_lowrank.parts.stages import Context
 
 
 class MapOfHeads(HeadMap):
@@ -24,20 +24,14 @@ class MapOfHeads(HeadMap):
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
         groups = dims.key_value_heads or dims.num_heads
-        self.key = no_weight_decay(torch.eye(groups))
-        self.value = no_weight_decay(torch.eye(groups))
+        self.key = nn.Parameter(torch.eye(groups))
+        self.value = nn.Parameter(torch.eye(groups))
 
     def equation(self) -> str:
         return "ji,jdx->idx"
 
-    def map_query(self, q: Tensor) -> Tensor:
-        return q
-
-    def map_states(self, states: KeyValueStates) -> KeyValueStates:
-        return {
-            name: torch.einsum("ji,bjsd->bisd", getattr(self, name).to(states[name].dtype), states[name])
-            for name in ("key", "value")
-        }
+    def states(self, states: KeyValueStates, context: Context) -> KeyValueStates:
+        return {name: torch.einsum("ji,bjsd->bisd", getattr(self, name), states[name]) for name in ("key", "value")}
 
 
 class MapOfAllHeads(MapOfHeads):
@@ -50,10 +44,10 @@ class MapOfAllHeads(MapOfHeads):
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
-        self.query = no_weight_decay(torch.eye(dims.num_heads))
+        self.query = nn.Parameter(torch.eye(dims.num_heads))
 
-    def map_query(self, q: Tensor) -> Tensor:
-        return torch.einsum("ji,bjtd->bitd", self.query.to(q.dtype), q)
+    def queries(self, queries: Tensor, context: Context) -> Tensor:
+        return torch.einsum("ji,bjtd->bitd", self.query, queries)
 
 
 register(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.parts import AttentionDims, Method, Mixing, Option, Paper, no_weight_decay, register
+from fairseq_lowrank.parts import AttentionDims, Method, Mixing, Option, Paper, register
 
 MIXHEAD = Paper(
     "Mixhead: Breaking the low-rank bottleneck in multi-head attention language models",
@@ -64,7 +64,11 @@ class PositionwiseMatrix(StaticMatrix):
 
     def __init__(self, dims: AttentionDims, query_size: int, mixing_normalization: str = "none") -> None:
         super().__init__(dims, query_size, mixing_normalization)
-        self.query_weight = no_weight_decay(torch.zeros(query_size, dims.num_heads))
+        self.query_weight = nn.Parameter(torch.zeros(query_size, dims.num_heads))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.query_weight)
 
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         assert query is not None

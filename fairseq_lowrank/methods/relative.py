@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,14 +56,16 @@ class RelativePositions(ScoreFunction):
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         dims = self.projection.dims
         # A bias would add the same to all scores of a query.
-        pos_proj: Any = linear(dims.embed_dim, self.projection.state_heads * dims.head_dim, bias=False)
-        nn.init.xavier_uniform_(pos_proj.weight)
-        extra: dict[str, nn.Module | nn.Parameter] = {"pos_proj": pos_proj}
+        pos_proj = linear(dims.embed_dim, self.projection.state_heads * dims.head_dim, bias=False)
+        biases = {
+            name: nn.Parameter(torch.empty(dims.num_heads, dims.head_dim)) for name in ("pos_bias_u", "pos_bias_v")
+        }
+        return {"pos_proj": pos_proj, **biases}
+
+    def reset_parameters(self, modules: Modules) -> None:
+        nn.init.xavier_uniform_(modules["pos_proj"].weight)
         for name in ("pos_bias_u", "pos_bias_v"):
-            bias = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
-            nn.init.normal_(bias, std=0.02)  # as in the authors' code
-            extra[name] = bias
-        return extra
+            nn.init.normal_(modules[name], std=0.02)  # as in the authors' code
 
     def attention_inputs(
         self,

@@ -61,10 +61,17 @@ class StructuredScores(Projection):
         dims, blocks = self.dims, self.blocks
         inputs, rows = dims.embed_dim // blocks, dims.num_heads * dims.kdim // blocks
         return {
-            "query_first": nn.Parameter(torch.randn(blocks, inputs, rows) / math.sqrt(inputs)),
-            "query_second": nn.Parameter(torch.randn(rows, blocks, blocks) / math.sqrt(blocks)),
-            "query_scale": nn.Parameter(torch.ones(dims.kdim)),
+            "query_first": nn.Parameter(torch.empty(blocks, inputs, rows)),
+            "query_second": nn.Parameter(torch.empty(rows, blocks, blocks)),
+            "query_scale": nn.Parameter(torch.empty(dims.kdim)),
         }
+
+    @torch.no_grad()
+    def reset_parameters(self, modules: Modules) -> None:
+        for name in ("query_first", "query_second"):
+            inputs = modules[name].size(-2 if name == "query_first" else -1)
+            modules[name].copy_(torch.randn(modules[name].shape) / math.sqrt(inputs))
+        nn.init.ones_(modules["query_scale"])
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         dims, blocks = self.dims, self.blocks

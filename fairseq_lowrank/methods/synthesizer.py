@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -150,12 +149,14 @@ class DenseScores(Synthesizer):
         return super().build_projections(linear)
 
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
-        synthesizer: Any = linear(self.projection.dims.head_dim, self.synthesizer_heads * self.max_positions)
+        return {"synthesizer": linear(self.projection.dims.head_dim, self.synthesizer_heads * self.max_positions)}
+
+    def reset_parameters(self, modules: Modules) -> None:
+        synthesizer = modules["synthesizer"]
         for weight in synthesizer.weight.data.chunk(self.synthesizer_heads):
             nn.init.xavier_uniform_(weight)
         if synthesizer.bias is not None:
             nn.init.zeros_(synthesizer.bias)
-        return {"synthesizer": synthesizer}
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         return F.relu(super().project_query(modules, query))
@@ -226,7 +227,10 @@ class PairsOfPositions(nn.Module):
     def __init__(self, heads: int, positions: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads, positions, positions))
-        nn.init.normal_(self.weight, std=positions**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight.size(-1) ** -0.5)
 
     def extra_repr(self) -> str:
         heads, positions, _ = self.weight.shape

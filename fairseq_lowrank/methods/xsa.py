@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
-from fairseq_lowrank.ops.activation import at_least_float32, without_autocast
+from fairseq_lowrank.ops.activation import without_autocast
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
-from fairseq_lowrank.parts.parameters import no_weight_decay
 from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.parts.stages import Context
 
 
 class Exclusive(HeadOutput):
@@ -21,20 +21,22 @@ class Exclusive(HeadOutput):
     """
 
     name = "exclusive"
+    reads_inputs = False
     reads_own_value = True
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__(dims)
-        self.weight = no_weight_decay(torch.zeros(dims.num_heads))
+        self.weight = nn.Parameter(torch.zeros(dims.num_heads))
 
-    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
-        assert values is not None
-        # float16 has no number as small as the least length that normalisation divides by
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def heads(self, heads: Tensor, context: Context) -> Tensor:
+        assert context.own_values is not None
         with without_autocast(heads):
-            wide = at_least_float32(heads)
-            direction = torch.nn.functional.normalize(at_least_float32(values), dim=-1)
-            own = (wide * direction).sum(dim=-1, keepdim=True) * direction
-            return (wide - torch.tanh(at_least_float32(self.weight))[:, None, None] * own).to(heads.dtype)
+            direction = nn.functional.normalize(context.own_values, dim=-1)
+            own = (heads * direction).sum(dim=-1, keepdim=True) * direction
+            return heads - torch.tanh(self.weight)[:, None, None] * own
 
 
 register(

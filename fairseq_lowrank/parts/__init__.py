@@ -20,10 +20,11 @@ from fairseq_lowrank.parts.registry import (
     Need,
     Paper,
     evaluate,
+    parts_of,
     register,
 )
 from fairseq_lowrank.parts.score import ScoreFunction
-from fairseq_lowrank.parts.stages import LayerPart, Stages
+from fairseq_lowrank.parts.stages import Context, LayerPart
 
 __all__ = [
     "AXES",
@@ -35,6 +36,7 @@ __all__ = [
     "SLOTS",
     "AttentionDims",
     "Axis",
+    "Context",
     "HeadMap",
     "HeadOutput",
     "LayerPart",
@@ -49,8 +51,8 @@ __all__ = [
     "Place",
     "Projection",
     "ScoreFunction",
-    "Stages",
     "evaluate",
     "no_weight_decay",
+    "parts_of",
     "register",
 ]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import LayerPart
 
 
 class HeadMap(LayerPart):
-    """A value of the map axis. It fills the stages ``map_query`` and ``map_states``."""
+    """A value of the map axis. It fills the steps ``queries`` and ``states``."""
 
-    learns: ClassVar[bool] = True
-    """True if it has parameters."""
+    reads_inputs: ClassVar[bool] = False
     changes_queries: ClassVar[bool] = True
     """True if it works with separate queries and keys of each head only."""
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__()
+
+    def reset_parameters(self) -> None:
+        for matrix in self.parameters():
+            torch.nn.init.eye_(matrix)
 
     def equation(self) -> str:
         """Return how a map ``[., .]`` and weights ``[H, D, inputs]`` give mapped weights, for ``torch.einsum``."""

@@ -10,7 +10,7 @@ from fairseq_lowrank.parts.stages import LayerPart
 
 
 class HeadOutput(LayerPart):
-    """A value of the output axis. It fills the stages ``forward`` and ``combine_weights``.
+    """A value of the output axis. It fills the steps ``heads`` and ``weights``.
 
     Args:
         dims: the sizes of the layer.

@@ -7,46 +7,56 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fairseq_lowrank.ops import HeadMixing, StaticMixing
-from fairseq_lowrank.parts.parameters import no_weight_decay
+from fairseq_lowrank.ops import AttentionCall, HeadMixing, StaticMixing
 from fairseq_lowrank.parts.projection import AttentionDims
-from fairseq_lowrank.parts.stages import LayerPart
+from fairseq_lowrank.parts.stages import Context, LayerPart
 
 
 class Mixing(LayerPart):
     """A value of a mixing axis. This base class is an M of one layer, the same for all queries.
 
-    It fills the stage ``call_fields``: the axis decides if it mixes scores or probabilities.
+    It fills the step ``call``: the axis decides if it mixes scores or probabilities.
 
     Args:
         dims: the sizes of the layer.
         query_size: D, the size of a head's own queries.
+
+    Attributes:
+        field: the field of the call that it sets.
     """
 
     weight: Tensor
     query_weight: Tensor | None
-    learns: ClassVar[bool] = True
-    """True if mixing has parameters. Else the weight is a buffer that is saved with the model."""
+    reads_inputs: ClassVar[bool] = False
     mixes_heads: ClassVar[bool] = True
     """False if M is diagonal, so that a head gets nothing of another."""
     reads_queries: ClassVar[bool] = False
     """True if M is computed from the heads' own queries."""
     rule: ClassVar[Any] = StaticMixing
     """The class of the operation, which is built from M."""
-    fields = ("prob_mixing",)
+    field = "prob_mixing"
 
     def __init__(self, dims: AttentionDims, query_size: int) -> None:
         super().__init__()
+        self.num_heads = dims.num_heads
         weight = self.initial_weight(dims.num_heads)
         if self.learns:
-            self.weight = no_weight_decay(weight)
+            self.weight = nn.Parameter(weight)
         else:
             self.register_buffer("weight", weight)
         self.register_parameter("query_weight", None)
 
+    @property
+    def rows_sum_to_one(self) -> bool:
+        return self.field == "score_mixing"
+
     def initial_weight(self, num_heads: int) -> Tensor:
         """Return the initial M ``[H, H]``, or another tensor from which :meth:`matrix` computes M."""
         return torch.eye(num_heads)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.weight.copy_(self.initial_weight(self.num_heads))
 
     def matrix(self) -> Tensor:
         """Return what :attr:`rule` takes: M ``[H, H]``, or ``[H]`` for a diagonal M."""
@@ -56,9 +66,11 @@ class Mixing(LayerPart):
         """Return the factors ``[H]`` of heads if M is diagonal, else ``None``."""
         return None
 
-    def call_fields(self, query: Tensor | None, inputs: Tensor | None) -> dict[str, Any]:
-        (field,) = self.fields
-        return {field: self.operation(query, inputs)}
+    def call(self, call: AttentionCall, context: Context) -> AttentionCall:
+        operation = self.operation(context.queries, context.inputs)
+        if self._forward_hooks:  # such as those of FSDP, which frees the weight as soon as this module returns
+            operation = operation.map_tensors(torch.clone)
+        return call.adding(**{self.field: operation})
 
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         """Return the operation on the heads.

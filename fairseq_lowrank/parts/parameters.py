@@ -15,17 +15,22 @@ APPLIES_TO_ALL_OPTIMIZERS = "under_any_optimizer"
 
 def no_weight_decay(weight: Tensor) -> nn.Parameter:
     """Return a parameter that is exempt from weight decay, which would pull it towards 0."""
-    parameter: Any = nn.Parameter(weight)
-    parameter.optim_overrides = {"optimizer": {"weight_decay": 0.0}, APPLIES_TO_ALL_OPTIMIZERS: True}
+    parameter = nn.Parameter(weight)
+    exempt_from_decay(parameter)
     return parameter
+
+
+def exempt_from_decay(parameter: nn.Parameter) -> None:
+    """Exempt a parameter from weight decay in fairseq's optimizers, unless it has other settings."""
+    settings = {"optimizer": {"weight_decay": 0.0}, APPLIES_TO_ALL_OPTIMIZERS: True}
+    vars(parameter).setdefault("optim_overrides", settings)
 
 
 class NoDecayModule(nn.Module):
     """A module whose parameters keep their ``optim_overrides`` in copies: ``copy.deepcopy`` of a parameter drops them.
 
     Attributes:
-        keeps_float32: the tensors stay in float32 when a model around them is made half precision. A step of 1e-3 is lost
-            in a bfloat16 number near 1.
+        keeps_float32: the tensors are float32 or wider when a model around them is made half precision.
     """
 
     keeps_float32 = False
@@ -33,8 +38,8 @@ class NoDecayModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoDecayModule:
         def moved(tensor: Tensor) -> Tensor:
             result = fn(tensor)
-            narrow = result.is_floating_point() and result.element_size() < tensor.element_size()
-            return tensor.to(result.device) if narrow and tensor.dtype == torch.float32 else result
+            narrowed = result.is_floating_point() and result.element_size() < 4 <= tensor.element_size()
+            return tensor.to(result.device, torch.float32) if narrowed else result
 
         return super()._apply(moved if self.keeps_float32 else fn, recurse)
 

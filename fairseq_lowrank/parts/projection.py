@@ -133,8 +133,14 @@ class Projection(Part):
         }
 
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
-        """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws."""
+        """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws.
+
+        A parameter needs no values: :meth:`reset_parameters` sets them. A module has its initial values.
+        """
         return {}
+
+    def reset_parameters(self, modules: Modules) -> None:
+        """Set the parameters from :meth:`build_extra_parameters` to their initial values; modules set theirs."""
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         """Return the heads' own queries, which mixing reads.
@@ -237,16 +243,23 @@ def linear_map(module: nn.Module, size: int, like: Tensor) -> tuple[Tensor, Tens
     return (module(unit) - bias).mT, bias
 
 
+def _same_memory(first: Tensor, second: Tensor) -> bool:
+    if first is second:
+        return True
+    if torch._C._are_functorch_transforms_active():  # vmap and grad wrap each argument, also if all are one tensor
+        functorch = torch._C._functorch
+        while functorch.is_functorch_wrapped_tensor(first) and functorch.is_functorch_wrapped_tensor(second):
+            first, second = functorch.get_unwrapped(first), functorch.get_unwrapped(second)
+    return first.data_ptr() == second.data_ptr() and first.shape == second.shape and first.stride() == second.stride()
+
+
 def check_value_is_key(name: str, key: Tensor, value: Tensor) -> None:
     """Check that values are the keys: one tensor, or equal views of the same memory.
 
     Raises:
         ValueError: they are not.
     """
-    same = key is value or (
-        key.data_ptr() == value.data_ptr() and key.shape == value.shape and key.stride() == value.stride()
-    )
-    if not same:
+    if not _same_memory(key, value):
         raise ValueError(
             f"projection {name!r} computes keys and values from one input. Pass the same tensor as key and value."
         )

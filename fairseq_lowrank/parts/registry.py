@@ -82,6 +82,12 @@ MODULE_AXES = tuple(axis for axis, slot in SLOTS.items() if issubclass(slot.base
 """The axes whose choice is a module of the layer, under the name of the axis. Most start as the identity."""
 
 
+def parts_of(module: nn.Module) -> dict[str, Any]:
+    """Return the parts that are children of a module, by axis; another library may have wrapped them."""
+    children = module._modules
+    return {axis: part for axis in MODULE_AXES if (part := children.get(axis)) is not None}
+
+
 class LayerParts:
     """The parts that are modules of a layer, by axis, or ``None``."""
 

@@ -68,6 +68,9 @@ class ScoreFunction(Part):
         """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws."""
         return {}
 
+    def reset_parameters(self, modules: Modules) -> None:
+        """Set what :meth:`build_extra_parameters` built to its initial values."""
+
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         """Return the heads' own features of ``query [T, B, embed_dim]``, which mixing reads.
 

@@ -1,124 +1,194 @@
-"""The stages of a layer's forward pass, and the parts that fill them."""
+"""The steps of a layer's forward pass, the parts that fill them, and the one function that runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts.parameters import NoDecayModule
 from fairseq_lowrank.parts.part import Part
 from fairseq_lowrank.parts.projection import KeyValueStates
 
-STAGES = ("map_query", "map_states", "call_fields", "forward", "combine_weights")
-"""The methods of :class:`LayerPart` that are stages of the forward pass, in its order."""
+STEPS = ("queries", "states", "call", "heads", "weights")
+"""The methods of :class:`LayerPart` that are steps of the forward pass, in its order."""
+
+Value = TypeVar("Value", Tensor, KeyValueStates, AttentionCall)
+
+
+class Context(NamedTuple):
+    """One forward pass of a layer. Each step gets it, and nothing keeps it.
+
+    Inputs and own values are in float32 or wider, as the weights of parts are. Queries and states have the dtype of the model: to
+    widen them all would double what is kept for the backward pass.
+
+    Args:
+        inputs: ``[B, T, embed_dim]``, the input of the queries; in the step ``states`` that of the keys, ``[B, S, kdim]``.
+            Models of ``transformers`` give it only to parts with :attr:`LayerPart.reads_inputs`.
+        queries: ``[B, H, T, D]``, the heads' own queries before the scale; ``None`` before the step ``call``.
+        states: the tensors that are cached for all keys; ``key`` and ``value`` in models of ``transformers``.
+        first: the number of keys before the first query, which is its position in self-attention. A tensor ``[B]`` if it differs
+            between batch entries; only parts with :attr:`LayerPart.reads_positions` get this one.
+        repeats: the queries are those of this many hypotheses in a row, each of which begins at ``first``.
+        own_values: ``[B, H, T, Dv]``, the values at the positions of the queries, if a part :attr:`reads_own_value`.
+    """
+
+    inputs: Tensor | None = None
+    queries: Tensor | None = None
+    states: KeyValueStates = MappingProxyType({})  # type: ignore[assignment]
+    first: int | Tensor = 0
+    repeats: int = 1
+    own_values: Tensor | None = None
+
+    def widened(self) -> Context:
+        """Return the context with inputs and values in float32 or wider. Mixing widens queries itself, where it needs them."""
+        if self.inputs is None and self.own_values is None:
+            return self
+        inputs, values = _wide(self.inputs), _wide(self.own_values)
+        if inputs is self.inputs and values is self.own_values:
+            return self
+        return self._replace(inputs=inputs, own_values=values)
+
+    def query_positions(self) -> Tensor:
+        """Return the positions of the queries among the keys, ``[T]``, or ``[B, T]`` if batch entries differ."""
+        assert self.queries is not None
+        positions = torch.arange(self.queries.size(2) // self.repeats, device=self.queries.device)
+        return (
+            (positions.repeat(self.repeats) + self.first)
+            if isinstance(self.first, int)
+            else (self.first[:, None] + positions)
+        )
 
 
 class LayerPart(NoDecayModule, Part):
-    """A part that is a module of the layer. It may fill any stage of the forward pass; by default it leaves each as it is.
+    """A part that is a module of the layer. It may fill any step of the forward pass; by default it leaves each as it is.
+
+    Every step is a call of the module, ``part("heads", heads, context)``. So hooks, adapters, offloading and FSDP see it.
+    A part and what it reads are in float32 or wider, also in half-precision models; what it returns is narrowed again. A step
+    of 1e-3 is lost in a bfloat16 number near 1.
 
     Attributes:
-        fields: the names of the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that :meth:`call_fields` sets.
+        state_sizes: the names of further tensors ``[B, H, S, size]`` that the step ``states`` adds for decoding to cache.
     """
 
     filled: ClassVar[frozenset[str]] = frozenset()
-    """The stages that this class fills."""
-    reads_inputs: ClassVar[bool] = False
-    """True if :meth:`call_fields` reads the input of the layer."""
+    """The steps that this class fills."""
+    learns: ClassVar[bool] = True
+    """True if it has parameters."""
+    reads_inputs: ClassVar[bool] = True
+    """False if no step reads :attr:`Context.inputs`."""
     reads_own_value: ClassVar[bool] = False
     """True if the output of a position depends on the position's own value, which only self-attention has."""
-    fields: tuple[str, ...] = ()
+    reads_positions: ClassVar[bool] = False
+    """True if a step reads :attr:`Context.first`."""
+    keeps_float32 = True
+    state_sizes: Mapping[str, int] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.filled = frozenset(stage for stage in STAGES if getattr(cls, stage) is not getattr(LayerPart, stage))
+        cls.filled = frozenset(step for step in STEPS if getattr(cls, step) is not getattr(LayerPart, step))
 
     @property
     def keeps_stock(self) -> bool:
         """True if the module starts as the identity, so that a state without it may continue with it."""
         return True
 
-    def map_query(self, q: Tensor) -> Tensor:
-        """Return the queries ``[B, H, T, D]`` of the heads."""
-        return q
+    @property
+    def rows_sum_to_one(self) -> bool:
+        """False if the weights of a row may sum to something else than 1 after the step ``call``."""
+        return True
 
-    def map_states(self, states: KeyValueStates) -> KeyValueStates:
+    def reset_parameters(self) -> None:
+        """Set the parameters to their initial values, also after ``to_empty``."""
+
+    def forward(self, step: str, value: Any, context: Context) -> Any:
+        """Return what ``step``, one of :data:`STEPS`, makes of a value."""
+        return getattr(self, step)(value, context)
+
+    def queries(self, queries: Tensor, context: Context) -> Tensor:
+        """Return the queries ``[B, H, T, D]`` of the heads."""
+        return queries
+
+    def states(self, states: KeyValueStates, context: Context) -> KeyValueStates:
         """Return keys and values ``[B, G, S, D]`` as they are cached."""
         return states
 
-    def call_fields(self, query: Tensor | None, inputs: Tensor | None) -> dict[str, Any]:
-        """Return :attr:`fields` of the call by name: what the part does to scores and probabilities.
+    def call(self, call: AttentionCall, context: Context) -> AttentionCall:
+        """Return the call with what the part does to scores and probabilities, see :meth:`.AttentionCall.adding`."""
+        return call
 
-        Args:
-            query: ``[B, H, T, D]``, the heads' own queries, before the scale.
-            inputs: ``[B, T, embed_dim]``, the input of the queries, if :attr:`reads_inputs`.
-        """
-        return {}
-
-    def forward(self, heads: Tensor, inputs: Tensor, values: Tensor | None) -> Tensor:
+    def heads(self, heads: Tensor, context: Context) -> Tensor:
         """Return the outputs ``[B, H, T, Dv]`` of heads, as the output projection reads them.
 
         Args:
             heads: ``[B, queries_per_head * H, T, Dv]``.
-            inputs: ``[B, T, embed_dim]``, the layer's query.
-            values: ``[B, H, T, Dv]`` values at the positions of the queries, if :attr:`reads_own_value`.
+            context: of this forward pass.
         """
         return heads
 
-    def combine_weights(self, weights: Tensor, inputs: Tensor) -> Tensor:
+    def weights(self, weights: Tensor, context: Context) -> Tensor:
         """Return the weights ``[B, H, T, S]`` with which values are averaged, from those of all heads of queries."""
         return weights
 
 
-class Stages(NamedTuple):
-    """The names of the parts that fill each stage, in the order in which they change what passes through.
+def declared(part: nn.Module) -> Any:
+    """Return the part in a module that may wrap it, as adapters do, with what its class declares."""
+    if isinstance(part, LayerPart):
+        return part
+    return next(module for module in part.modules() if isinstance(module, LayerPart))
+
+
+def fills(parts: Iterable[nn.Module], step: str) -> bool:
+    """Return True if any part fills a step."""
+    return any(step in declared(part).filled for part in parts)
+
+
+def take_step(parts: Iterable[nn.Module], step: str, value: Value, context: Context) -> Value:
+    """Return what all parts make of a value in one step, in the dtype of the value. The context is wide already."""
+    for part in parts:
+        declaration = declared(part)
+        if step in declaration.filled:
+            value = _narrowed(part(step, _wide(value), context), value)
+    return value
+
+
+def run(
+    parts: Sequence[nn.Module],
+    call: AttentionCall,
+    context: Context,
+    compute: Callable[[AttentionCall], tuple[Tensor, Tensor | None]],
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention with its parts, from the call to the heads that the output projection reads.
 
     Args:
-        queries: fill :meth:`LayerPart.map_query`.
-        states: fill :meth:`LayerPart.map_states`.
-        call: fill :meth:`LayerPart.call_fields`.
-        heads: fill :meth:`LayerPart.forward`.
-        weights: fill :meth:`LayerPart.combine_weights`.
-        fields: the fields of the call that parts set.
-        read_inputs: a part reads the input of the layer for the call.
-        read_own_values: a part reads the values at the positions of the queries.
-        rows_sum_to_one: the parts leave the sum of each row of weights at 1.
+        parts: in the order in which they change what passes through.
+        call: without what the parts do.
+        context: of this forward pass.
+        compute: returns the heads of a call, and its weights or ``None``.
     """
+    if not parts:
+        return compute(call)
+    context = context.widened()
+    heads, weights = compute(take_step(parts, "call", call, context))
+    heads = take_step(parts, "heads", heads, context)
+    return heads, None if weights is None else take_step(parts, "weights", weights, context)
 
-    queries: tuple[str, ...] = ()
-    states: tuple[str, ...] = ()
-    call: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    weights: tuple[str, ...] = ()
-    fields: frozenset[str] = frozenset()
-    read_inputs: bool = False
-    read_own_values: bool = False
-    rows_sum_to_one: bool = True
 
-    @classmethod
-    def of(cls, parts: Mapping[str, Any]) -> Stages:
-        """Return the stages that these parts fill.
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return at_least_float32(value)
+    return {name: at_least_float32(tensor) for name, tensor in value.items()} if isinstance(value, dict) else value
 
-        Raises:
-            ValueError: two parts set the same field of the call.
-        """
-        queries, states, call, heads, weights = (
-            tuple(name for name, part in parts.items() if stage in part.filled) for stage in STAGES
-        )
-        fields = [field for part in parts.values() for field in part.fields]
-        if twice := {field for field in fields if fields.count(field) > 1}:
-            raise ValueError(
-                f"{', '.join(parts)} set {', '.join(sorted(twice))} of the call together. Keep one of them."
-            )
-        return cls(
-            queries,
-            states,
-            call,
-            heads,
-            weights,
-            frozenset(fields),
-            any(part.reads_inputs for part in parts.values()),
-            any(part.reads_own_value for part in parts.values()),
-            not {"prob_mixing", "sinks"}.intersection(fields),
-        )
+
+def _narrowed(value: Any, like: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(like.dtype)
+    if isinstance(value, dict):
+        (dtype,) = {tensor.dtype for tensor in like.values()}
+        return {name: tensor.to(dtype) for name, tensor in value.items()}
+    return value

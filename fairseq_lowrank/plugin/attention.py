@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.attention import CAUSAL, MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.ops.attention.padding import begin_pass, end_pass
 from fairseq_lowrank.plugin import foreign
 from fairseq_lowrank.plugin.embedding import convolve_embedding
 from fairseq_lowrank.plugin.flags import SITES, AttentionOptions, as_namespace, given_flags, refuse_misspelt_flags
@@ -188,6 +189,8 @@ def build_with_chosen_attention(
     if (flags := embedding_flags(args)) and not issubclass(cls, TransformerLanguageModel):
         flag, value = next(iter(flags.items()))
         raise UserError(f"{flag} {value}: works only for transformer_lm, not {_name(cls, args)}. Remove it.")
+    if options is not None and options.spec.choices:
+        refuse_converters(options)
     if options is not None and getattr(cls, "__dataclass", None) is None:
         args = as_namespace(args)  # these models set missing fields, which a DictConfig refuses
     with _building(ModelBuild(cls, options)):
@@ -196,6 +199,7 @@ def build_with_chosen_attention(
         if check and (outer is None or outer.options is None):
             validate_sites(model, options, _name(cls, args))
         _adapt_decoders(model, task)
+        _read_masks_once(model)
     return model
 
 
@@ -310,6 +314,34 @@ SEE_ARCHITECTURES = "Choose from the list of fairseq-lowrank architectures."
 def our_sites(model: nn.Module) -> set[str]:
     """Return the sites where a model has attention of this package."""
     return {module.site for module in model.modules() if isinstance(module, FairseqAttention)}
+
+
+# A converter loads a checkpoint with --user_dir, and copies q, k, v and out_proj alone.
+def refuse_converters(options: AttentionOptions) -> None:
+    """Refuse to build a model for the converter of CTranslate2, which would leave out what is not plain attention.
+
+    Raises:
+        UserError: a module of CTranslate2 is among the callers.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "ctranslate2":
+        frame = frame.f_back
+    if frame is not None:
+        choices = ", ".join(f"{name} {value}" for name, value in options.spec.choices.items())
+        raise UserError(
+            f"--attention: CTranslate2 computes plain attention alone, and this model has {choices}. Use fairseq-lowrank export "
+            "CKPT OUT --to ctranslate2, which converts attention that plain attention can compute."
+        )
+
+
+def _read_masks_once(model: nn.Module) -> None:
+    """Let the layers of each encoder and decoder share what they learn from a mask, until its forward pass ends."""
+    for module in model.modules():
+        if not isinstance(module, (models.FairseqEncoder, models.FairseqDecoder)) or not our_sites(module):
+            continue
+        if begin_pass not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(begin_pass)
+            module.register_forward_hook(end_pass, always_call=True)
 
 
 # --- decoders with our attention

@@ -21,9 +21,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionConfig, AttentionSpec
-from fairseq_lowrank.messages import UserError, did_you_mean
+from fairseq_lowrank.messages import IMPORT_PLUGIN, UserError, did_you_mean
 from fairseq_lowrank.ops import BACKENDS
-from fairseq_lowrank.parts import PARTS, Axis
+from fairseq_lowrank.parts import MODULE_AXES, SLOTS, Axis, parts_of
 from fairseq_lowrank.plugin.layer import FairseqAttention
 
 SITES = ("encoder", "decoder", "cross")
@@ -45,7 +45,7 @@ def _chosen(values: Collection[str], text: str) -> str:
     if text not in values:
         choices = ", ".join(map(repr, values))
         raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r} (choose from {choices}).{did_you_mean(text, values)}"
+            f"invalid choice: {text!r} (choose from {choices}).{did_you_mean(text, values)} {IMPORT_PLUGIN}"
         )
     return text
 
@@ -100,7 +100,7 @@ def read_registry() -> bool:
         "mixing_lr_scale": (
             float,
             {"metavar": "X"},
-            "factor of the learning rate of head mixing and of head maps (default: 1)",
+            "factor of the learning rate of mixing, gains, head maps and gates (default: 1)",
         ),
     }
     for table, content in (
@@ -223,10 +223,9 @@ def given_flags(args: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
-def learns_mixing(spec: AttentionSpec) -> bool:
-    """Return True if a head map, or mixing of scores or probabilities, has parameters."""
-    parts = (PARTS[axis][getattr(spec, axis)] for axis in ("mixing", "score_mixing", "head_map"))
-    return any(part is not None and part.learns for part in parts)
+def learning_parts(spec: AttentionSpec) -> list[str]:
+    """Return the axes whose parts are modules with parameters: mixing, gains, head maps and gates."""
+    return [axis for axis, part in spec.parts if axis in MODULE_AXES and part.learns]
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ class AttentionOptions:
         sites: the sites of the composition: ``encoder``, ``decoder``, ``cross``. Attention is plain ``mha`` elsewhere.
         bias: whether projections add a bias (at every site).
         backend: how attention is computed (at every site).
-        mixing_lr_scale: factor of the learning rate of head mixing and of head maps.
+        mixing_lr_scale: factor of the learning rate of all parts: mixing, gains, head maps and gates.
     """
 
     spec: AttentionSpec = field(default_factory=AttentionSpec)
@@ -279,10 +278,10 @@ class AttentionOptions:
             spec = AttentionSpec.from_preset(flags.get("attention", "mha"), **axes)
         except ValueError as error:
             raise UserError(str(error)) from error
-        if scale != 1 and not learns_mixing(spec):
+        if scale != 1 and not learning_parts(spec):
             raise UserError(
-                f"--mixing-lr-scale {scale:g}: head mixing {spec.mixing!r} has no parameters, so there is no learning rate to "
-                "scale. Use it with a mixing that learns, such as --attention mixhead-a."
+                f"--mixing-lr-scale {scale:g}: this attention has no mixing, gain, head map or gate that learns, so there is no "
+                "learning rate to scale. Use it with such a method, for example --attention mixhead-a."
             )
         if spec.score == "synthesizer-dense" and getattr(args, "quant_noise_scalar", 0) > 0:
             raise UserError(
@@ -362,11 +361,11 @@ class AttentionOptions:
                 "Remove it, or change one of them."
             )
         layer.site = site
-        # Checkpoints of 0.2.0 have no scale of head maps, and their optimizer's groups have to be found again.
-        head_map = None if self.mixing_lr_scale == 1 else layer.head_map
-        for part in filter(None, (layer.score_mixing, layer.mixing, head_map)):
-            for parameter in part.parameters():
-                vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
+        for axis, part in parts_of(layer).items():
+            # Checkpoints of 0.2.0 have a scale of mixing alone, and their optimizer's groups have to be found again.
+            if self.mixing_lr_scale != 1 or SLOTS[axis].fields:
+                for parameter in part.parameters():
+                    vars(parameter)["optim_overrides"]["optimizer"]["lr_scale"] = self.mixing_lr_scale
         return layer
 
 

@@ -85,7 +85,7 @@ class FairseqAttention(MultiheadAttention):
         self, incremental_state: IncrementalState, buffer: dict[str, Tensor | None]
     ) -> IncrementalState:
         # only the padding may be None
-        tensors = {name: cast(Tensor, buffer[_NAMES.get(name, name)]) for name in self.score.state_sizes}
+        tensors = {name: cast(Tensor, buffer[_NAMES.get(name, name)]) for name in self.cached_sizes}
         padding = buffer.get(_PADDING)  # fairseq's own layer keeps 0 and 1 as floats
         self.cache.set(incremental_state, LayerCache(tensors, None if padding is None else padding.bool()))
         return incremental_state

@@ -1,13 +1,24 @@
 """Repairs of saving checkpoints and of loading some layers of a checkpoint."""
 
 import contextlib
+import fcntl
 import functools
+import logging
+import os
 import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
 
+import torch
 from fairseq import checkpoint_utils
 from omegaconf import DictConfig, open_dict
 
-from fairseq_lowrank.repairs.patch import Patch
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.repairs.patch import Patch, group
+
+logger = logging.getLogger(__name__)
 
 
 class _WithinEpoch:
@@ -90,7 +101,149 @@ def keep_layers_of_other_side(prune):
     return prune_state_dict
 
 
+class CheckpointNotWritten(UserError):
+    """A checkpoint that could not be written. Nothing is left under its name, or the file that was there before.
+
+    Args:
+        path: the checkpoint.
+        reason: why it could not be written.
+    """
+
+    def __init__(self, path: str | os.PathLike, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = os.fspath(path), reason
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be written: {self.reason}. Free some space there, and give the same command again."
+
+
+def reason_of_system(error: BaseException | None) -> str | None:
+    """Return the reason of the newest OSError among an exception and the exceptions that it was raised over."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return None if error is None else error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def written_whole(path: str) -> Iterator[None]:
+    """Remove the unfinished file of a checkpoint if it cannot be written.
+
+    Raises:
+        CheckpointNotWritten: the system refused to write.
+    """
+    try:
+        yield
+    except BaseException as error:
+        Path(f"{path}.tmp").unlink(missing_ok=True)
+        reason = reason_of_system(error)  # torch raises a RuntimeError over the OSError
+        if reason is None or not isinstance(error, Exception):
+            raise
+        raise CheckpointNotWritten(path, reason) from error
+
+
+def save_whole(save: Callable) -> Callable:
+    """Wrap ``torch_persistent_save``: end in one line if the disk is full, without an unfinished file."""
+
+    @functools.wraps(save)
+    def torch_persistent_save(obj, filename, async_write=False):
+        with written_whole(filename):
+            save(obj, filename, async_write)
+
+    return torch_persistent_save
+
+
+# fairseq tries three times, and each time writes after what it wrote before, which torch does not read.
+def save_once(save: Callable) -> Callable:
+    """Wrap ``_torch_persistent_save``: write to an open file once."""
+
+    @functools.wraps(save)
+    def _torch_persistent_save(obj, f):
+        return save(obj, f) if isinstance(f, str) else torch.save(obj, f)
+
+    return _torch_persistent_save
+
+
+def name_unwritable_folder(verify: Callable) -> Callable:
+    """Wrap ``verify_checkpoint_directory``: end in one line if the folder cannot be written."""
+
+    @functools.wraps(verify)
+    def verify_checkpoint_directory(save_dir):
+        try:
+            verify(save_dir)
+        except OSError as error:
+            raise UserError(
+                f"--save-dir {save_dir}: {error.strerror}. Give another folder, or free some space."
+            ) from error
+
+    return verify_checkpoint_directory
+
+
+LOCK = ".lock"
+_locks: dict[Path, TextIO] = {}
+"""The open lock of the folder into which this process saves. Closing the file would give up the lock."""
+
+
+# A lock of lockf is of the process, so the processes that read data do not keep it, and it works on shared disks.
+def lock_save_folder(load: Callable) -> Callable:
+    """Wrap ``load_checkpoint``: refuse to train into the folder of another training until this process ends.
+
+    Raises:
+        UserError: another process has locked the folder.
+    """
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        if not cfg.no_save and trainer.should_save_checkpoint_on_current_rank:
+            _lock(Path(cfg.save_dir).resolve(), trainer.checkpoint_suffix)
+        return load(cfg, trainer, **kwargs)
+
+    return load_checkpoint
+
+
+def _lock(folder: Path, suffix: str) -> None:
+    path = folder / f"{LOCK}{suffix}"
+    if path in _locks:
+        return
+    while _locks:  # an earlier training of this process has ended
+        _locks.popitem()[1].close()
+    folder.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:  # POSIX allows either
+        file.seek(0)
+        raise UserError(
+            f"--save-dir {folder}: another training ({file.read().strip()}) writes into this folder. Wait for its end, or give "
+            "another folder."
+        ) from error
+    except OSError as error:
+        logger.warning(f"{folder} cannot be locked ({error.strerror}); do not start another training there")
+        return
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    _locks[path] = file
+
+
 PATCHES = (
+    *group(
+        "fix",
+        "full-disk",
+        {
+            "fairseq.checkpoint_utils.torch_persistent_save": save_whole,
+            "fairseq.checkpoint_utils._torch_persistent_save": save_once,
+            "fairseq.checkpoint_utils.verify_checkpoint_directory": name_unwritable_folder,
+        },
+        "A full disk ends a training in a traceback without the path, and leaves an unfinished file.",
+        "fairseq writes a checkpoint once, and names the file that it cannot write",
+    ),
+    Patch(
+        name="locked-folder",
+        target="fairseq.checkpoint_utils.load_checkpoint",
+        wrap=lock_save_folder,
+        reason="Two trainings with one --save-dir replace each other's checkpoints.",
+        remove_when="fairseq locks the folder",
+        group="fix",
+    ),
     Patch(
         name="last-interval-checkpoint",
         target="fairseq.checkpoint_utils.save_checkpoint",

@@ -1,6 +1,6 @@
 """Endings of fairseq's commands: one line and code 2 for a :class:`UserError`; a traceback and one line for the rest.
 
-Only the console entry points (``cli_main`` of ``fairseq_cli``) end like this. Programs that call fairseq get its exceptions.
+Only the console entry points (``cli_main`` of ``fairseq_cli``, ``main`` of a converter) end like this. Programs that call fairseq get its exceptions.
 ``LOWRANK_TRACEBACK=1`` shows the traceback of a :class:`UserError` too.
 """
 
@@ -23,8 +23,10 @@ from torch.multiprocessing import ProcessExitedException
 
 from fairseq_lowrank.messages import UserError
 
-USER_ERROR, UNEXPECTED = 2, 1
-"""Exit codes."""
+USER_ERROR, UNEXPECTED, STOPPED = 2, 1, 143
+"""Exit codes. STOPPED is that of a training that saved its state after SIGTERM."""
+ENTRY_POINTS = {("fairseq_cli", "cli_main"), ("ctranslate2", "main")}
+"""Packages of commands that import this one with a user directory, and the functions that their commands call."""
 
 
 def end(error: BaseException) -> NoReturn:
@@ -33,18 +35,23 @@ def end(error: BaseException) -> NoReturn:
     Raises:
         SystemExit: always, with the code of the command.
     """
-    if isinstance(error, ProcessExitedException) and error.exit_code == USER_ERROR:
-        raise SystemExit(USER_ERROR)  # the worker has printed its line
+    if isinstance(error, ProcessExitedException) and error.exit_code in (USER_ERROR, STOPPED):
+        raise SystemExit(error.exit_code)  # the worker has printed its line
     expected = isinstance(error, UserError)
     if not expected or os.environ.get("LOWRANK_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exception(error)
     message = str(error) if expected else traceback.format_exception_only(error)[-1].strip().splitlines()[-1]
     message = " ".join(message.split())
     print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
-    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun reads it
-        with open(report, "w", encoding="utf-8") as file:
-            json.dump({"message": message, "timestamp": int(time.time())}, file)
+    report_to_launcher(message)
     raise SystemExit(USER_ERROR if expected else UNEXPECTED)
+
+
+def report_to_launcher(message: str) -> None:
+    """Write the reason why a worker ends to the file that torchrun reads. Without torchrun, do nothing."""
+    if report := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError), open(report, "w", encoding="utf-8") as file:  # its disk may be full
+            json.dump({"message": message, "timestamp": int(time.time())}, file)
 
 
 @contextlib.contextmanager
@@ -74,11 +81,11 @@ def end_commands(hook: Callable) -> Callable:
 
 
 def leaves_command(trace: TracebackType | None) -> bool:
-    """Return True if a traceback passes through the console entry point of one of fairseq's commands."""
+    """Return True if a traceback passes through the console entry point of a command of fairseq or of a converter of its models."""
     for frame, _ in traceback.walk_tb(trace):
         spec = frame.f_globals.get("__spec__")  # __name__ is __main__ under python -m
         module = getattr(spec, "name", None) or frame.f_globals.get("__name__", "")
-        if frame.f_code.co_name == "cli_main" and module.partition(".")[0] == "fairseq_cli":
+        if (module.partition(".")[0], frame.f_code.co_name) in ENTRY_POINTS:
             return True
     return False
 

@@ -1,12 +1,15 @@
 """Checks of a training that continues: it ends if it was finished, and must have the same batches within an epoch."""
 
 import functools
+import hashlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 
+import numpy
 from fairseq import checkpoint_utils
+from fairseq.data.iterators import EpochBatchIterator
 
 from fairseq_lowrank.messages import UserError
 
@@ -18,20 +21,28 @@ MAKING_BATCHES = {
     "--batch-size": ("dataset", "batch_size"),
     "--required-batch-size-multiple": ("dataset", "required_batch_size_multiple"),
     "--train-subset": ("dataset", "train_subset"),
+    "--skip-remainder-batch": ("optimization", "skip_remainder_batch"),
     "--seed": ("common", "seed"),
     "--tokens-per-sample": ("task", "tokens_per_sample"),
     "--sample-break-mode": ("task", "sample_break_mode"),
 }
 """The flags that decide the sentences of each batch and the order of batches, with their place in a configuration."""
+LIMITS = {
+    name: ("model", name.removeprefix("--").replace("-", "_"))
+    for name in ("--max-source-positions", "--max-target-positions")
+}
+"""Flags that may leave out sentences."""
+DATA = {"the data folder": ("task", "data")}
 
 SETTINGS = "settings_of_batches"
+BATCHES = "remaining_batches"
 _continuing: ContextVar[bool] = ContextVar("a trainer loads a checkpoint", default=False)
 
 
 def settings_of_batches(cfg: Mapping) -> dict[str, object]:
-    """Return the values of :data:`MAKING_BATCHES` that a configuration has."""
+    """Return the settings that a configuration has and that may change batches."""
     found = {}
-    for flag, (section, name) in MAKING_BATCHES.items():
+    for flag, (section, name) in (MAKING_BATCHES | LIMITS | DATA).items():
         part = cfg.get(section)
         values = part if isinstance(part, Mapping) or part is None else vars(part)
         if values and name in values:
@@ -53,13 +64,78 @@ def keep_settings(load: Callable) -> Callable:
     return load_checkpoint_to_cpu
 
 
+class OtherBatches(UserError):
+    """The batches that remain of an epoch are not those of the checkpoint.
+
+    Args:
+        path: the checkpoint.
+        changes: each setting that may be the cause, with its value in the checkpoint and now.
+    """
+
+    def __init__(
+        self, path: str = "the checkpoint", changes: Mapping[str, tuple[object, object]] | None = None
+    ) -> None:
+        super().__init__(path, changes)
+        self.path, self.changes = path, changes or {}
+
+    def __str__(self) -> str:
+        now = "; ".join(f"{name} {present} (there: {saved})" for name, (saved, present) in self.changes.items())
+        return (
+            f"{now or 'the data has changed'}: {self.path} is in the middle of an epoch with other batches. Use the settings and "
+            "the data of the checkpoint, or add --reset-dataloader to start with epoch 1."
+        )
+
+
+def remaining_batches(iterator: EpochBatchIterator, position: int) -> str:
+    """Return a hash of the sentence numbers in the batches of this worker's epoch from a position on."""
+    batches = iterator.epoch_batch_sampler.batches  # from the batch on with which the process began
+    left = len(iterator) - position
+    digest = hashlib.sha256(f"{iterator.num_shards} {iterator.skip_remainder_batch}".encode())
+    for batch in batches[len(batches) - left :]:
+        digest.update(b"batch" + numpy.asarray(batch, dtype=numpy.int64).tobytes())
+    return digest.hexdigest()
+
+
+def save_batches(save: Callable) -> Callable:
+    """Wrap ``EpochBatchIterator.state_dict``: add the hash of the remaining batches."""
+
+    @functools.wraps(save)
+    def state_dict(self):
+        state = save(self)
+        position = state["iterations_in_epoch"]
+        return state | {BATCHES: remaining_batches(self, position)} if position else state
+
+    return state_dict
+
+
 # A position within an epoch is a number of batches. With other batches, sentences are left out or trained twice.
-def refuse_other_batches(load: Callable) -> Callable:
-    """Wrap ``Trainer.load_checkpoint``: in the middle of an epoch, refuse other flags that make batches.
+def compare_batches(load: Callable) -> Callable:
+    """Wrap ``EpochBatchIterator.load_state_dict``: in the middle of an epoch, refuse other batches.
 
     Raises:
-        UserError: a flag differs.
+        OtherBatches: the remaining batches differ, or there are fewer batches than the checkpoint has used.
     """
+
+    @functools.wraps(load)
+    def load_state_dict(self, state_dict):
+        position = state_dict.get("iterations_in_epoch", 0)
+        if state_dict.get("version", 1) > 1 and 0 < len(self) <= position:
+            raise OtherBatches
+        load(self, state_dict)
+        # the first worker saves
+        if (
+            position
+            and self.shard_id == 0
+            and (saved := state_dict.get(BATCHES))
+            and saved != remaining_batches(self, position)
+        ):
+            raise OtherBatches
+
+    return load_state_dict
+
+
+def keep_settings_of_checkpoint(load: Callable) -> Callable:
+    """Wrap ``Trainer.load_checkpoint``: keep the settings of the checkpoint's batches for :func:`name_other_batches`."""
 
     @functools.wraps(load)
     def load_checkpoint(self, filename, *args, **kwargs):
@@ -69,17 +145,44 @@ def refuse_other_batches(load: Callable) -> Callable:
         finally:
             _continuing.reset(token)
         saved = extra_state.pop(SETTINGS, {}) if extra_state else {}
-        checkpoint = self.cfg.checkpoint
-        from_the_start = checkpoint.reset_dataloader or filename == checkpoint.finetune_from_model
-        if saved and not from_the_start and extra_state["train_iterator"].get("iterations_in_epoch", 0) > 0:
-            present = settings_of_batches(self.cfg)
-            for flag, value in saved.items():
-                if present.get(flag) != value:
-                    raise UserError(
-                        f"{flag} {present.get(flag)}: {filename} is in the middle of an epoch whose batches were made with "
-                        f"{flag} {value}. Use that value, or add --reset-dataloader to start with epoch 1."
-                    )
+        present = settings_of_batches(self.cfg)
+        changes = {name: (value, present.get(name)) for name, value in saved.items() if present.get(name) != value}
+        self.changes_since = filename, changes
         return extra_state
+
+    return load_checkpoint
+
+
+def name_other_batches(load: Callable) -> Callable:
+    """Wrap ``load_checkpoint``: name the settings that changed the batches in the middle of an epoch.
+
+    A checkpoint without a hash, of fairseq or of version 0.2.0, is compared by the flags of :data:`MAKING_BATCHES`.
+
+    Raises:
+        OtherBatches: the batches differ.
+    """
+
+    @functools.wraps(load)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        try:
+            extra_state, iterator = load(cfg, trainer, **kwargs)
+        except OtherBatches as error:
+            raise OtherBatches(*trainer.changes_since) from error
+        path, changes = getattr(trainer, "changes_since", ("", {}))
+        state = (extra_state or {}).get("train_iterator", {})
+        if (
+            changes
+            and state.get("iterations_in_epoch", 0)
+            and not cfg.reset_dataloader
+            and path != cfg.finetune_from_model
+        ):
+            flags = {name: values for name, values in changes.items() if name in MAKING_BATCHES}
+            if BATCHES not in state and flags:
+                raise OtherBatches(path, flags)
+            for name, (saved, present) in changes.items():
+                if name in DATA:
+                    logger.warning(f"{name} is {present}; {path} is in the middle of an epoch of {saved}")
+        return extra_state, iterator
 
     return load_checkpoint
 

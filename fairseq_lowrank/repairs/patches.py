@@ -14,6 +14,7 @@ from fairseq_lowrank.repairs import (
     resuming,
     search,
     stack,
+    stopping,
     subwords,
     user_dir,
 )
@@ -186,10 +187,13 @@ PATCHES: tuple[Patch, ...] = (
         "other-batches",
         {
             "fairseq.checkpoint_utils.load_checkpoint_to_cpu": continuing.keep_settings,
-            "fairseq.trainer.Trainer.load_checkpoint": continuing.refuse_other_batches,
+            "fairseq.trainer.Trainer.load_checkpoint": continuing.keep_settings_of_checkpoint,
+            "fairseq.checkpoint_utils.load_checkpoint": continuing.name_other_batches,
+            "fairseq.data.iterators.EpochBatchIterator.state_dict": continuing.save_batches,
+            "fairseq.data.iterators.EpochBatchIterator.load_state_dict": continuing.compare_batches,
         },
         "A training that continues in the middle of an epoch with other batches leaves sentences out or repeats them.",
-        "fairseq compares the flags that make batches",
+        "fairseq compares the batches",
     ),
     *group(
         "fix",
@@ -220,6 +224,30 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *group(
         "fix",
+        "restarts",
+        {"fairseq.distributed.utils.call_main": stopping.resume_after_restart},
+        "Workers that a launcher starts again begin with --restore-file and the flags --reset again.",
+        "fairseq prefers the checkpoints that the same command wrote to --restore-file",
+    ),
+    *group(
+        "fix",
+        "signals",
+        {
+            "fairseq.distributed.utils.call_main": stopping.stop_at_signals,
+            "fairseq.trainer.Trainer._aggregate_logging_outputs": stopping.agree_on_signals,
+        },
+        "SIGTERM and SIGUSR1, such as Slurm sends before it ends a job, end a training without a checkpoint.",
+        "fairseq saves a checkpoint after these signals",
+    ),
+    *group(
+        "fix",
+        "orphans",
+        {"fairseq.distributed.utils.call_main": stopping.end_with_launcher},
+        "Workers train on after their launcher was killed.",
+        "torchrun's workers end with it",
+    ),
+    *group(
+        "fix",
         "everyday-mistakes",
         {
             PARSER: arguments.parsing(finish=arguments.check_command_line),
@@ -228,6 +256,19 @@ PATCHES: tuple[Patch, ...] = (
         },
         "Missing data, dictionaries or checkpoints, and models that do not fit their task, end in a traceback.",
         ONE_LINE,
+    ),
+    *group(
+        "fix",
+        "damaged-data",
+        dict.fromkeys(
+            (
+                "fairseq.data.indexed_dataset.MMapIndexedDataset.__del__",
+                "fairseq.data.indexed_dataset.MMapIndexedDataset.Index.__del__",
+            ),
+            stack.close_what_was_opened,
+        ),
+        "After the error about a damaged file of data, Python prints a second one about its dataset.",
+        "MMapIndexedDataset closes only what it has opened",
     ),
     *group(
         "fix",

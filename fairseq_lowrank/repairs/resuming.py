@@ -7,6 +7,7 @@ from pathlib import Path
 from fairseq.file_io import PathManager
 
 from fairseq_lowrank.messages import InvalidCheckpoint
+from fairseq_lowrank.repairs.checkpoints import written_whole
 from fairseq_lowrank.repairs.loading import load_checkpoint
 
 
@@ -60,12 +61,10 @@ def replace_checkpoints_whole(copy: Callable) -> Callable:
         if not overwrite or not PathManager.supports_rename(dst_path):
             return copy(src_path, dst_path, overwrite)
         unfinished = f"{dst_path}.tmp"  # fairseq uses this suffix too
-        try:
+        with written_whole(dst_path):
             done = copy(src_path, unfinished, overwrite=True)
             PathManager.rename(unfinished, dst_path)
-            return done
-        finally:
-            Path(unfinished).unlink(missing_ok=True)
+        return done
 
     return copy_whole
 

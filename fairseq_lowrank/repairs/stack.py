@@ -6,6 +6,7 @@ They are tested with fairseq-fixed 0.12.3.1 (fairseq's main branch) on Python 3.
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import queue
 import time
@@ -18,6 +19,8 @@ import numpy
 import torch
 from fairseq import utils
 from fairseq.data.iterators import BackgroundConsumer
+
+logger = logging.getLogger(__name__)
 
 
 def with_old_names(module: types.ModuleType) -> types.ModuleType:
@@ -103,6 +106,10 @@ def search_with_its_own_beam(generate: Callable) -> Callable:
     return generate_told
 
 
+ON_CPU = "legacy_ddp", "no_c10d"
+"""The values of --ddp-backend that work on the CPU, two names of one. fairseq passes device ids to pytorch_ddp."""
+
+
 # Under torchrun, fairseq divides by the number of GPUs (by zero, on the CPU), or trains each worker by itself into the
 # same folder when --distributed-world-size is 1, its default with fewer than two GPUs.
 def join_torchrun(call_main: Callable) -> Callable:
@@ -121,7 +128,12 @@ def join_torchrun(call_main: Callable) -> Callable:
                 cfg.common.cpu = True
                 distributed.device_id = 0
                 distributed.distributed_backend = "gloo"
-                distributed.ddp_backend = "legacy_ddp"  # fairseq passes device ids to pytorch_ddp, and the CPU has none
+                if distributed.ddp_backend not in ON_CPU:
+                    if distributed.distributed_rank == 0:
+                        logger.warning(
+                            f"--ddp-backend {distributed.ddp_backend} needs a GPU; the workers use {ON_CPU[0]}"
+                        )
+                    distributed.ddp_backend = ON_CPU[0]
         return call_main(cfg, main, **kwargs)
 
     return joined
@@ -155,3 +167,14 @@ def quieten_warnings() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, message="'pin_memory' argument is set as true")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"hydra\.")
     warnings.filterwarnings("ignore", category=UserWarning, message=r"\n?'config' is validated against ConfigStore")
+
+
+def close_what_was_opened(close: Callable) -> Callable:
+    """Wrap ``__del__`` of a binarised dataset: do nothing if its file could not be opened."""
+
+    @functools.wraps(close)
+    def __del__(self):
+        with contextlib.suppress(AttributeError):  # its fields are set after the file is opened
+            close(self)
+
+    return __del__

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fairseq_lowrank.subwords import SentencePieces
+
 # A word is a run of letters, digits and marks, or a single other sign. In sentences, as in the Brown corpus, one of
 # ' ’ . & / , _ - inside a run belongs to it (37.80, Atlanta's). In paragraphs it does not: an answer may begin at any sign.
 LETTERS, SIGN = r"[\w\p{M}\p{N}]+", r"[^\w\s\p{M}\p{N}]\p{M}*"
@@ -38,25 +40,6 @@ class Cutter:
 
     def __call__(self, line: str, pattern: str = IN_SENTENCES) -> str:
         return " ".join(piece for start, end in words(line, pattern) for piece in self.word(line[start:end]))
-
-
-class SentencePieces:
-    """The subwords of a sentencepiece model.
-
-    A model over UTF-8 bytes has a character for each byte: printable ASCII, and 256 + b for any other byte b.
-    """
-
-    def __init__(self, model: Path):
-        import sentencepiece
-
-        self.processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        pieces = (self.processor.id_to_piece(number) for number in range(self.processor.get_piece_size()))
-        self.of_bytes = chr(0x1FF) in pieces
-
-    def __call__(self, line: str) -> str:
-        if self.of_bytes:
-            line = "".join(chr(byte if 0x20 <= byte < 0x7F else 0x100 + byte) for byte in line.encode())
-        return " ".join(self.processor.encode(line, out_type=str))
 
 
 def load_cutter(model: Path | None) -> Cutter:

@@ -24,6 +24,8 @@ from matplotlib.ticker import FixedLocator
 from matplotlib.transforms import BboxBase
 
 from fairseq_lowrank.attention import AXES, METHODS, PRESETS, AttentionSpec
+from fairseq_lowrank.files import kind_of, whole_file
+from fairseq_lowrank.messages import UserError
 
 STOCK = "stock"
 """The name of fairseq's own attention in figures."""
@@ -408,5 +410,8 @@ def save(figure: Figure, folder: Path, name: str, width: float | None = None) ->
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "pdf")]
     for path in paths:
-        figure.savefig(path, dpi=150)
+        if path.exists() and (kind := kind_of(path)) not in ("", "picture"):
+            raise UserError(f"{path}: is a {kind}, no picture. Choose another place.")
+        with whole_file(path, "wb") as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=150)
     return paths

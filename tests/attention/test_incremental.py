@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -212,6 +213,53 @@ def test_a_copied_state_goes_its_own_way(make, inputs):
         whole = torch.cat((x, rest))
         expected = layer(whole, whole, whole, attn_mask=CAUSAL, need_weights=False)[0][6:]
         torch.testing.assert_close(decode(layer, rest[2:], branch), expected[2:])
+
+
+@torch.no_grad()
+def test_a_copied_state_is_reordered_after_the_other_stepped(make, inputs):
+    layer, x, order = make(self_attention=True), inputs(50, 8, 12), torch.tensor([1, 0, 2, 3, 4, 5, 6, 7])
+    state, last = {}, inputs(1, 8, 12, seed=5)
+    decode(layer, x, state)
+    for copied in (dict(state), copy.copy(state), copy.deepcopy(state)):
+        decode(layer, inputs(1, 8, 12, seed=6), state)  # the first copy steps
+        layer.reorder_incremental_state(copied, order.to(x.device))
+        moved = torch.cat((x[:, order], last))
+        expected = layer(moved, moved, moved, attn_mask=CAUSAL, need_weights=False)[0][-1:]
+        torch.testing.assert_close(decode(layer, last, copied), expected)
+        state = {}
+        decode(layer, x, state)
+
+
+@torch.no_grad()
+def test_a_copied_model_continues_with_its_copied_state(make, inputs):
+    layers, x, state = torch.nn.ModuleList([make(self_attention=True) for _ in range(2)]), inputs(6, 2, 12), {}
+
+    def run(layers, x, state):
+        for layer in layers:
+            x = decode(layer, x, state)
+        return x
+
+    run(layers, x[:4], state)
+    for copied, continued in (
+        (copy.deepcopy(layers), copy.deepcopy(state)),
+        (pickle.loads(pickle.dumps(layers)), dict(state)),
+        copy.deepcopy((layers, state)),
+    ):
+        expected = run(layers, x[4:], dict(state))
+        torch.testing.assert_close(run(copied, x[4:], continued), expected)
+        assert len(continued) == 2
+
+
+@torch.no_grad()
+def test_copies_of_a_new_layer_are_the_layers_of_one_model(make, inputs):
+    first, x, state = make(self_attention=True), inputs(6, 2, 12), {}
+    layers = [first, copy.deepcopy(first), copy.deepcopy(first)]  # as torch.nn.TransformerEncoder makes them
+    full, steps = x, x.split(1)
+    for layer in layers:
+        full, _ = layer(full, full, full, attn_mask=CAUSAL, need_weights=False)
+        steps = [decode(layer, step, state) for step in steps]
+    torch.testing.assert_close(torch.cat(steps), full)
+    assert len(state) == 3
 
 
 def test_a_state_made_in_inference_mode_goes_on_outside(make, inputs):

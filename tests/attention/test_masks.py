@@ -9,7 +9,7 @@ from needed_axes import PRESETS
 from fairseq_lowrank.attention import CAUSAL, masks
 from fairseq_lowrank.attention.masks import attention_mask
 from fairseq_lowrank.ops.attention.mask import hides
-from fairseq_lowrank.ops.attention.padding import is_right_padding
+from fairseq_lowrank.ops.attention.padding import is_right_padding, one_pass
 
 ACTIVATIONS = ("softmax", "sigsoftmax")
 
@@ -68,27 +68,72 @@ def test_a_mask_changed_in_place_is_looked_at_again(device):
 
 def test_a_mask_is_read_once_for_all_layers_of_a_model(make, inputs, device, monkeypatch):
     read = []
+    monkeypatch.setattr(masks, "LONGEST_KEPT", 0)
     monkeypatch.setattr(masks, "hides", lambda mask: read.append(mask) or hides(mask))
     layers, x = [make("mixhead-b", self_attention=True) for _ in range(4)], inputs(5, 2, 12)
     mask = additive(5).to(device)
-    for layer in layers * 2:
-        x, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
-    assert len(read) == 1
+
+    def model(x):
+        for layer in layers:
+            x, _ = layer(x, x, x, attn_mask=mask, need_weights=False)
+
+    model(x)
+    assert len(read) == 4
+    for passes in (1, 2):
+        with one_pass():
+            model(x)
+        assert len(read) == 4 + passes
 
 
-@pytest.mark.parametrize("kind", ["captured", "inference"])
-def test_a_mask_on_a_gpu_is_not_read_where_that_would_wait(kind, monkeypatch):
-    """A graph that is being captured cannot wait; of inference tensors changes cannot be seen."""
+def refill(memory, mask, by):
+    if by == "numpy":
+        memory.numpy()[:] = mask.numpy()
+    elif by == "data":
+        memory.data.copy_(mask)
+    elif by == "another process":  # it writes into shared memory, and no version of this process changes
+        torch.from_file(memory.untyped_storage().filename, shared=True, size=12, dtype=torch.bool).copy_(mask.flatten())
+    else:
+        memory.copy_(mask)
+
+
+@pytest.mark.parametrize("by", ["numpy", "data", "another process", "copy"])
+@pytest.mark.parametrize("preset", ["mha", "mixhead-b"])
+def test_a_mask_whose_memory_is_refilled_is_read_again(preset, by, make, inputs, tmp_path):
+    layer, x = make(preset, self_attention=True).cpu(), inputs(6, 2, 12).cpu()
+    right, left = (torch.zeros(2, 6, dtype=torch.bool) for _ in range(2))
+    right[1, 4:], left[1, :3] = True, True
+    padding = right.clone()
+    if by == "another process":
+        padding = torch.from_file(str(tmp_path / "mask"), shared=True, size=12, dtype=torch.bool).view(2, 6)
+        padding.copy_(right)
+
+    def output(mask):
+        return layer(x, x, x, key_padding_mask=mask, attn_mask=CAUSAL, need_weights=False)[0]
+
+    expected = output(left)
+    output(padding)
+    refill(padding, left, by)
+    torch.testing.assert_close(output(padding), expected)
+    causal = additive(6)
+    layer(x, x, x, attn_mask=causal, need_weights=False)
+    open_mask = torch.zeros(6, 6)
+    if by in ("numpy", "data", "copy"):
+        refill(causal, open_mask, by)
+        expected = layer(x, x, x, attn_mask=open_mask, need_weights=False)[0]
+        torch.testing.assert_close(layer(x, x, x, attn_mask=causal, need_weights=False)[0], expected)
+
+
+def test_a_mask_on_a_gpu_is_not_read_while_a_graph_is_captured(monkeypatch):
+    """A graph that is being captured cannot wait."""
 
     class OnGPU(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: kind == "captured")
-    with torch.inference_mode(kind == "inference"):
-        mask = additive(4).as_subclass(OnGPU)
-        assert not recognised(mask)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    mask = additive(4).as_subclass(OnGPU)
+    assert not recognised(mask)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    assert recognised(mask) == (kind == "captured")
+    assert recognised(mask)
 
 
 def test_right_padding():

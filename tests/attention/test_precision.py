@@ -4,6 +4,8 @@ import pytest
 import torch
 from needed_axes import PRESETS
 
+from fairseq_lowrank.attention import replace_attention
+
 
 def assert_near(actual, exact):
     assert (actual.double() - exact).norm() < 0.03 * exact.norm()
@@ -26,6 +28,28 @@ def test_half_precision_keeps_its_dtype_and_stays_near_float64(preset, dtype, ma
             if need_weights:
                 assert weights.dtype == torch.float32
                 assert_near(weights, exact[1])
+
+
+def learn(model, x, rate=1e-3):
+    """One step of Adam, which moves every number by the rate."""
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    model(x).float().square().sum().backward()
+    torch.optim.Adam(model.parameters(), lr=rate).step()
+    return before
+
+
+@pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b", "gain", "score-gain", "talking-heads", "headmix"])
+def test_parts_of_a_bfloat16_model_keep_small_steps(preset):
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    after = replace_attention(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).bfloat16(), preset)
+    later = replace_attention(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), preset).bfloat16()
+    for model in (after, later):
+        before = learn(model, torch.randn(2, 5, 16).bfloat16())
+        parts = {name: tensor for name, tensor in model.named_parameters() if tensor.dtype == torch.float32}
+        assert parts and {name.split(".")[3] for name in parts} <= {"mixing", "score_mixing", "head_map"}
+        for name, tensor in parts.items():
+            changed = (tensor - before[name])[before[name] == 1.0]
+            torch.testing.assert_close(changed.abs(), torch.full_like(changed, 1e-3), atol=1e-5, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from fairseq_lowrank.attention import AXES, PRESETS, RotaryPositions, build_attention
-from fairseq_lowrank.messages import StateDictMismatch
+from fairseq_lowrank.attention import AXES, PRESETS, Method, RotaryPositions, build_attention, register
+from fairseq_lowrank.messages import StateDictMismatch, UserError
+from fairseq_lowrank.parts import HeadOutput, Option
 
 LEARNED = {
     "mixhead-a": ["mixing.weight"],
@@ -161,3 +162,40 @@ def test_marker_of_a_setting_is_refused_elsewhere_and_optional_here(marker, pres
     del old[marker]
     for saved in (old, dict(old)):
         layer.load_state_dict(saved)
+
+
+class Switched(HeadOutput):
+    name = "switched"
+    options = (Option("switch", "a choice without tensors", default="off", choices=("off", "on")),)
+
+    def __init__(self, dims, switch="off"):
+        super().__init__(dims)
+        self.switch = switch
+
+    def forward(self, heads, inputs, values):
+        return heads * 2 if self.switch == "on" else heads
+
+
+@pytest.fixture
+def switched(methods_leave):
+    register(Method("switched", "A test", "f", {"head_output": Switched}))
+
+
+def test_a_state_has_no_option_of_a_method_that_it_does_not_use(switched):
+    state = build_attention("mixhead-b", 12, 3).state_dict()
+    assert not state._metadata[""]["attention"].keys() & {"switch", "gate_start"}
+    state = build_attention("switched", 12, 3, switch="on").state_dict()
+    assert state._metadata[""]["attention"]["switch"] == "on"
+    with pytest.raises(StateDictMismatch) as error:
+        build_attention("switched", 12, 3).load_state_dict(state)
+    assert (error.value.saved, error.value.current) == ({"switch": "on"}, {"switch": "off"})
+
+
+def test_an_unknown_option_is_ignored_only_where_it_is_at_its_default():
+    layer = build_attention("mixhead-b", 12, 3)
+    of_a_later_version, of_0_2_0 = layer.state_dict(), layer.state_dict()
+    of_a_later_version._metadata[""]["attention"] |= {"switch": "on"}
+    with pytest.raises(UserError, match="switch='on', an option that is unknown here"):
+        layer.load_state_dict(of_a_later_version)
+    of_0_2_0._metadata[""]["attention"] |= {"gate_start": "identity", "switch": "off"}  # lists every option
+    layer.load_state_dict(of_0_2_0)

@@ -1,5 +1,8 @@
 """Layers under whatever looks at operations without running them: compilers, exports, the meta device, TorchScript."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from attention_problems import attend
@@ -122,6 +125,65 @@ def test_a_layer_is_exported_for_all_lengths(preset):
     for other in (2, 5, LENGTH, 150):
         x, padding = inputs(other)
         torch.testing.assert_close(program.module()(x, padding), model(x, padding))
+
+
+LOAD = """
+import sys, torch
+{imports}
+try:
+    program = torch.export.load(sys.argv[1])
+    print(program.module()(torch.ones(5, 2, 8), torch.zeros(2, 5, dtype=torch.bool)).shape)
+except Exception as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "imports", "loads"),
+    [
+        ("auto", "import fairseq_lowrank.ops", True),
+        ("auto", "", False),
+        ("reference", "", True),
+    ],
+)
+def test_a_saved_program_needs_the_package_only_for_its_operator(backend, imports, loads, tmp_path):
+    x, padding = inputs()
+    length = torch.export.Dim("length", min=2, max=4096)
+    model = Causal("mixhead-b", backend=backend).eval()
+    program = torch.export.export(model, (x.detach(), padding), dynamic_shapes=({0: length}, {1: length}))
+    torch.export.save(program, tmp_path / "program.pt2")
+    words = [sys.executable, "-W", "ignore", "-c", LOAD.format(imports=imports), tmp_path / "program.pt2"]
+    said = subprocess.run(words, capture_output=True, text=True).stdout
+    assert (said == "torch.Size([5, 2, 8])\n") is loads, said
+    assert loads or said.startswith("RuntimeError")
+
+
+@pytest.mark.parametrize("preset", ["mha", "mixhead-b", "talking-heads", "gated-head"])
+def test_onnx_computes_the_layer_at_all_lengths(preset, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    model, length = Causal(preset).eval(), torch.export.Dim("length", min=2, max=4096)
+    x, padding = inputs()
+    shapes = ({0: length}, {1: length})
+    torch.onnx.export(model, (x.detach(), padding), tmp_path / "layer.onnx", dynamo=True, dynamic_shapes=shapes)
+    session = runtime.InferenceSession(tmp_path / "layer.onnx")
+    names = [one.name for one in session.get_inputs()]
+    for other in (2, 5, LENGTH, 150):
+        x, padding = inputs(other)
+        given = dict(zip(names, (x.detach().numpy(), padding.numpy()), strict=True))
+        torch.testing.assert_close(
+            torch.from_numpy(session.run(None, given)[0]), model(x, padding), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_an_export_to_onnx_refuses_our_operator_by_its_name(monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    x, padding = inputs()
+    program = torch.export.export(Causal("mixhead-b").eval(), (x.detach(), padding))
+    assert "fairseq_lowrank" not in str(program.graph)
+    with pytest.raises(
+        ValueError, match="fairseq_lowrank::blocked_attention, which ONNX does not have; use backend='auto'"
+    ):
+        torch.export.export(Causal("mixhead-b", backend="blocked").eval(), (x.detach(), padding))
 
 
 @pytest.mark.parametrize("preset", ["mixhead-a", "mixhead-b"])

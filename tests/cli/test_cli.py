@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fairseq_lowrank
-from fairseq_lowrank import cli
+from fairseq_lowrank import cli, versions
 
 
 def test_help_lists_every_command(capsys):
@@ -42,10 +42,41 @@ def test_tools_take_models_of_another_plugin(plugins_leave, capsys):
     plugin = str(Path(__file__).parents[2] / "examples" / "evidence" / "controls")
     words = ["params", "--arch", "transformer_small_start_iwslt_de_en", "--vocab-size", "100"]
     assert cli.main(words) == 2
-    assert cli.main(["--user-dir", plugin, *words]) == 0
-    assert "total" in capsys.readouterr().out
+    for said in (
+        ["--user-dir", plugin, *words],
+        [*words, "--user-dir", plugin],
+        [words[0], "--user-dir", plugin, *words[1:]],
+    ):
+        assert cli.main(said) == 0
+        assert "total" in capsys.readouterr().out
     assert cli.main(["--user-dir", "nowhere", *words]) == 2
     assert "--user-dir nowhere" in capsys.readouterr().err
+
+
+def test_flags_may_stand_between_the_other_words_of_a_command(tmp_path, monkeypatch, capsys):
+    given = []
+    for name in ("translate", "spectrum", "launch", "params"):
+        monkeypatch.setattr(cli.command_modules(cli)[name], "run", given.append)
+    for name in ("a.pt", "b.pt"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["translate", "a.pt", "--data", "D", "one.txt", "--beam", "2", "two.txt"]) == 0
+    assert cli.main(["spectrum", "a.pt", "--labels", "x", "--seed", "2", "b.pt"]) == 0
+    assert cli.main(["launch", "--workers", "2", "--", "fairseq-train", "D", "--workers", "9"]) == 0
+    assert cli.main(["params", "--vocab-size", "9", "--encoder-layers", "3", "--arch", "transformer"]) == 0
+    translate, spectrum, launch, params = given
+    assert (str(translate.data), [*map(str, translate.files)], translate.beam) == ("D", ["one.txt", "two.txt"], 2)
+    assert ([*map(str, spectrum.checkpoints)], spectrum.labels, spectrum.seed) == (["a.pt", "b.pt"], ["x"], 2)
+    assert launch.workers == 2 and launch.fairseq_command[-4:] == ["fairseq-train", "D", "--workers", "9"]
+    assert params.flags == ["--encoder-layers", "3"] and params.checkpoint is None
+
+
+def test_a_checkpoint_that_does_not_exist_is_named_before_another_is_loaded(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.pt").touch()
+    monkeypatch.chdir(tmp_path)
+    for words in (["spectrum", "a.pt", "b.pt"], ["measure", "a.pt", "--compare", "b.pt"], ["translate", "b.pt"]):
+        assert cli.main(words) == 2
+        assert "b.pt is not a checkpoint file" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_user_dir_is_the_folder_of_the_package(capsys):
@@ -59,7 +90,8 @@ def test_env_shows_versions_devices_and_fused_parts(capsys):
     rows = dict(re.split(" {2,}", line, maxsplit=1) for line in lines)
     assert rows["fairseq_lowrank"] == fairseq_lowrank.__version__
     assert rows["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {"torch", "fairseq", "apex", "sacrebleu", "sentencepiece", "cpu"} <= set(rows)
+    assert rows["commit"] == versions.commit()
+    assert {"torch", "fairseq", "apex", "transformers", "peft", "accelerate", "sacrebleu", "cpu"} <= set(rows)
     assert cli.main(["env", "--json"]) == 0
     assert {name: value for name, value in json.loads(capsys.readouterr().out).items() if name != "patches"} == rows
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,17 +15,19 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import fairseq_lowrank
 from fairseq_lowrank import cli
-from fairseq_lowrank.cli.launch import report_failure
+from fairseq_lowrank.cli.launch import report_failure, run_workers
+from fairseq_lowrank.repairs.loading import load_checkpoint
 
 PACKAGE = Path(fairseq_lowrank.__file__).resolve().parent
 
 # A user's own plugin. Its criterion writes down the sentences and the loss of each training batch, for each worker.
 RECORDER = """
-import json, os
+import json, os, signal
 from pathlib import Path
 
 import fairseq_lowrank
@@ -30,8 +35,14 @@ from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 
 
+# The second worker is killed in its sixth update. After the restart, one worker gets a signal in its third.
+EVENTS = {("0", "1", 6): signal.SIGKILL, ("1", "1", 3): signal.SIGUSR1}
+
+
 @register_criterion("recorded_cross_entropy", dataclass=CrossEntropyCriterionConfig)
 class RecordedCrossEntropy(CrossEntropyCriterion):
+    batches = 0
+
     def forward(self, model, sample, reduce=True):
         loss, size, output = super().forward(model, sample, reduce)
         if model.training:
@@ -39,6 +50,12 @@ class RecordedCrossEntropy(CrossEntropyCriterion):
             path = Path(os.environ["RECORDS"]) / os.environ.get("RANK", "0")
             with path.open("a") as file:
                 file.write(json.dumps(line) + "\\n")
+            RecordedCrossEntropy.batches += 1
+            event = os.environ.get("EVENTS", "") == "yes" and EVENTS.get(
+                (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], RecordedCrossEntropy.batches)
+            )
+            if event:
+                os.kill(os.getpid(), event)
         return loss, size, output
 """
 TRAIN = [
@@ -64,38 +81,50 @@ LAUNCHER = [sys.executable, "-m", "fairseq_lowrank.cli", "launch", "--workers", 
 
 @pytest.fixture(scope="module")
 def trainings(translation_data, tmp_path_factory):
-    """Folders of a training by one process with --update-freq 2, and of one by two workers that stops and resumes.
+    """Folders of a training by one process with --update-freq 2, of one by two workers, and of one that is stopped twice.
 
-    An epoch is 20 batches, so 10 updates. The workers stop after 9 updates; both end after 20.
+    An epoch is 20 batches, so 10 updates; all end after 20. In the third training, a worker is killed in the sixth update, and all
+    start again from the checkpoint after the fourth. A signal to one worker then stops both.
     """
     folder = tmp_path_factory.mktemp("launch")
     plugin = folder / "recorder"
     plugin.mkdir()
     (plugin / "__init__.py").write_text(RECORDER)
 
-    def train(name, updates, *command):
+    def train(name, *command, flags=(), **variables):
         (folder / name).mkdir(exist_ok=True)
-        subprocess.run(
+        variables |= {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1", "RECORDS": str(folder / name)}
+        done = subprocess.run(
             [
-                *(*command, translation_data, *TRAIN, "--user-dir", plugin),
-                *("--save-dir", folder / name / "checkpoints", "--max-update", str(updates)),
+                *(*command, translation_data, *TRAIN, "--user-dir", plugin, *flags),
+                *("--save-dir", folder / name / "checkpoints", "--max-update", "20"),
             ],
             check=True,
-            env=os.environ | {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1", "RECORDS": str(folder / name)},
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
         )
+        return done
 
-    train("one", 20, sys.executable, "-m", "fairseq_cli.train", "--update-freq", "2")
-    train("two", 9, *LAUNCHER)
-    train("two", 20, *LAUNCHER)
-    return folder / "one", folder / "two"
+    train("one", sys.executable, "-m", "fairseq_cli.train", "--update-freq", "2")
+    log = train("two", *LAUNCHER).stdout
+    assert log.count("--ddp-backend pytorch_ddp needs a GPU; the workers use legacy_ddp") == 1
+    restarting = [*LAUNCHER[:4], "--max-restarts", "1", *LAUNCHER[4:]]
+    saving = ["--save-interval-updates", "2", "--keep-interval-updates", "1"]
+    said = train("stopped", *restarting, flags=saving, EVENTS="yes").stderr
+    assert said.splitlines()[-1].startswith("train.py: SIGUSR1: stopped after a whole update."), said
+    state = load_checkpoint(folder / "stopped" / "checkpoints" / "checkpoint_last.pt")
+    assert state["optimizer_history"][-1]["num_updates"] == 7
+    train("stopped", *LAUNCHER)
+    return folder / "one", folder / "two", folder / "stopped"
 
 
 def records(folder: Path, worker: int) -> list[dict]:
     return [json.loads(line) for line in (folder / str(worker)).read_text().splitlines()]
 
 
-def test_two_workers_train_and_resume_as_one_process_with_twice_the_batches(trainings):
-    one, two = trainings
+def test_two_workers_train_as_one_process_with_twice_the_batches(trainings):
+    one, two, _ = trainings
     batches = records(one, 0)
     expected = list(zip(batches[0::2], batches[1::2], strict=True))
     actual = list(zip(records(two, 0), records(two, 1), strict=True))
@@ -108,22 +137,30 @@ def test_two_workers_train_and_resume_as_one_process_with_twice_the_batches(trai
 def test_two_workers_end_with_the_parameters_of_one_process(trainings):
     one, two = (
         checkpoint_utils.load_checkpoint_to_cpu(folder / "checkpoints" / "checkpoint_last.pt")["model"]
-        for folder in trainings
+        for folder in trainings[:2]
     )
     assert one.keys() == two.keys()
     for name, parameter in one.items():
         torch.testing.assert_close(two[name], parameter, atol=1e-4, rtol=0)
 
 
+def test_killed_and_stopped_workers_end_with_the_numbers_of_unbroken_ones(trainings):
+    stopped, unbroken = (
+        load_checkpoint(folder / "checkpoints" / "checkpoint_last.pt") for folder in (trainings[2], trainings[1])
+    )
+    for name in ("model", "last_optimizer_state"):
+        torch.testing.assert_close(stopped[name], unbroken[name], atol=0, rtol=0)
+
+
 def test_two_workers_see_different_sentences_and_together_all_of_them(trainings):
-    _, two = trainings
+    _, two, _ = trainings
     first, second = ([i for batch in records(two, worker)[:10] for i in batch["ids"]] for worker in (0, 1))
     assert not set(first) & set(second)
     assert sorted(first + second) == list(range(240))
 
 
 def test_reason_of_the_first_worker_is_the_last_line(trainings, translation_data):
-    _, two = trainings
+    _, two, _ = trainings
     flags = ["cross_entropy" if word == "recorded_cross_entropy" else word for word in TRAIN]
     command = [*LAUNCHER, translation_data, *flags, "--attention", "mixhead-a"]
     ended = subprocess.run(
@@ -140,12 +177,39 @@ def test_reason_of_the_first_worker_is_the_last_line(trainings, translation_data
 
 @pytest.mark.parametrize(
     ("exit_codes", "code", "line"),
-    [([2, -15], 2, "worker 0: ended with code 2, see above"), ([-9], 1, "worker 0: Signal 9 (SIGKILL)")],
+    [
+        ([2, -15], 2, "worker 0: ended with code 2, see above"),
+        ([-9], 1, "worker 0: ended by signal 9; often: out of memory"),
+        ([1, -11], 1, "worker 1: ended by signal 11"),
+        ([143, -15], 143, "worker 0: ended with code 143, see above"),
+    ],
 )
 def test_worker_without_a_message_is_reported_by_its_end(capsys, exit_codes, code, line):
     failures = {rank: ProcessFailure(rank, 1, exit_code, "") for rank, exit_code in enumerate(exit_codes)}
     assert report_failure(failures) == code
-    assert line in capsys.readouterr().err
+    assert capsys.readouterr().err == f"fairseq-lowrank launch: error: {line}\n"
+
+
+@pytest.mark.parametrize(("seconds", "rank"), [(0, 1), (30, 0)], ids=["killed-first", "killed-by-torchrun"])
+def test_worker_that_a_signal_ended_is_named_first(tmp_path, capsys, seconds, rank):
+    report = tmp_path / "error.json"
+    now = int(time.time()) - seconds
+    report.write_text(json.dumps({"message": "connection closed by peer", "timestamp": now}))
+    report_failure({0: ProcessFailure(0, 1, 1, str(report)), 1: ProcessFailure(1, 1, -9, "")})
+    assert f"error: worker {rank}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "ended", "code"), [(signal.SIGUSR1, 2, 0), (signal.SIGUSR1, 1, 138), (signal.SIGTERM, 2, 143)]
+)
+def test_signal_to_the_launcher_is_its_code(monkeypatch, tmp_path, number, ended, code):
+    def stop(_):
+        for rank in range(ended):
+            (tmp_path / str(rank)).touch()
+        raise SignalException("", sigval=number)
+
+    monkeypatch.setattr("torch.distributed.run.run", stop)
+    assert run_workers(["--nproc-per-node", "2", "-m", "fairseq_cli.train"], tmp_path, 2) == code
 
 
 def launch(capsys, *arguments) -> list[str]:
@@ -180,6 +244,10 @@ def test_several_machines_meet_at_the_rendezvous(capsys):
         (["--workers", "2", "--nodes", "2", "--", "fairseq-train"], "--nodes above 1 and --rendezvous HOST:PORT"),
         (["--workers", "2", "--rendezvous", "a:1", "--", "fairseq-train"], "--nodes above 1 and --rendezvous"),
         (["--workers", "2", "--nodes", "0", "--", "fairseq-train"], "--nodes 0: expected a number >= 1"),
+        (
+            ["--workers", "2", "--max-restarts", "-1", "--", "fairseq-train"],
+            "--max-restarts -1: expected a number >= 0",
+        ),
     ],
 )
 def test_what_cannot_be_launched_is_refused_in_one_line(capsys, arguments, message):
@@ -195,3 +263,27 @@ def test_workers_are_one_for_each_gpu_and_no_more(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert cli.main(["launch", "--dry-run", "--", "fairseq-train", "data"]) == 2
     assert "--workers: missing, and this machine has no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["ends", "stopped"])
+def test_slurm_script_of_the_docs_trains_and_queues_again(tmp_path, capsys, stopped):
+    page = (PACKAGE.parent / "docs" / "long-trainings.md").read_text()
+    script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", page, re.DOTALL)[1]
+    assert re.search(r"^#SBATCH --signal=B:USR1@\d+$", script, re.MULTILINE)
+    programs = {
+        "scontrol": 'if [ "$1" = show ]; then echo node1; echo node2; else echo "$@" >> requeued; fi',
+        # Slurm signals the script while the training runs
+        "srun": f'{"kill -USR1 $PPID;" * stopped} exec "$@"',
+        "fairseq-lowrank": 'printf "%s\\n" "$@" > command',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\ntrap '' USR1\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_NNODES": "2"}
+    environment = os.environ | slurm | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True, timeout=60)
+    name, *words = (tmp_path / "command").read_text().splitlines()
+    assert name == "launch"
+    command = " ".join(launch(capsys, *words))
+    assert "--nnodes 2 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint node1:29500" in command
+    assert (tmp_path / "requeued").exists() == stopped

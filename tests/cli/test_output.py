@@ -2,11 +2,13 @@
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import os
 import resource
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ pytest.importorskip("fairseq")
 
 from experiments import __main__ as experiments
 from experiments import commands
-from fairseq_lowrank import cli
+from fairseq_lowrank import cli, messages
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools import pictures
@@ -174,8 +176,171 @@ def test_checkpoint_that_does_not_fit_leaves_the_old_one(tmp_path, size):
     path.write_bytes(b"old")
     with files_up_to(size), pytest.raises(UserError) as caught:
         _output.save_checkpoint({"model": {"weight": torch.ones(100_000)}}, path)
-    assert f"--output {path}" in str(caught.value) and isinstance(caught.value.__cause__, (OSError, RuntimeError))
+    assert str(path) in str(caught.value) and isinstance(caught.value.__cause__, (OSError, RuntimeError))
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"] and path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("name", ["measure", "report"])
+def test_full_disk_takes_one_line_and_leaves_nothing(tmp_path, monkeypatch, capsys, name):
+    output = tmp_path / "new"
+    args = types.SimpleNamespace(output=output, width=None)
+    axes = pictures.new_figure(3, 3)[0]
+    with files_up_to(500):
+        with pytest.raises(UserError) as caught:
+            _output.write(args, name, {"text": "x" * 10_000}, [{"a": 1}], {})
+        assert messages.report(caught.value, "program") == 2
+        with pytest.raises(UserError, match="Free some space"):
+            _output.write(args, name, {}, [{"a": 1}], {"picture": axes})
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(output) in error and "Free some space" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_disk_behind_standard_output_takes_one_line(capsys, monkeypatch):
+    def fail(text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(_output, "say", fail)
+    monkeypatch.setattr(_output, "discard_output", lambda: None)
+    assert cli.main(["params", *FOLDER_COMMANDS["params"]]) == 2
+    assert capsys.readouterr().err.endswith("error: No space left on device. Free some space.\n")
+
+
+INPUTS = {"average": 0, "convert": 0, "wordpieces": 1}
+
+
+@pytest.mark.parametrize("way", ["the name", "a symbolic link", "a hard link"])
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_an_input_is_never_replaced(command, way, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments, place = FILE_COMMANDS[command], INPUTS[command]
+    for name in arguments[: place + 1]:
+        Path(name).write_text("mine")
+    source = Path(arguments[place])
+    output = source if way == "the name" else Path("link.pt")
+    if way == "a symbolic link":
+        output.symlink_to(source)
+    elif way == "a hard link":
+        output.hardlink_to(source)
+    for more in ([], ["--force"]):
+        assert "is an input" in refusal(command, [*arguments, *more], output, monkeypatch, capsys)
+    assert source.read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_a_file_is_replaced_only_with_force(command, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "old.pt"
+    output.write_text("old")
+    assert "exists. Choose another place, or add --force." in refusal(
+        command, FILE_COMMANDS[command], output, monkeypatch, capsys
+    )
+    monkeypatch.setattr(MODULES[command], "run", lambda args: None)
+    assert cli.main([command, *FILE_COMMANDS[command], "--force", "--output", str(output)]) == 0
+
+
+def test_a_model_in_a_folder_is_replaced_only_with_force(tmp_path, monkeypatch, capsys):
+    (tmp_path / "dict.txt").touch()
+    assert "dict.txt exists" in refusal("import-bert", ["bert-base-uncased"], tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("command", FILE_COMMANDS)
+def test_what_is_no_file_is_refused_as_an_output(command, tmp_path, monkeypatch, capsys):
+    (tmp_path / "null.pt").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "pipe.pt")
+    for name in ("null.pt", "pipe.pt"):
+        words = [*FILE_COMMANDS[command], "--force"]
+        assert "is no regular file" in refusal(command, words, tmp_path / name, monkeypatch, capsys)
+
+
+def test_a_symbolic_link_stays_and_its_file_is_written(tmp_path, capsys):
+    (tmp_path / "disk").mkdir()
+    link, target = tmp_path / "link.pt", tmp_path / "disk" / "file.pt"
+    link.symlink_to(target)
+    for _ in range(2):
+        _output.save_checkpoint({"model": {}}, link)
+        assert link.is_symlink() and torch.load(target, weights_only=True) == {"model": {}}
+    assert capsys.readouterr().err == f"replaced {link}\n"
+    assert [path.name for path in target.parent.iterdir()] == ["file.pt"]
+
+
+def test_reports_replace_reports_and_say_so(tmp_path, capsys):
+    assert report(tmp_path, line()) == 0
+    assert "replaced" not in capsys.readouterr().err
+    assert report(tmp_path, line(value=7.0)) == 0
+    assert capsys.readouterr().err.startswith(f"replaced {tmp_path / 'report'}")
+    assert "7.00" in (tmp_path / "report" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("report.md", b"PK\x03\x04", "checkpoint"),
+        ("report.csv", b"\x89PNG", "picture"),
+        ("report.json", b"my notes", "text"),
+        ("curves-own-t.png", b"a,b", "text"),
+    ],
+)
+def test_a_file_of_another_kind_is_not_replaced(tmp_path, capsys, name, content, kind):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / name).write_bytes(content)
+    assert report(tmp_path, line()) == 2
+    error = capsys.readouterr().err
+    assert f"{name} is a {kind}" in error and error.count("\n") == 1
+    assert [path.name for path in (tmp_path / "report").iterdir()] == [name]
+    assert (tmp_path / "report" / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("of", ["an input", "a link"])
+def test_a_file_of_a_folder_is_no_input_and_no_link(tmp_path, of):
+    text = tmp_path / "predictions.txt"
+    text.write_text("mine")
+    if of == "a link":
+        text.rename(tmp_path / "elsewhere")
+        text.symlink_to(tmp_path / "elsewhere")
+    args = types.SimpleNamespace(output=tmp_path, text=text if of == "an input" else None)
+    with pytest.raises(FlagError, match="is an input" if of == "an input" else "is a symbolic link"):
+        _output.write_together(args, lambda folder: (folder / "predictions.txt").write_text("new"))
+    assert text.read_text() == "mine" and text.is_symlink() == (of == "a link")
+
+
+def test_pictures_replace_only_pictures(tmp_path):
+    figure = pictures.new_figure(2, 2)[0]
+    for _ in range(2):
+        pictures.save(figure, tmp_path, "a")
+    (tmp_path / "a.pdf").write_text("notes")
+    with pytest.raises(UserError, match=r"a\.pdf: is a text, no picture"):
+        pictures.save(figure, tmp_path, "a")
+    assert (tmp_path / "a.pdf").read_text() == "notes"
+
+
+HOSTILE_NAME = "a\x1b[2Jb\x9bc\u202ed\re"
+
+
+def test_control_characters_of_results_are_printed_escaped(tmp_path, capsys):
+    lines = [line(row=HOSTILE_NAME, corpus=HOSTILE_NAME, metric="x" + HOSTILE_NAME), line(row="mha\nmore")]
+    path = tmp_path / "lines.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines) + f'{{"row": "{HOSTILE_NAME}"\n')
+    pair = ["--pair", HOSTILE_NAME, HOSTILE_NAME]
+    for words in (["report", str(path)], ["report", str(path), "--format", "latex"], ["compare", str(path), *pair]):
+        assert cli.main(words) == 0
+        printed = capsys.readouterr()
+        assert not set("\x1b\x9b\u202e\r") & set(printed.out + printed.err)
+    assert cli.main(["compare", str(path), "--json", *pair]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["rows"] == [HOSTILE_NAME, HOSTILE_NAME]
+    assert cli.main(["compare", str(path), "--pair", HOSTILE_NAME + "x", "mha"]) == 2
+    error = capsys.readouterr().err
+    assert not set("\x1b\x9b\u202e\r") & set(error) and error.count("\n") == 2
+
+
+def test_a_cell_of_a_table_takes_one_line():
+    assert _output.table(["", "b"], [["a\nb", 1]]).count("\n") == 1
+
+
+def test_data_for_programs_is_escaped_on_a_terminal_alone(capsys, monkeypatch):
+    _output.say_data("a\u2028b")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _output.say_data("a\u2028b")
+    assert capsys.readouterr().out == "a\u2028b\na\\u2028b\n"
 
 
 def test_checkpoint_that_torch_cannot_save_is_no_full_disk(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.evidence import measure
+from fairseq_lowrank.tools.measuring.measurement import least_rank
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "evidence" / "measure.md").read_text(encoding="utf-8")
@@ -48,3 +49,19 @@ def test_models_of_known_answer_are_measured(monkeypatch):
         subject = measure.MODELS[name](1)
         assert {layer.limit for layer in subject.layers} == {size}
         assert subject.evaluate(0) == subject.evaluate(0)
+
+
+def test_needs_by_tolerance_are_those_of_the_results():
+    lines = measure.read(ROOT / "results" / "evidence-measure-tolerance.jsonl")
+    known = [line for line in lines if line["answer"] is not None]
+    shown = re.findall(r"^\| known matrices.* seed (\d) \| (\d+)(?:, all)? \| (.*) \|$", PAGE, flags=re.MULTILINE)
+    assert len(shown) == len(known)
+    for line, (seed, answer, needs) in zip(known, shown, strict=True):
+        costs = dict(line["ranks"])
+        found = [least_rank(costs.get, costs, tolerance) for tolerance in (0.002, 0.01, 0.05, 0.25)]
+        assert (line["seed"], line["answer"], found) == (
+            int(seed),
+            int(answer),
+            [int(need) for need in needs.split(" | ")],
+        )
+        assert abs(found[1] - line["answer"]) <= 1

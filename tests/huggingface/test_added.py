@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 from transformers_families import build
 
 from fairseq_lowrank import huggingface
-from fairseq_lowrank.attention import Method, register
+from fairseq_lowrank.attention import Method, build_attention, register
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules, attention_weights
-from fairseq_lowrank.huggingface.added import SLOT, added_to
+from fairseq_lowrank.huggingface.added import SLOT, added_to, inputs_of
+from fairseq_lowrank.huggingface.exchange import refuse_exchange
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.parts import SLOTS, HeadOutput
+from fairseq_lowrank.parts import SLOTS, HeadOutput, parts_of
 
 TOKENS = torch.arange(2, 12)[None]
 
@@ -54,24 +56,47 @@ def test_a_second_choice_that_reads_no_inputs_keeps_none():
     model = apply_attention(apply_attention(build("llama"), "gated"), "mixhead-a")
     inputs = []
     for module, _, _ in attention_modules(model):
-        module.o_proj.register_forward_hook(lambda *_, module=module: inputs.append(added_to(module).inputs))
+        module.o_proj.register_forward_hook(lambda *_, module=module: inputs.append(inputs_of(module)))
     model(input_ids=TOKENS)
     assert inputs == [None, None]
     for _ in range(2):
         apply_attention(model, "gated")
-    hooks = attention_modules(model)[0][0]._forward_pre_hooks
-    assert len(hooks) == 1
+    hooks = attention_modules(model)[0][0]._forward_pre_hooks.values()
+    assert sum(hook is not refuse_exchange for hook in hooks) == 1
 
 
-def test_replicas_have_their_own_inputs():
-    module = attention_modules(apply_attention(build("llama"), "gated"))[0][0]
-    replicas = [module._replicate_for_data_parallel() for _ in range(2)]  # as nn.DataParallel makes them
-    inputs = [torch.randn(1, 3, 32) for _ in replicas]
-    for replica, given in zip(replicas, inputs, strict=True):
-        (hook,) = replica._forward_pre_hooks.values()
-        hook(replica, (given,), {})
-    assert [added_to(replica).inputs for replica in replicas] == inputs
-    assert added_to(module).inputs is None
+@pytest.mark.parametrize("preset", ["gated", "gated-head", "dcmha"])
+def test_threads_that_call_one_model_at_once_get_their_own_outputs(preset):
+    model = apply_attention(build("llama"), preset)
+    with torch.no_grad():
+        for module, _, _ in attention_modules(model):
+            for part in parts_of(module).values():
+                for parameter in part.parameters():
+                    parameter.normal_()
+    tokens = {name: torch.arange(start, start + 8)[None] for name, start in (("first", 2), ("second", 30))}
+    expected, found = {name: model(input_ids=given).logits.detach() for name, given in tokens.items()}, {}
+    inside, done = threading.Event(), threading.Event()
+
+    def wait(module, args, output):
+        """Let the second thread enter the first layer while the first thread is in it, and leave it last."""
+        if threading.current_thread().name == "first":
+            assert inside.wait(60)
+        elif threading.current_thread().name == "second":
+            inside.set()
+            assert done.wait(60)
+
+    def call(name):
+        found[name] = model(input_ids=tokens[name]).logits.detach()
+        done.set()
+
+    attention_modules(model)[0][0].q_proj.register_forward_hook(wait)
+    threads = [threading.Thread(target=call, name=name, args=(name,)) for name in tokens]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in tokens:
+        torch.testing.assert_close(found[name], expected[name], msg=name)
 
 
 @pytest.mark.parametrize("preset", ["gated", "dcmha"])
@@ -81,37 +106,57 @@ def test_parts_that_read_inputs_compile_to_one_graph(preset):
     torch.testing.assert_close(compiled(input_ids=TOKENS).logits, model(input_ids=TOKENS).logits)
 
 
-class EveryStage(HeadOutput):
-    """A part that fills each stage that models of transformers leave open."""
+class EveryStep(HeadOutput):
+    """A part that fills each step that models of transformers leave open."""
 
-    name = "every-open-stage"
-    fields = ("score_bias",)
-    reads_inputs = reads_own_value = True
+    name = "every-open-step"
+    reads_own_value = True
 
-    def call_fields(self, query, inputs):
-        return {"score_bias": query.sum(dim=-1, keepdim=True) * inputs[:, None, :, :1].sin()}
+    def call(self, call, context):
+        bias = context.queries.sum(dim=-1, keepdim=True) * context.inputs[:, None, :, :1].sin()
+        return call.adding(score_bias=bias)
 
-    def forward(self, heads, inputs, values):
-        return heads + values * inputs[:, None, :, :1]
+    def heads(self, heads, context):
+        return heads + context.own_values * context.inputs[:, None, :, :1]
 
-    def combine_weights(self, weights, inputs):
+    def weights(self, weights, context):
         return weights / 2
+
+
+class Sinks(HeadOutput):
+    name = "own-sinks"
+
+    def call(self, call, context):
+        return call.adding(sinks=torch.zeros(4))
+
+
+class Projected(HeadOutput):
+    """Heads times a map of the input, and a bias of each head, from modules of torch."""
+
+    name = "projected"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.map = torch.nn.Linear(dims.embed_dim, dims.num_heads)
+
+    def heads(self, heads, context):
+        return heads * self.map(context.inputs).mT[..., None]
 
 
 class MapsQueries(HeadOutput):
     name = "maps-queries"
 
-    def map_query(self, q):
-        return 2 * q
+    def queries(self, queries, context):
+        return 2 * queries
 
 
 @pytest.fixture
-def stages(methods_leave):
-    for part in (EveryStage, MapsQueries):
+def steps(methods_leave):
+    for part in (EveryStep, MapsQueries, Sinks, Projected):
         register(Method(part.name, "A test", "f", {"head_output": part}))
 
 
-def test_a_part_fills_every_open_stage(stages):
+def test_a_part_fills_every_open_step(steps):
     model = build("bert")
     attend = model.bert.encoder.layer[0].attention.self
     x = torch.randn(2, 5, 32)
@@ -119,21 +164,35 @@ def test_a_part_fills_every_open_stage(stages):
     q, k, v = split
     bias = q.sum(dim=-1, keepdim=True) * x[:, None, :, :1].sin()
     weights = torch.softmax(q @ k.mT / 8**0.5 + bias, dim=-1)
-    apply_attention(model, "every-open-stage")
+    apply_attention(model, "every-open-step")
     output, returned = attend(x, output_attentions=True)
     torch.testing.assert_close(output, (weights @ v + v * x[:, None, :, :1]).transpose(1, 2).flatten(2))
     torch.testing.assert_close(returned, weights / 2)
     torch.testing.assert_close(copy.deepcopy(attend)(x)[0], output)
 
 
-def test_a_part_that_a_model_cannot_take_is_refused(stages):
+def test_a_part_that_a_model_cannot_take_is_refused(steps):
     with pytest.raises(UserError, match="'maps-queries' sets head_output, which belong to the projections"):
         apply_attention(build("bert"), "maps-queries")
     with pytest.raises(UserError, match="'xsa' in cross attention"):
         apply_attention(build("bart"), "xsa")
-    model = apply_attention(build("t5"), "every-open-stage", sites=["encoder", "decoder"])
-    with pytest.raises(UserError, match="T5Attention sets score_bias of its attention"):
-        model(input_ids=TOKENS, decoder_input_ids=TOKENS)
+
+
+def test_a_part_and_a_model_add_biases_and_share_no_other_field(steps):
+    model = apply_attention(build("t5"), "every-open-step", sites=["encoder", "decoder"])
+    model(input_ids=TOKENS, decoder_input_ids=TOKENS)
+    model = apply_attention(build("gpt-oss"), "own-sinks")
+    with pytest.raises(UserError, match=r"GptOssAttention: sinks of this attention is set already.*layers="):
+        model(input_ids=TOKENS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_modules_of_torch_in_a_part_get_inputs_of_their_dtype(steps, dtype):
+    model = apply_attention(build("gpt2").to(dtype), "projected")
+    assert model(input_ids=TOKENS).logits.dtype == dtype
+    layer = build_attention("projected", 32, 4, self_attention=True, dtype=dtype)
+    x = torch.randn(5, 2, 32, dtype=dtype)
+    assert layer(x, x, x)[0].dtype == dtype
 
 
 @pytest.mark.parametrize("name", ["added", "apply", "choice", "function", "saving"])

@@ -39,7 +39,7 @@ def test_a_model_that_passes_more_runs_without_mixing():
     module = attention_modules(model)[0][0]
     with pytest.raises(UserError, match=r'set_attn_implementation\("sdpa"\)'):
         module(torch.randn(1, 3, 32), block_indices=torch.zeros(1))
-    model.set_attn_implementation("sdpa")
+    apply_attention(model, "mha").set_attn_implementation("sdpa")
     module(torch.randn(1, 3, 32))
 
 

@@ -17,7 +17,7 @@ from fairseq_lowrank.huggingface import (
     save_attention,
     supported,
 )
-from fairseq_lowrank.huggingface.added import added_to
+from fairseq_lowrank.huggingface.added import inputs_of
 from fairseq_lowrank.messages import UserError
 
 
@@ -84,7 +84,7 @@ def brute_force(
     for head in range(heads):
         score = query[:, head] @ key[:, head * groups // heads].mT * scaling
         scores.append(score if softcap is None else softcap * torch.tanh(score / softcap))
-    inputs = added_to(module).inputs
+    inputs = inputs_of(module)
     before = matrices(getattr(module, "score_mixing", None), query, inputs)
     scores = [sum(before[j, i] * scores[j] for j in range(heads)) for i in range(heads)]
     patterns = []

@@ -56,12 +56,19 @@ def test_what_was_frozen_here_is_trained_again_and_nothing_else():
 def test_groups_decay_neither_mixing_nor_biases():
     model = apply_attention(classifier(), "mixhead-b")
     groups = parameter_groups(model, learning_rate=1e-4, weight_decay=0.1)
-    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-4, 0.1), (1e-4, 0.0), (1e-3, 0.0)]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-4, 0.1), (1e-4, 0.0), (1e-4, 0.0)]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     grouped = [{names[id(parameter)] for parameter in group["params"]} for group in groups]
     assert grouped[2] == set(mixing_state(model))
     assert all(name.endswith("bias") or "LayerNorm" in name for name in grouped[1])
     assert sum(map(len, grouped)) == len(names) == len(set().union(*grouped))
+
+
+def test_the_rate_of_mixing_is_that_of_the_model_or_given():
+    model = apply_attention(classifier(), "gated")
+    groups = parameter_groups(model, learning_rate=1e-4, mixing_learning_rate=1e-3)
+    assert [group["lr"] for group in groups] == [1e-4, 1e-4, 1e-3]
+    assert len(groups[2]["params"]) == len(mixing_state(model))
 
 
 def test_trainer_takes_the_groups(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from formula import load
 from tiny_layers import BATCH, HEADS, SIZE, WITHOUT_CROSS, build, causal, hidden_keys, normal
 
-from experiments.variants import build_layer, cached, count, sizes_of
+from experiments.variants import build_layer, count, sizes_of
 from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, build_attention
 from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import UserError
@@ -159,7 +159,7 @@ def test_declared_numbers_are_those_of_built_layers(name):
     for embed_dim, heads in ((512, 8), (48, 4), (60, 6)):
         layer = build_layer(method, embed_dim, heads)
         assert evaluate(method.parameters, sizes_of(layer)) == count(layer)
-        assert evaluate(method.cached, sizes_of(layer)) == cached(layer)
+        assert evaluate(method.cached, sizes_of(layer)) == layer.cached_numbers == cached(layer)
     for _ in range(4):
         heads = random.randint(1, 9)
         chosen = {axis: random.randint(1, 40) for axis in sorted(sizes)}
@@ -168,7 +168,14 @@ def test_declared_numbers_are_those_of_built_layers(name):
         except ValueError:  # a number that has to divide another one
             continue
         assert evaluate(method.parameters, sizes_of(layer)) == count(layer)
-        assert evaluate(method.cached, sizes_of(layer)) == cached(layer)
+        assert evaluate(method.cached, sizes_of(layer)) == layer.cached_numbers == cached(layer)
+
+
+def cached(layer):
+    """The number of values that the layer holds after it has decoded one token."""
+    state, token = {}, torch.empty(1, 1, layer.embed_dim, device="meta")
+    layer(token, token, token, incremental_state=state, need_weights=False)
+    return sum(tensor.numel() for saved in state.values() for tensor in saved.tensors.values())
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -237,8 +244,8 @@ def test_a_wrong_factor_in_a_part_fails_the_formula(name, axis, monkeypatch):
         "score": "attention_inputs",
         "mixing": "operation",
         "score_mixing": "operation",
-        "head_map": "map_states",
-        "head_output": "forward",
+        "head_map": "states",
+        "head_output": "heads",
     }[axis]
     right = getattr(owner, where)
 

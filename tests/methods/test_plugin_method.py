@@ -30,7 +30,7 @@ class MyNorm(HeadOutput):
         self.norm_power = norm_power
         self.weight = no_weight_decay(torch.ones(dims.num_heads))
 
-    def forward(self, heads, inputs, values):
+    def heads(self, heads, context):
         rms = heads.square().mean(-1, keepdim=True).add(1e-6).sqrt()
         return heads / rms**self.norm_power * self.weight[:, None, None]
 

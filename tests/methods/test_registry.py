@@ -58,7 +58,7 @@ class Doubled(HeadOutput):
 
     name = "doubled"
 
-    def forward(self, heads, inputs, values):
+    def heads(self, heads, context):
         return 2 * heads
 
 

@@ -1,4 +1,4 @@
-"""A part may fill any stage of a layer's forward pass, and the layer names no axis."""
+"""A part may fill any step of a layer's forward pass, and the layer names no axis."""
 
 import ast
 import copy
@@ -6,43 +6,44 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_layers import BATCH, SIZE, build, normal
 
 import fairseq_lowrank.attention
-from fairseq_lowrank.attention import build_attention
-from fairseq_lowrank.parts import MODULE_AXES, SLOTS, HeadMap, HeadOutput, LayerPart, Mixing, Stages
+from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, build_attention
+from fairseq_lowrank.parts import MODULE_AXES, SLOTS, Context, HeadMap, HeadOutput, LayerPart, Mixing, parts_of
 from fairseq_lowrank.parts.projection import merge_heads, split_heads
-from fairseq_lowrank.parts.stages import STAGES
+from fairseq_lowrank.parts.stages import STEPS
 
 
-class EveryStage(HeadOutput):
-    name = "every-stage"
-    fields = ("score_bias",)
-    reads_inputs = reads_own_value = True
+class EveryStep(HeadOutput):
+    name = "every-step"
+    reads_own_value = True
 
-    def map_query(self, q):
-        return 2 * q
+    def queries(self, queries, context):
+        return queries + context.inputs[:, None, :, :4]
 
-    def map_states(self, states):
-        return {"key": states["key"] + 1, "value": 3 * states["value"]}
+    def states(self, states, context):
+        return {"key": states["key"] + context.inputs[:, None, :, :4], "value": 3 * states["value"]}
 
-    def call_fields(self, query, inputs):
-        return {"score_bias": query.sum(dim=-1, keepdim=True) * inputs[:, None, :, :5]}
+    def call(self, call, context):
+        return call.adding(score_bias=context.queries.sum(dim=-1, keepdim=True) * context.inputs[:, None, :, :5])
 
-    def forward(self, heads, inputs, values):
-        return heads + values * inputs[:, None, :, :1]
+    def heads(self, heads, context):
+        return heads + context.own_values * context.inputs[:, None, :, :1]
 
-    def combine_weights(self, weights, inputs):
+    def weights(self, weights, context):
         return weights / 2
 
 
 @pytest.mark.parametrize("axis", MODULE_AXES)
-def test_part_fills_every_stage_on_any_axis(axis):
+def test_part_fills_every_step_on_any_axis(axis):
     layer = build_attention("mha", 8, 2, self_attention=True).double()
-    part = EveryStage(layer.projection.dims)
+    part = EveryStep(layer.projection.dims)
     setattr(layer, axis, part)
     x = torch.randn(5, 3, 8, dtype=torch.float64)
     q, k, v = (split_heads(getattr(layer, name)(x), 4) for name in ("q_proj", "k_proj", "v_proj"))
-    q, k, v, inputs = 2 * q, k + 1, 3 * v, x.transpose(0, 1)
+    inputs = x.transpose(0, 1)
+    q, k, v = q + inputs[:, None, :, :4], k + inputs[:, None, :, :4], 3 * v
     bias = q.sum(dim=-1, keepdim=True) * inputs[:, None, :, :5]
     weights = torch.softmax(q @ k.mT / 2 + bias, dim=-1)
     output, returned = layer(x, x, x, need_head_weights=True)
@@ -50,28 +51,99 @@ def test_part_fills_every_stage_on_any_axis(axis):
     torch.testing.assert_close(returned.transpose(0, 1), weights / 2)
     again = copy.deepcopy(layer)
     assert torch.equal(again(x, x, x)[0], output)
-    setattr(layer, axis, None)
+    wrapped = copy.deepcopy(layer)
+    setattr(wrapped, axis, Wrapper(part))
+    assert torch.equal(wrapped(x, x, x)[0], output)
     plain = build_attention("mha", 8, 2, self_attention=True).double()
     plain.load_state_dict(layer.state_dict())
+    setattr(layer, axis, None)
     assert torch.equal(layer(x, x, x)[0], plain(x, x, x)[0])
+    delattr(again, axis)
+    assert torch.equal(again(x, x, x)[0], plain(x, x, x)[0])
 
 
-def test_every_stage_is_the_identity_by_default():
-    part, tensor = LayerPart(), torch.randn(2)
-    assert part.map_query(tensor) is tensor
-    assert part.map_states(states := {"key": tensor}) is states
-    assert part.call_fields(tensor, tensor) == {}
-    assert part(tensor, tensor, None) is tensor
-    assert part.combine_weights(tensor, tensor) is tensor
-    assert Stages.of({"part": part}) == Stages.of({}) == Stages()
-    assert not any(base.filled for base in (HeadMap, HeadOutput)) and Mixing.filled == {"call_fields"}
-    assert EveryStage.filled == set(STAGES)
+class Wrapper(torch.nn.Module):
+    """A module around a part, as adapters have it."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, *args):
+        return self.part(*args)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if METHODS[name].parts.keys() & set(MODULE_AXES)])
+def test_hooks_of_a_part_see_every_step(name):
+    """Sharding, offloading and adapters bring the weights of a module when it is called."""
+    layer, x = build(name, noise=0.1), normal(4, BATCH, SIZE, seed=7)
+    expected, weights = layer(x, x, x)
+    for part in parts_of(layer).values():
+        kept = {key: tensor.data for key, tensor in part.named_parameters()}
+
+        def bring(part, args, kept=kept):
+            for key, tensor in part.named_parameters():
+                tensor.data = kept[key]
+
+        def take(part, args, output):
+            for tensor in part.parameters():
+                tensor.data = torch.full_like(tensor, torch.nan)
+
+        part.register_forward_pre_hook(bring)
+        part.register_forward_hook(take)
+        take(part, (), None)
+    output, found = layer(x, x, x)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(found, weights)
+
+
+def test_every_step_is_the_identity_by_default():
+    part, tensor, context = LayerPart(), torch.randn(2), Context()
+    for step in STEPS:
+        assert part(step, tensor, context) is tensor
+    assert not any(base.filled for base in (HeadMap, HeadOutput)) and Mixing.filled == {"call"}
+    assert EveryStep.filled == set(STEPS)
 
 
 def test_two_parts_cannot_set_one_field_of_the_call():
-    layer = build_attention("mixhead-a", 8, 2)
-    with pytest.raises(ValueError, match="score_mixing, mixing set prob_mixing of the call together"):
-        layer.score_mixing = copy.deepcopy(layer.mixing)
+    layer, x = build_attention("mixhead-a", 8, 2), torch.randn(3, 2, 8)
+    layer.score_mixing = copy.deepcopy(layer.mixing)
+    with pytest.raises(ValueError, match="prob_mixing of this attention is set already"):
+        layer(x, x, x)
+
+
+class Bias(HeadOutput):
+    """A bias of each head by the distance of positions, and by a number of the key that is cached."""
+
+    reads_positions = True
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.state_sizes = {"mark": 1}
+
+    def states(self, states, context):
+        return {**states, "mark": context.inputs[:, None, :, :1].expand(-1, 2, -1, -1)}
+
+    def call(self, call, context):
+        mark = context.states["mark"]
+        distances = context.query_positions()[:, None] - torch.arange(mark.size(2))
+        return call.adding(score_bias=mark.mT - 0.3 * distances)
+
+
+def test_a_bias_of_positions_and_of_cached_numbers_decodes_what_it_trained():
+    layer, x = build_attention("mha", 8, 2, self_attention=True).double().eval(), normal(5, 3, 8)
+    layer.head_output = Bias(layer.projection.dims)
+    full, _ = layer(x, x, x, attn_mask=CAUSAL, need_weights=False)
+    plain, _ = build("mha")(x, x, x, attn_mask=CAUSAL, need_weights=False)
+    assert (full - plain).abs().max() > 1e-3
+    state = {}
+    steps = [layer(step, step, step, incremental_state=state, need_weights=False)[0] for step in x[:3].split(1)]
+    order = torch.tensor([2, 0, 1])
+    layer.reorder_incremental_state(state, order)
+    last, _ = layer(x[3:], x[3:], x[3:], attn_mask=CAUSAL, incremental_state=state, need_weights=False)
+    torch.testing.assert_close(torch.cat(steps), full[:3])
+    moved = torch.cat([x[:3, order], x[3:]])
+    torch.testing.assert_close(last, layer(moved, moved, moved, attn_mask=CAUSAL, need_weights=False)[0][3:])
 
 
 @pytest.mark.parametrize("file", ["layer.py", "states.py"])

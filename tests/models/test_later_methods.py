@@ -49,7 +49,7 @@ def test_a_later_method_trains_and_continues_text(preset, language_model_data, t
         ("--attention xsa", "--attention-sites encoder,decoder"),
         ("--attention dcmha --mixing-orthogonality 0.1", "--mixing-orthogonality 0.1"),
         ("--attention gated --mixing-orthogonality 0.1", "--mixing-orthogonality 0.1"),
-        ("--attention gated --mixing-lr-scale 2", "--mixing-lr-scale 2"),
+        ("--attention mla --mixing-lr-scale 2", "--mixing-lr-scale 2"),
         ("--attention mea --latent-dim 4", "latent_dim=4"),
         ("--attention mla --gate-start half", "gate_start='half'"),
         ("--attention tpa --head-output difference", "'tensor-product'"),
@@ -73,9 +73,11 @@ def test_flags_without_a_meaning_are_refused(flags, named, translation_data, tmp
         ("headmix", ["head_map"]),
         ("mea", ["head_map"]),
         ("knocking-linear", ["head_map"]),
+        ("gain", ["mixing"]),
+        ("gated", ["head_output"]),
     ],
 )
-def test_the_rate_of_mixing_and_head_maps_is_scaled_without_decay(attention, parts):
+def test_the_rate_of_every_part_is_scaled_without_decay(attention, parts):
     from tiny_transformer import build
 
     model = build("transformer", *SIZES, "--attention", attention, "--mixing-lr-scale", 3)

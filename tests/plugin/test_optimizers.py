@@ -187,3 +187,14 @@ def test_mixing_of_scores_is_scaled_and_spared_too():
     model = build(ARCH, *SIZES, "--attention", "talking-heads", "--mixing-lr-scale", SCALE)
     found = [overrides(parameter) for name, parameter in model.named_parameters() if ".score_mixing." in name]
     assert found and found == [{"weight_decay": 0.0, "lr_scale": SCALE}] * len(found)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_small_steps_of_mixing_are_kept(precision):
+    model, optimizer = make(precision=precision)
+    optimizer.set_lr(1e-3)
+    moves, _ = step(model, optimizer, 1.0)
+    mixing = {name: move for name, move in moves.items() if name.endswith(".mixing.weight")}
+    assert mixing
+    for name, move in mixing.items():
+        torch.testing.assert_close(move, torch.full_like(move, -1e-3), atol=1e-5, rtol=0, msg=name)

@@ -59,7 +59,7 @@ def test_copy_that_is_cut_short_leaves_the_old_checkpoint(train, tmp_path, monke
         patch.setattr(shutil, "copyfile", cut_short)
         with pytest.raises(SystemExit if isinstance(stop, Exception) else type(stop)):
             train(*STOCK, "--max-epoch", 2)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "run").glob("[!.]*")) == [
         *("checkpoint1.pt", "checkpoint2.pt", "checkpoint_last.pt")
     ]
     assert "checkpoint_last.pt (epoch 2 @ " in train(*STOCK, "--max-epoch", 2)

@@ -1,16 +1,17 @@
 """A finished training stays finished, and one in the middle of an epoch continues with its own batches only."""
 
-from types import SimpleNamespace
+import shutil
 
 import pytest
+import torch
 
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils
-from omegaconf import OmegaConf
+from fairseq.data.iterators import EpochBatchIterator
 
-from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.repairs.continuing import SETTINGS, refuse_other_batches
+from fairseq_lowrank.repairs.continuing import BATCHES, OtherBatches
+from fairseq_lowrank.repairs.loading import load_checkpoint
 
 MIDDLE = [
     *("--arch", "transformer", "--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"),
@@ -47,39 +48,90 @@ def test_finished_training_ends_at_once(fairseq_command, translation_data, tmp_p
     assert updates(tmp_path) == 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--max-tokens", "200"], ["--max-tokens 200", "--max-tokens 300"]),
-        ([*SMALL, "--batch-size", "4"], ["--batch-size 4", "--batch-size None"]),
-        ([*SMALL, "--seed", "2"], ["--seed 2", "--seed 1"]),
-        ([*SMALL, "--required-batch-size-multiple", "1"], ["--required-batch-size-multiple 1"]),
-    ],
-    ids=["max-tokens", "batch-size", "seed", "multiple"],
-)
+class Numbers(torch.utils.data.Dataset):
+    """A data set of numbers."""
+
+    def __getitem__(self, index):
+        return index
+
+
+OTHER = {
+    "max-tokens": (["--max-tokens", "200"], ["--max-tokens 200 (there: 300)"]),
+    "batch-size": ([*SMALL, "--batch-size", "4"], ["--batch-size 4 (there: None)"]),
+    "seed": ([*SMALL, "--seed", "2"], ["--seed 2 (there: 1)"]),
+    "multiple": ([*SMALL, "--required-batch-size-multiple", "1"], ["--required-batch-size-multiple 1"]),
+    "remainder": ([*SMALL, "--skip-remainder-batch"], ["--skip-remainder-batch True"]),
+    "length": ([*SMALL, "--max-source-positions", "7"], ["--max-source-positions 7 (there: 1024)"]),
+    "order": ([*SMALL, "--update-ordered-indices-seed"], ["the data has changed"]),
+}
+
+
+@pytest.mark.parametrize(("flags", "words"), OTHER.values(), ids=OTHER)
 def test_other_batches_in_the_middle_of_an_epoch_are_refused(refusal, stopped, translation_data, flags, words):
     line = refusal("train", translation_data, *MIDDLE, *flags, "--max-update", 4, "--save-dir", stopped)
     assert all(word in line for word in (*words, "--reset-dataloader"))
     assert updates(stopped) == 2
 
 
-def test_another_number_of_workers_is_refused(stopped):
-    """What a trainer of two workers gets of the checkpoint of one."""
-    config = OmegaConf.create(
-        {
-            "distributed_training": {"distributed_world_size": 2},
-            "checkpoint": {"reset_dataloader": False, "finetune_from_model": None},
-        }
-    )
+@pytest.fixture
+def shorter_data(translation_data, tmp_path):
+    """Data with the dictionaries of ``translation_data`` and other sentences."""
+    folder = shutil.copytree(translation_data, tmp_path / "shorter")
+    for file in translation_data.glob("valid.*.[bi][id][nx]"):
+        shutil.copy(file, folder / file.name.replace("valid", "train"))
+    return folder
 
-    def load(trainer, filename):
-        return checkpoint_utils.load_checkpoint_to_cpu(filename)["extra_state"]
 
-    path = str(stopped / "checkpoint_last.pt")
-    with pytest.raises(UserError) as refused:
-        refuse_other_batches(load)(SimpleNamespace(cfg=config), path)
-    assert "--distributed-world-size 2" in str(refused.value) and "--distributed-world-size 1" in str(refused.value)
-    assert SETTINGS not in load(None, path)
+def test_other_data_in_the_middle_of_an_epoch_are_refused(
+    refusal, fairseq_command, translation_data, shorter_data, tmp_path
+):
+    run = tmp_path / "run"
+    several = f"{shorter_data}:{translation_data}"
+    flags = [*MIDDLE, "--batch-size", 8, "--save-dir", run]
+    fairseq_command("train", several, *flags, "--max-update", 5)  # 3 updates in the first folder
+    for data in (shorter_data, f"{translation_data}:{shorter_data}"):
+        line = refusal("train", data, *flags, "--max-update", 6)
+        assert f"the data folder {data} (there: {several})" in line and updates(run) == 5
+    fairseq_command("train", several, *flags, "--max-update", 6)
+    assert updates(run) == 6
+
+
+def test_copied_data_continue_and_are_named(fairseq_command, stopped, translation_data, tmp_path):
+    copy = shutil.copytree(translation_data, tmp_path / "copy")
+    said = fairseq_command("train", copy, *MIDDLE, *SMALL, "--max-update", 3, "--save-dir", stopped)
+    assert f"the data folder is {copy}" in said and updates(stopped) == 3
+
+
+def test_changed_data_in_the_middle_of_an_epoch_are_refused(
+    refusal, fairseq_command, translation_data, shorter_data, tmp_path
+):
+    data = shutil.copytree(translation_data, tmp_path / "data")
+    flags = [data, *MIDDLE, *SMALL, "--save-dir", tmp_path / "run"]
+    fairseq_command("train", *flags, "--max-update", 2)
+    shutil.copytree(shorter_data, data, dirs_exist_ok=True)
+    assert "the data has changed" in refusal("train", *flags, "--max-update", 3)
+
+
+def test_checkpoint_without_a_hash_is_compared_by_its_flags(refusal, fairseq_command, stopped, translation_data):
+    path = stopped / "checkpoint_last.pt"
+    state = load_checkpoint(path)
+    del state["extra_state"]["train_iterator"][BATCHES]
+    torch.save(state, path)
+    train = ["train", translation_data, *MIDDLE, "--save-dir", stopped, "--max-update", 3]
+    assert "--max-tokens 200 (there: 300)" in refusal(*train, "--max-tokens", "200")
+    fairseq_command(*train, *SMALL)
+    assert updates(stopped) == 3
+
+
+def test_another_number_of_workers_is_refused():
+    batches = [[number] for number in range(20)]
+    one = EpochBatchIterator(Numbers(), list, batches)
+    numbers = one.next_epoch_itr()
+    next(numbers), next(numbers)
+    state = one.state_dict()
+    EpochBatchIterator(Numbers(), list, batches).load_state_dict(state)
+    with pytest.raises(OtherBatches):
+        EpochBatchIterator(Numbers(), list, batches, num_shards=2).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

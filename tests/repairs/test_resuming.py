@@ -138,6 +138,18 @@ def test_resume_keeps_the_shard_of_each_epoch(train, language_model_data, tmp_pa
     assert_equal(resumed, unbroken)
 
 
+def test_resume_within_an_epoch_keeps_the_shard(train, translation_data, tmp_path):
+    second = shutil.copytree(translation_data, tmp_path / "second")
+    for file in translation_data.glob("valid.*.[bi][id][nx]"):
+        shutil.copy(file, second / file.name.replace("valid", "train"))
+    flags = [*STOCK["translation"], "--update-freq", 1, "--max-tokens", 40]
+    data = f"{second}:{translation_data}"
+    unbroken = train(flags, "unbroken", "--max-epoch", 3, data=data)
+    for update in (2, 9, 20):
+        train(flags, "stopped", "--max-update", update, data=data)
+    assert_equal(train(flags, "stopped", "--max-epoch", 3, data=data), unbroken)
+
+
 def test_reset_dataloader_starts_with_epoch_1(train):
     train(STOCK["translation"], "run", "--max-update", 20)
     train(STOCK["translation"], "run", "--max-update", 24, "--reset-dataloader", expect="epoch 1 @ 24")

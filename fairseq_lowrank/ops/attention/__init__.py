@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention import blocked, operator, reference, sdpa, triton  # noqa: F401 (registers the operators)
+from fairseq_lowrank.ops.attention import blocked, gpu_times, operator, reference, sdpa, tiled, triton  # noqa: F401 (registers the operators)
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, PositionwiseMixing, StaticMixing
@@ -34,7 +34,7 @@ __all__ = [
 
 # Each backend has ``compute(call)``, ``unsupported_reason(call)``, which is read when a layer is built, and
 # ``device_unsupported_reason(device, dtype)``, which is read when it runs.
-_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton}
+_BACKENDS = {"reference": reference, "sdpa": sdpa, "blocked": blocked, "triton": triton, "tiled": tiled}
 BACKENDS = ("auto", *_BACKENDS)
 
 
@@ -100,13 +100,25 @@ def _fastest(call: AttentionCall) -> Any:
             break
         if module.unsupported_reason(call) is not None or module.device_unsupported_reason(device, dtype) is not None:
             continue
-        if module is not triton or triton.has_no_spills(call):
+        if module is not triton or triton.keeps_registers(call):
             return module
     return reference
 
 
+def explain(call: AttentionCall) -> str:
+    """Say what ``auto`` takes for ``call``, and on a GPU why."""
+    chosen = _fastest(call)
+    name = next(name for name, module in _BACKENDS.items() if module is chosen)
+    prefer = _PREFERENCES.get(call.v.device.type, _ANY_DEVICE)
+    return gpu_times.reason(call, name) if call.v.dtype in prefer.triton else name
+
+
 def _requested(backend: str, call: AttentionCall) -> Any:
     module, device, dtype = check_backend(backend, call), call.v.device, call.v.dtype
+    if module in (blocked, triton) and is_traced(call.v) and torch.onnx.is_in_onnx_export():
+        raise ValueError(
+            f"backend={backend!r} is the operator fairseq_lowrank::{backend}_attention, which ONNX does not have; use backend='auto'"
+        )
     if (reason := module.device_unsupported_reason(device, dtype)) is not None:
         raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
     return module
@@ -132,9 +144,12 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     v, mixes = call.v, call.mixes_weights
     prefer = _PREFERENCES.get(v.device.type, _ANY_DEVICE)
     fused: tuple[ModuleType, ...] = ()
-    if v.dtype in prefer.triton and triton.unsupported_reason(call) is None and triton.is_precompiled_config(call):
-        fused = (triton,)
+    # A traced call is not tried on its device, so it takes only kernels that were compiled elsewhere.
+    if v.dtype in prefer.triton and triton.unsupported_reason(call) is None:
+        fused = (triton,) if not is_traced(v) or triton.is_precompiled_config(call) else ()
     if is_traced(v):
+        if torch.onnx.is_in_onnx_export():  # it has no operator of this package
+            return (reference,)
         # One choice for all lengths.
         avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
@@ -144,7 +159,9 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
     few = queries == 1 or (heads * queries * keys < prefer.reference_scores and not shared)
     others = (*fused, reference, blocked) if few else (*fused, blocked, reference)
     if mixes:
-        return (*fused, sdpa, *others) if v.dtype in prefer.triton and _repeats_cheaply(call, prefer) else others
+        if v.dtype not in prefer.triton or not _repeats_cheaply(call, prefer):
+            return others
+        return (sdpa, *others) if gpu_times.prefers_sdpa(call) else (*fused, sdpa, *others)
     drops = call.dropout_p and not prefer.sdpa_drops
     whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
     if drops or (whole and queries * keys > prefer.mask_scores):

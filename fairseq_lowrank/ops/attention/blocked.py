@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fairseq_lowrank.ops.activation import ACTIVATIONS, without_autocast
 from fairseq_lowrank.ops.attention import recomputing
-from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, block_keys, group_queries, slice_block
+from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, group_queries, slice_block
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.mask import hiding_value
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
@@ -87,7 +87,9 @@ def attend(call: AttentionCall, seed: int) -> tuple[Tensor, tuple[()]]:
             if keep is not None:
                 weights = weights.mul_(keep)
             scale = problem.dropout_scale
-            part = problem.work.product(group_queries(weights, problem.groups), block_keys(call.v, block), scale=scale)
+            part = problem.work.product(
+                group_queries(weights, problem.groups), problem.work.keys(call.v, block), scale=scale
+            )
             output[block.batch, :, block.rows] = part.reshape(*weights.shape[:3], -1)
         return output, ()
 
@@ -254,7 +256,7 @@ class BlockedAttention:
             used = torch.mul(used, keep, out=used if used is not weights else work.buffer("mixed", *used.shape))
         values.add(block, grad_output, group_queries(used, groups))
         grad = work.buffer("mixed", *weights.shape)
-        work.product(grad_output, block_keys(self.call.v, block).transpose(1, 2), group_queries(grad, groups))
+        work.product(grad_output, work.keys(self.call.v, block).transpose(1, 2), group_queries(grad, groups))
         if keep is not None:
             grad.mul_(keep)
         sums = None

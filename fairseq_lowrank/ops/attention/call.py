@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import HeadMixing
 from fairseq_lowrank.ops.attention.scores import DotProduct, Scores
 from fairseq_lowrank.ops.attention.tree import TensorTree
+
+
+class AlreadySet(ValueError):
+    """Two parts, or a part and the model around it, set one field of a call."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,21 @@ class AttentionCall(TensorTree):
     need_weights: bool = False
     score_cap: float | None = None
     sinks: Tensor | None = None
+
+    def adding(self, **fields: Any) -> AttentionCall:
+        """Return the call with further fields. A ``score_bias`` is added to the one that is there.
+
+        Raises:
+            AlreadySet: the call has another of these fields already.
+        """
+        for name in fields:
+            if (known := getattr(self, name)) is not None:
+                if name != "score_bias":
+                    raise AlreadySet(
+                        f"{name} of this attention is set already, and it can be set once. Remove one of the two."
+                    )
+                fields[name] = known + fields[name]
+        return self.replace(**fields)
 
     @property
     def for_reference_alone(self) -> str | None:

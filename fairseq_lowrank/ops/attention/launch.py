@@ -92,12 +92,12 @@ class Launch:
             _matrix(call.score_mixing),
             _matrix(call.prob_mixing if call.mixes_weights else None),
         )
-        self.mask = _mask(call.mask, call.scores.shape)
+        self.mask: Any = _mask(call.mask, call.scores.shape)
         p = float(call.dropout_p)
-        self.dropout = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
+        self.dropout: Any = kernels.Dropout(seed, p, 1 / (1 - p)) if p else None
         self.empty = not (self.batch and self.queries and self.keys and self.v.size(3))
 
-    def forward(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Compute the heads, and return them with what the backward pass reads: the heads and the log-sum-exp of each row."""
         output = empty_heads(self.v, self.queries, self.heads, self.v.size(3))
         lse = self._row_numbers()
@@ -108,8 +108,11 @@ class Launch:
         self._launch("attend", (*self._tensors(q, k, v, lse), _view(output)))
         return output, (output, lse)
 
-    def backward(self, grad_output: Tensor, output: Tensor, lse: Tensor) -> list[Tensor | None]:
-        """Compute the gradients of the call's tensors in their order; ``None`` for masks and for what needs none."""
+    def backward(self, grad_output: Tensor, *kept: Tensor) -> list[Tensor | None]:
+        """Compute the gradients of the call's tensors in their order; ``None`` for masks and for what needs none.
+
+        ``kept`` is what :meth:`forward` returned next to the heads.
+        """
         call = self.call
         needed = (
             call.dot_product.q,
@@ -120,7 +123,7 @@ class Launch:
         if self.empty:
             found: list[Tensor | None] = [torch.zeros_like(tensor) for tensor in needed]
         else:
-            found = self._gradients(self._readable(grad_output), output, lse)
+            found = self._gradients(self._readable(grad_output), *kept)
         masks = [None for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
         gradients = [
             gradient.to(tensor.dtype) if tensor.requires_grad and gradient is not None else None

@@ -1,6 +1,6 @@
 """The recomputing backends as registered operators, for code that traces operations without running them.
 
-``torch.compile`` and ``torch.export`` keep ``fairseq_lowrank::blocked_attention`` (``triton_attention``) as one node for all
+``torch.compile`` and ``torch.export`` keep ``fairseq_lowrank::blocked_attention`` (``triton_attention``, ``tiled_attention``) as one node for all
 lengths. On the meta device the operator gives shapes. Eager code does not use these operators, which saves the dispatcher.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention import blocked, triton
+from fairseq_lowrank.ops.attention import blocked, tiled, triton
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.tree import decode, empty_heads, unflatten
@@ -106,5 +106,5 @@ def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*tensors, seed)
 
 
-for _backend in (blocked.BACKEND, triton.BACKEND):
+for _backend in (blocked.BACKEND, triton.BACKEND, tiled.BACKEND):
     _register(_backend)

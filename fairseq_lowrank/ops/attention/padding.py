@@ -1,44 +1,74 @@
-"""Questions about tensors of masks, whose answers are cached."""
+"""Questions about the values of masks."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from fairseq_lowrank.ops.attention.tree import is_traced
+from fairseq_lowrank.ops.attention.tree import hides_values
 
 
-def remember_last(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
-    """Cache the answer for the last tensor, unless it changes in place: all layers of a model receive the same mask.
+class _Pass(threading.local):
+    """The answers of the forward pass of a model that runs in this thread; ``None`` outside of one."""
 
-    Reading a tensor on a GPU waits for it. So a GPU is asked once per mask, and never while a graph is captured or about a
-    tensor of inference mode, whose changes cannot be seen. Then the answer is False: a mask that is not recognised costs time
-    and changes no number. It is False too while tracing.
+    def __init__(self) -> None:  # in each thread
+        self.answers: dict[tuple[Callable, int], tuple[Tensor, bool]] | None = None
+
+
+_pass = _Pass()
+
+
+def begin_pass(*_: object) -> None:
+    """Begin a forward pass in which masks do not change: each question about a tensor is answered once.
+
+    All layers of a model get the same mask, and to read a tensor on a GPU is to wait for it. This is a forward pre-hook too.
     """
-    last: tuple[weakref.ref, int, bool] | None = None
+    if _pass.answers is None:
+        _pass.answers = {}
 
+
+def end_pass(*_: object) -> None:
+    """Forget the answers. This is a forward hook too."""
+    _pass.answers = None
+
+
+@contextlib.contextmanager
+def one_pass() -> Iterator[None]:
+    """Run one forward pass in which masks do not change, see :func:`begin_pass`."""
+    begin_pass()
+    try:
+        yield
+    finally:
+        end_pass()
+
+
+def about_values(question: Callable[[Tensor], bool]) -> Callable[[Tensor], bool]:
+    """Answer a question about a mask with False if its values cannot be read, and once within a forward pass.
+
+    A mask that is not recognised costs time and changes no number. Nothing is remembered beyond a pass: numpy, ``.data`` and
+    shared memory change a tensor without a trace.
+    """
+
+    @functools.wraps(question)
     def ask(tensor: Tensor) -> bool:
-        nonlocal last
-        if is_traced(tensor):
+        if hides_values(tensor) or (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
             return False
-        if tensor.is_inference():
-            return not tensor.is_cuda and question(tensor)
-        known = last
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
-            return known[2]
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return False
-        answer = question(tensor)
-        last = (weakref.ref(tensor), tensor._version, answer)
-        return answer
+        if _pass.answers is None:
+            return question(tensor)
+        key = question, id(tensor)  # the tensor is kept with its answer, so no other one gets its number
+        if key not in _pass.answers:
+            _pass.answers[key] = tensor, question(tensor)
+        return _pass.answers[key][1]
 
     return ask
 
 
-@remember_last
+@about_values
 def is_right_padding(key_padding_mask: Tensor) -> bool:
     """Return True if no row has a visible key after a hidden one.
 

@@ -86,6 +86,7 @@ class _RelativeBlocks:
     def __init__(self, scores: Relative, work: Workspace) -> None:
         self.content: ScoreBlocks = scores.content.blocks(work)
         self.p, self.positions, self.scale, self.work = scores.p, scores.positions, scores.content.factor, work
+        self._all_positions = scores.positions.to(work.product_dtype)
         self.groups, self.queries = scores.positions.size(1), scores.shape[2]
         self._grad_p: Tensor | None = None
 
@@ -129,7 +130,7 @@ class _RelativeBlocks:
 
     def _block_positions(self, distances: slice) -> Tensor:
         """Return the positions of these distances, ``[G, D, n]``."""
-        return self.positions[0, :, distances].transpose(1, 2)
+        return self._all_positions[0, :, distances].transpose(1, 2)
 
     def _buffer(self, block: Block) -> tuple[Tensor, slice]:
         """Return memory ``[G, b·(H/G)·rows, rows + keys − 1]`` for the distances between a block's queries and keys.

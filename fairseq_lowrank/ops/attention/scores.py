@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops.activation import at_least_float32
-from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, block_keys, group_queries
+from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, group_queries
 from fairseq_lowrank.ops.attention.mask import select_head
 from fairseq_lowrank.ops.attention.tree import TensorTree, empty_heads, is_traced
 
@@ -113,7 +113,7 @@ class _DotProductBlocks:
         self._grad_q: Tensor | None = None
 
     def forward(self, block: Block, out: Tensor) -> None:
-        keys = block_keys(self.k, block).transpose(1, 2)
+        keys = self.work.keys(self.k, block).transpose(1, 2)
         self.work.product(self._queries(block), keys, group_queries(out, self.groups), self.scale)
 
     def backward(self, block: Block, grad: Tensor) -> None:
@@ -124,7 +124,7 @@ class _DotProductBlocks:
             self._grad_k = KeyGradient(self.k, self.work)
         shape, grad = grad.shape, group_queries(grad, self.groups)
         self._grad_k.add(block, self._queries(block), grad, self.scale)
-        heads = self.work.product(grad, block_keys(self.k, block), scale=self.scale)
+        heads = self.work.product(grad, self.work.keys(self.k, block), scale=self.scale)
         self._grad_q[block.batch, :, block.rows] = heads.reshape(*shape[:3], -1)
 
     def gradients(self) -> list[Tensor | None]:

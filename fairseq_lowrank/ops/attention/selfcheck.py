@@ -1,4 +1,4 @@
-"""Whether the kernels of the triton backend compute on this device what the formula says: nobody has tried every GPU.
+"""Whether the kernels of the backends ``triton`` and ``tiled`` compute on this device what the formula says: nobody has tried every GPU.
 
 The first call of a composition (a kind of score, mixing, mask …, of these sizes, on this device) is preceded by one of the same
 composition on a small random problem, values and gradients, against the reference in float64. Where they differ, ``blocked``
@@ -8,6 +8,7 @@ seen too: they would be right but slow, or not run, and ``auto`` takes ``blocked
 
 from __future__ import annotations
 
+import subprocess
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,12 +17,13 @@ import torch
 from torch import Tensor
 from triton import OutOfResources
 
-from fairseq_lowrank.ops.attention import reference
+from fairseq_lowrank.ops.attention import machine_code, reference
 from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.launch import Kernel, Launch
 from fairseq_lowrank.ops.attention.mask import AttentionMask
 from fairseq_lowrank.ops.attention.mixing import DiagonalMixing, HeadMixing, StaticMixing
 from fairseq_lowrank.ops.attention.scores import DotProduct
+from fairseq_lowrank.ops.attention.tiled_launch import TiledLaunch, has_few_programs
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Of ‖x − reference‖ / ‖reference‖."""
@@ -35,30 +37,33 @@ class SelfCheckResult(NamedTuple):
     error: str | None
     """What differs from the reference, and by how much, or why the kernels do not run."""
     resource_issue: str | None = None
-    """What they would need more of: registers, which were spilled to memory, or shared memory."""
+    """What they would need more of: registers, which are stored to memory in an inner loop, or shared memory."""
     fits: bool = True
     """False if the device lacks shared memory for them, so that nothing was computed."""
 
+
+LAUNCHES: dict[str, type[Launch]] = {"triton": Launch, "tiled": TiledLaunch}
+"""The backends whose kernels are checked."""
 
 _results: dict[tuple, SelfCheckResult] = {}
 _warned: set[tuple] = set()
 
 
-def is_verified(call: AttentionCall) -> bool:
+def is_verified(call: AttentionCall, backend: str = "triton") -> bool:
     """Return True if the kernels compute ``call`` correctly here. Warn once if they do not."""
-    key, error = _composition(call), _tried(call).error
+    key, error = _composition(call, backend), _tried(call, backend).error
     if error is not None and key not in _warned:
         _warned.add(key)
         warnings.warn(
-            f"the triton kernels cannot be used on this GPU ({error}). From now on, 'blocked' computes {describe(call)}.",
+            f"the {backend} kernels cannot be used on this GPU ({error}). From now on, 'blocked' computes {describe(call)}.",
             RuntimeWarning,
             stacklevel=2,
         )
     return error is None
 
 
-def has_no_spills(call: AttentionCall) -> bool:
-    """Return True if they do so without a spilled register. Kernels that do not fit give no warning."""
+def keeps_registers(call: AttentionCall) -> bool:
+    """Return True if they do so and store no register in an inner loop. Kernels that do not fit give no warning."""
     return _tried(call).resource_issue is None and is_verified(call)
 
 
@@ -67,28 +72,29 @@ def _is_recorded(call: AttentionCall) -> bool:
     return call.v.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _tried(call: AttentionCall) -> SelfCheckResult:
+def _tried(call: AttentionCall, backend: str = "triton") -> SelfCheckResult:
     """Return the result of the self-check of the call's composition, which runs once.
 
     While a graph is recorded, a composition that its warm-up did not check counts as correct.
     """
-    key = _composition(call)
+    key = _composition(call, backend)
     if key not in _results:
         if _is_recorded(call):
             return SelfCheckResult(None)
-        _results[key] = self_check(_like(call))
+        options = {"few": has_few_programs(call)} if backend == "tiled" else {}
+        _results[key] = self_check(_like(call), backend, **options)
     return _results[key]
 
 
-def self_check(call: AttentionCall) -> SelfCheckResult:
-    """Launch all kernels of ``call`` and compare them with the reference."""
-    spilled: dict[str, int] = {}
+def self_check(call: AttentionCall, backend: str = "triton", **options: Any) -> SelfCheckResult:
+    """Launch all kernels of ``call`` and compare them with the reference. ``options`` are those of the backend's launches."""
+    stored: dict[str, int] = {}
 
     def run(kernel: Kernel) -> None:
-        spilled[kernel.name] = getattr(kernel.run(), "n_spills", 0)
+        stored[kernel.name] = max(_stores(kernel.run()), stored.get(kernel.name, 0))
 
     try:
-        found = errors(call, run)
+        found = errors(call, run, backend, **options)
     except OutOfResources as error:
         return SelfCheckResult(f"OutOfResources: {error}", error.name, fits=False)
     except Exception as error:
@@ -99,24 +105,43 @@ def self_check(call: AttentionCall) -> SelfCheckResult:
     if call.v.dtype == torch.float32 and call.v.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         tolerance = _TF32
     wrong = {name: error for name, error in found.items() if not error <= tolerance}
-    spills = [f"{name} spills {count} registers" for name, count in spilled.items() if count]
+    spills = [f"{name} stores {count} registers in its inner loop" for name, count in stored.items() if count]
     return SelfCheckResult(
         ", ".join(f"{name} by {error:.1g}" for name, error in wrong.items()) or None, ", ".join(spills) or None
     )
 
 
-def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) -> dict[str, float]:
-    """Compute ‖x − reference‖ / ‖reference‖ of the heads and of the gradient of every float tensor of ``call`` (no dropout)."""
+def _stores(compiled: object) -> int:
+    """Count the registers that a compiled kernel stores to memory in its inner loop. What it spills before the loop costs little.
+
+    Where no disassembler runs, every spilled register counts.
+    """
+    spilled = getattr(compiled, "n_spills", 0)
+    if not spilled:
+        return 0
+    try:
+        return machine_code.inner_loop(compiled.asm["cubin"])["STL"]  # type: ignore[attr-defined]
+    except (OSError, subprocess.SubprocessError):
+        return spilled
+
+
+def errors(
+    call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run, backend: str = "triton", **options: Any
+) -> dict[str, float]:
+    """Compute ‖x − reference‖ / ‖reference‖ of the heads and of the gradient of every float tensor of ``call`` without dropout.
+
+    With dropout, whose random masks no reference has, the kernels are launched too.
+    """
+    plain = call.replace(dropout_p=0.0)
     with torch.inference_mode(False), torch.enable_grad():
-        ours = call.map_tensors(lambda tensor: _leaf(tensor, tensor.dtype))
-        exact = call.map_tensors(lambda tensor: _leaf(tensor, torch.float64))
+        ours = plain.map_tensors(lambda tensor: _leaf(tensor, tensor.dtype))
+        exact = plain.map_tensors(lambda tensor: _leaf(tensor, torch.float64))
         expected, _ = reference.compute(exact)
         generator = torch.Generator().manual_seed(1)
         cotangent = torch.randn(expected.shape, generator=generator, dtype=torch.float64).to(expected).to(call.v.dtype)
-        with torch.no_grad():
-            launch = Launch(ours, 0, run)
-            heads, kept = launch.forward()
-            gradients = launch.backward(cotangent, *kept)
+        heads, gradients = _launched(ours, run, backend, cotangent, **options)
+        if call.dropout_p:
+            _launched(ours.replace(dropout_p=call.dropout_p), run, backend, **options)
         sources = _differentiable(exact)
         wanted = torch.autograd.grad(expected, list(sources.values()), cotangent.double())
     pairs = {
@@ -131,6 +156,16 @@ def errors(call: AttentionCall, run: Callable[[Kernel], object] = Kernel.run) ->
     return {name: _distance(one, other, nothing.get(name, 0.0)) for name, (one, other) in pairs.items()}
 
 
+def _launched(
+    call: AttentionCall, run: Callable[[Kernel], object], backend: str, grad: Tensor | None = None, **options: Any
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return heads and gradients of ``call``; the gradient of the heads is ``grad``, or the heads."""
+    with torch.no_grad():
+        launch = LAUNCHES[backend](call, 0, run, **options)
+        heads, kept = launch.forward()
+        return heads, launch.backward(heads if grad is None else grad, *kept)
+
+
 def describe(call: AttentionCall) -> str:
     """Describe a composition in a few words."""
     kinds = [type(mixing).__name__ if mixing else "no mixing" for mixing in (call.score_mixing, call.prob_mixing)]
@@ -141,17 +176,21 @@ def describe(call: AttentionCall) -> str:
     )
 
 
-def _composition(call: AttentionCall) -> tuple:
+def _composition(call: AttentionCall, backend: str = "triton") -> tuple:
     mask, (_, heads, queries, keys) = call.mask, call.scores.shape
     kinds = tuple((type(mixing), mixing and mixing.weight.dtype) for mixing in (call.score_mixing, call.prob_mixing))
     groups = call.dot_product.k.size(1), call.v.size(1)
     additive = None if mask.additive is None else mask.additive.dtype
     masked = mask.causal, mask.key_padding is not None, additive, bool(mask.num_appended_keys), mask.query_repeats > 1
     lengths = _alike(queries), _alike(keys), queries == keys
+    of_tiles = (mask.window is not None, has_few_programs(call)) if backend == "tiled" else ()
     return (
+        backend,
+        of_tiles,
         call.v.device,
         call.v.dtype,
         call.activation,
+        bool(call.dropout_p),
         kinds,
         heads,
         groups,
@@ -180,7 +219,8 @@ def _like(call: AttentionCall) -> AttentionCall:
     if mask.additive is not None:
         additive = torch.randn(1, heads, queries, keys, generator=generator)
         additive = additive < -1 if mask.additive.dtype == torch.bool else additive.to(mask.additive.dtype)
-    small = AttentionMask(mask.causal, padding, additive, appended, repeats)
+    window = None if mask.window is None else min(mask.window, 11)
+    small = AttentionMask(mask.causal, padding, additive, appended, repeats, window)
     sizes = call.dot_product.k.size(1), call.v.size(1), queries, keys, call.dot_product.q.size(3), call.v.size(3)
     rules = tuple(type(mixing) if mixing else None for mixing in (call.score_mixing, call.prob_mixing))
     like = random_call(
@@ -189,6 +229,7 @@ def _like(call: AttentionCall) -> AttentionCall:
     return like.replace(
         score_mixing=_narrowed(like.score_mixing, call.score_mixing),
         prob_mixing=_narrowed(like.prob_mixing, call.prob_mixing),
+        dropout_p=call.dropout_p,
     )
 
 

@@ -104,7 +104,8 @@ def device_unsupported_reason(device: torch.device, dtype: torch.dtype) -> str |
 def is_precompiled_config(call: AttentionCall) -> bool:
     """Return True if the kernels of ``call`` were compiled for sm_80, sm_90 and sm_100 without a spill.
 
-    They keep all in registers and shared memory (benchmarks/results/kernels.json). "auto" takes no other kernels.
+    They keep all in registers and shared memory (benchmarks/results/kernels.json). While a call is traced, "auto" takes no other
+    kernels; otherwise it takes those that :func:`keeps_registers` finds right on this device.
 
     A finite set, so that all of it could be tried: the mixing of our presets (matrices of queries in float32, as
     :meth:`~.mixing.PositionwiseMixing.of_queries` makes them), or sigsoftmax, each head with its own key and value, these
@@ -122,8 +123,8 @@ def is_precompiled_config(call: AttentionCall) -> bool:
     return composition and sizes and not (shared or counted or call.dropout_p or mask.additive is not None)
 
 
-def has_no_spills(call: AttentionCall) -> bool:
-    """Return True if the kernels of ``call``, tried on its device, spill no register and have enough shared memory.
+def keeps_registers(call: AttentionCall) -> bool:
+    """Return True if the kernels of ``call``, tried on its device, spill no register in a loop and have enough shared memory.
 
     A compiler that looks at operations without running them is told so.
     """
@@ -132,13 +133,18 @@ def has_no_spills(call: AttentionCall) -> bool:
     from fairseq_lowrank.ops.attention import selfcheck
 
     with without_autocast(call.v):
-        return selfcheck.has_no_spills(call if call.mixes_weights else call.replace(prob_mixing=None))
+        return selfcheck.keeps_registers(call if call.mixes_weights else call.replace(prob_mixing=None))
+
+
+def with_score_matrix(call: AttentionCall) -> AttentionCall:
+    """Return ``call`` with a matrix that mixes scores where it had only a factor of each head."""
+    if isinstance(call.score_mixing, DiagonalMixing):
+        call = call.replace(score_mixing=StaticMixing(torch.diag(call.score_mixing.weight)))
+    return call
 
 
 def compute(call: AttentionCall) -> tuple[Tensor, None]:
-    if isinstance(call.score_mixing, DiagonalMixing):
-        call = call.replace(score_mixing=StaticMixing(torch.diag(call.score_mixing.weight)))
-    return recomputing.compute(call, BACKEND), None
+    return recomputing.compute(with_score_matrix(call), BACKEND), None
 
 
 def attend(call: AttentionCall, seed: int) -> tuple[Tensor, Sequence[Tensor]]:

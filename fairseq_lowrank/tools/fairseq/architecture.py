@@ -123,14 +123,21 @@ def _default_task(architecture: str) -> str:
     return "masked_lm" if issubclass(model, FairseqEncoderModel) else "translation"
 
 
-def build_model(args: Namespace, vocab_size: int) -> nn.Module:
+def build_model(args: Namespace, vocab_size: int, target_vocab_size: int | None = None) -> nn.Module:
     """Return the model of :func:`parse_architecture`'s arguments, whose parameters have shapes but no memory.
+
+    Args:
+        vocab_size: size of the dictionary.
+        target_vocab_size: size of the dictionary of the target, if it has another one.
 
     Raises:
         UserError: the model refuses its arguments, or needs more than arguments and a dictionary.
     """
     cls = ARCH_MODEL_REGISTRY[args.arch]
     task = architectures.stand_in_task(cls, args, architectures.SizedDictionary(vocab_size))
+    if target_vocab_size is not None:
+        target = architectures.SizedDictionary(target_vocab_size)
+        vars(task).update(target_dictionary=target, tgt_dict=target)
     try:
         return architectures.build_on_meta(cls, args, task)
     except AssertionError as error:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import re
+import struct
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import copy
 from pathlib import Path
 
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from torch import Tensor, nn
 
 import fairseq_lowrank.plugin  # noqa: F401  safe loading, and our models
 from fairseq_lowrank.attention import AXES
-from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError
+from fairseq_lowrank.files import first_folder
+from fairseq_lowrank.messages import FlagError, InvalidCheckpoint, StateDictMismatch, UserError, did_you_mean
 from fairseq_lowrank.plugin.flags import as_namespace
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers
+
+DATA_ERRORS = (AssertionError, EOFError, IndexError, OSError, ValueError, struct.error)
+"""What fairseq raises if files of data are damaged or of another kind."""
 
 
 def load_state(path: Path, overrides: dict | None = None) -> dict:
@@ -50,15 +57,55 @@ def load_model(path: Path, *, data: Path | None = None, tokens_per_sample: int |
     if tokens_per_sample is not None:
         overrides["tokens_per_sample"] = tokens_per_sample
     state = load_state(path, overrides)
-    folder = Path(str(configuration(state, "task", "data")).split(":")[0])
+    refuse_unregistered(state, path)
+    folder = first_folder(str(configuration(state, "task", "data")))
     if not folder.is_dir():
         raise FlagError("--data", folder, f"the data folder of {path} does not exist", "Give another one with --data.")
+    args = state.get("args")
+    with reading_data(folder):
+        task = tasks.setup_task(
+            (state["cfg"] if args is None else convert_namespace_to_omegaconf(args)).task, from_checkpoint=True
+        )
     try:
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, state=state)
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)], overrides, task, state=state)
     except StateDictMismatch as error:  # the flags are the checkpoint's, so the vocabulary differs
         error.path, error.remedy = str(path), f"Give its own data with --data, in place of {folder}."
         raise
     return models[0].eval(), task
+
+
+def refuse_unregistered(state: dict, path: Path) -> None:
+    """Refuse a checkpoint whose task or architecture is of a plugin that is not imported.
+
+    Raises:
+        InvalidCheckpoint: nothing has registered its name.
+    """
+    task = configuration(state, "task", "_name") or configuration(state, "task", "task")
+    architecture = model_arguments(state).arch
+    known = {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY}
+    for kind, name, names in (("task", task, tasks.TASK_REGISTRY), ("architecture", architecture, known)):
+        if name is not None and name not in names:
+            remedy = f"If it is of a plugin, add --user-dir DIR.{did_you_mean(name, names)}"
+            raise InvalidCheckpoint(path, f"nothing here has registered its {kind} {name}", remedy)
+
+
+@contextlib.contextmanager
+def reading_data(folder: Path | str) -> Iterator[None]:
+    """Turn the errors of fairseq about data of another task, or about damaged files, into one that names the folder.
+
+    Raises:
+        FlagError: the data cannot be read.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # fairseq raises this class itself, if the data has no pair of languages
+        if type(error) is not Exception and not isinstance(error, DATA_ERRORS):
+            raise
+        reason = f"the model's task cannot read it ({' '.join(str(error).split()) or type(error).__name__})"
+        remedy = "Give the folder that fairseq-preprocess wrote for this task, or run it again."
+        raise FlagError("--data", folder, reason, remedy) from error
 
 
 def configuration(state: dict, part: str, name: str, default=None):
@@ -85,19 +132,21 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     Raises:
         UserError: the subset is missing or has no such sequence.
     """
-    try:
-        task.load_dataset(subset)
-    except FileNotFoundError as error:
-        raise FlagError("--subset", subset, f"the data has no such subset ({error})", "Choose another one.") from error
-    dataset = task.dataset(subset)
-    samples = []
-    for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
-        size = dataset.size(index)
-        lengths = size if isinstance(size, (tuple, list)) else (size,)
-        if min(lengths) >= min_length and (max_length is None or max(lengths) <= max_length):
-            samples.append(dataset.collater([dataset[index]]))
-        if len(samples) == count:
-            break
+    samples: list[dict] = []
+    with reading_data((task.cfg or task.args).data):
+        try:
+            task.load_dataset(subset)
+        except FileNotFoundError as error:
+            reason = f"the data has no such subset ({error})"
+            raise FlagError("--subset", subset, reason, "Choose another one.") from error
+        dataset = task.dataset(subset)
+        for index in torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist():
+            size = dataset.size(index)
+            lengths = size if isinstance(size, (tuple, list)) else (size,)
+            if min(lengths) >= min_length and (max_length is None or max(lengths) <= max_length):
+                samples.append(dataset.collater([dataset[index]]))
+            if len(samples) == count:
+                break
     if not samples:
         raise UserError(
             f"no sequence of {subset!r} has a length of {min_length} to {max_length or 'any'} tokens. Change the limits of lengths."
@@ -169,15 +218,20 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         means[name] = total / positions
 
 
-def vocab_size(state: dict) -> int | None:
-    """Return the rows of a checkpoint's input embedding (the source's, if there are two), or None without words."""
+def vocab_sizes(state: dict) -> dict[str, int]:
+    """Return the rows of a checkpoint's input embeddings, of the encoder and the decoder in this order; empty without words."""
     rows: dict[str, int] = {}
     for name, tensor in state["model"].items():
         if match := re.fullmatch(
             r"(encoder|decoder)\.(?:.+\.)?embed_tokens\.(weight|embeddings\.\d+\.0\.weight)", name
         ):
             rows[match[1]] = rows.get(match[1], 0) + len(tensor)
-    return rows.get("encoder") or rows.get("decoder")
+    return {side: rows[side] for side in ("encoder", "decoder") if side in rows}
+
+
+def vocab_size(state: dict) -> int | None:
+    """Return the first of :func:`vocab_sizes`, or None without words."""
+    return next(iter(vocab_sizes(state).values()), None)
 
 
 def model_arguments(state: dict) -> Namespace:

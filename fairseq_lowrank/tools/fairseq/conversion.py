@@ -18,7 +18,7 @@ from fairseq_lowrank.attention import AXES, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import METHODS, PARTS
-from fairseq_lowrank.plugin.flags import AttentionOptions, learns_mixing
+from fairseq_lowrank.plugin.flags import AttentionOptions, learning_parts
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_size
@@ -155,7 +155,7 @@ def _check_error(name: str, error: float, dtype: torch.dtype) -> None:
 def _learns(args: Namespace) -> bool:
     """Return True if heads are mixed by trainable weights."""
     spec = AttentionOptions.from_args(Namespace(**vars(args) | {"mixing_lr_scale": None})).spec
-    return learns_mixing(spec)
+    return bool(learning_parts(spec))
 
 
 def _sizes(options: AttentionOptions) -> dict[str, int | None]:

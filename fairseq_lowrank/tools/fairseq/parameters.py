@@ -25,6 +25,7 @@ from fairseq_lowrank.tools.fairseq.architecture import (
     parse_architecture,
     stacks,
 )
+from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_sizes
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -140,7 +141,34 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     attention, and None if plain attention does not work with the sizes.
     """
     args = parse_architecture(architecture, flags, task=task)
-    model = build_model(args, vocab_size)
+    about = {"architecture": architecture, "vocab_size": vocab_size, "flags": list(flags)}
+    return about | _describe(args, vocab_size)
+
+
+def describe_state(state: dict) -> dict:
+    """Return the same as :func:`describe` for the model of a checkpoint, with ``target_vocab_size`` if it has two vocabularies."""
+    args, sizes = model_arguments(state), vocab_sizes(state)
+    if not sizes:
+        remedy = "Give a checkpoint of a model of text."
+        raise FlagError("--checkpoint", args.arch, "this architecture has no word embeddings", remedy)
+    vocab_size, *others = sizes.values()
+    about: dict[str, Any] = {"architecture": args.arch, "vocab_size": vocab_size, "flags": []}
+    if others:
+        about["target_vocab_size"] = others[0]
+    return about | _describe(args, *sizes.values())
+
+
+def composition(state: dict) -> list[dict]:
+    """Return name, site, number and axes of each attention layer of a checkpoint, from its arguments."""
+    model = build_model(model_arguments(state), *vocab_sizes(state).values())
+    return [
+        {"name": layer.name, "site": layer.site, "layer": layer.layer, "axes": axes_of(layer.module)}
+        for layer in attention_layers(model)
+    ]
+
+
+def _describe(args: Namespace, *vocab_sizes: int) -> dict:
+    model = build_model(args, *vocab_sizes)
     counts = count(model)
     axes: dict[str, dict] = {}
     for layer in attention_layers(model):
@@ -149,13 +177,10 @@ def describe(architecture: str, vocab_size: int, flags: Sequence[str] = (), *, t
     extra: int | None = 0
     if chooses_attention(args):
         try:
-            extra = counts["total"] - count(build_model(plain(args), vocab_size))["total"]
+            extra = counts["total"] - count(build_model(plain(args), *vocab_sizes))["total"]
         except ValueError:
             extra = None
     return {
-        "architecture": architecture,
-        "vocab_size": vocab_size,
-        "flags": list(flags),
         "attention_kind": getattr(args, "attention", None) or "mha",
         **counts,
         "axes": axes,

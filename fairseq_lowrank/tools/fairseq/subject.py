@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import tempfile
@@ -16,17 +17,18 @@ from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
 from fairseq.data import Dictionary, data_utils
 from fairseq.models import FairseqEncoderModel
 from fairseq.models.nat import FairseqNATModel
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lowrank.attention import AttentionSpec, MultiheadAttention
 from fairseq_lowrank.attention.config import AttentionConfig
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.foreign import attention_by_site
 from fairseq_lowrank.plugin.layer import FairseqAttention
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
-from fairseq_lowrank.tools.measuring.layers import LayerSubject
-from fairseq_lowrank.tools.measuring.subject import ACCURACY, BITS, LEAST, MOST, TOKENS, Metric, enough
+from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
+from fairseq_lowrank.tools.measuring.subject import BITS, LEAST, MOST, TOKENS, enough, tokens_for
 
 TEXT = "text"
 """The name of the subset that :func:`binarise` writes."""
@@ -60,13 +62,15 @@ def load(
     with tempfile.TemporaryDirectory() as folder:
         if text is not None:
             state = checkpoints.load_state(path)
-            own = data or Path(str(checkpoints.configuration(state, "task", "data")).split(":")[0])
+            own = data or first_folder(str(checkpoints.configuration(state, "task", "data")))
             data, subset = binarise(own, text, target, Path(folder)), TEXT
         model, task = checkpoints.load_model(path, data=data, tokens_per_sample=length)
         lengths = {"min_length": min_length, "max_length": max_length}
         samples = checkpoints.sequences(task, subset, count=count or MOST, seed=seed, **lengths)
         if count is None:
-            samples = samples[: enough([sample["ntokens"] for sample in samples], tokens, LEAST * tokens // TOKENS)]
+            sizes = [module.head_dim for *_, module in attention_layers(model)]
+            tokens, least = max(tokens, tokens_for(max(sizes, default=1))), LEAST * tokens // TOKENS
+            samples = samples[: enough([sample["ntokens"] for sample in samples], tokens, least)]
         return subject_of(model, samples, task)
 
 
@@ -106,7 +110,7 @@ def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject
         UserError: the model has other attention, or its output is not measured here.
     """
     name = type(model).__name__
-    metric, score = scoring(model, samples[0], task)
+    score = scoring(model, samples[0], task)
     use_our_attention(model)
     foreign = attention_by_site(model)
     layers = attention_layers(model)
@@ -116,11 +120,25 @@ def subject_of(model: nn.Module, samples: list[dict], task: Any) -> LayerSubject
     if not layers:
         raise UserError(f"{name} has no attention with queries and keys. Use a model with attention.")
     tokens = sum(sample["ntokens"] for sample in samples) / len(samples)
-    return LayerSubject(name, layers, samples, score, metric, tokens)
+    if score is None:
+        return ClassifierSubject(name, layers, samples, functools.partial(_decide, model, _head(model, task)), tokens)
+    return LayerSubject(name, layers, samples, score, BITS, tokens)
 
 
-def scoring(model: nn.Module, sample: dict, task: Any) -> tuple[Metric, Callable[[dict], tuple[float, float]]]:
-    """Return the metric of a model, and the function that computes it on a sample.
+def _head(model: nn.Module, task: Any) -> str | None:
+    """Return the name of a classifier's head, or None."""
+    head = getattr(task.cfg, "classification_head_name", None)
+    return head if head is not None and head in getattr(model, "classification_heads", {}) else None
+
+
+def _decide(model: nn.Module, head: str, sample: dict) -> tuple[Tensor, Tensor]:
+    """Return the scores ``[N, C]`` of a classifier and the labels ``[N]``."""
+    scores, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
+    return scores.flatten(0, -2), sample["target"].view(-1)
+
+
+def scoring(model: nn.Module, sample: dict, task: Any) -> Callable[[dict], tuple[float, float]] | None:
+    """Return the function that computes the bits of a sample and its number of words; None for a classifier.
 
     Raises:
         UserError: the model writes no words in order, or the data has no words or labels to compare with.
@@ -133,17 +151,10 @@ def scoring(model: nn.Module, sample: dict, task: Any) -> tuple[Metric, Callable
     target = next((key for key in ("target", "lm_target") if key in sample), None)
     if target is None or not torch.is_tensor(sample[target]) or "net_input" not in sample:
         raise UserError(f"{name}: its data has no words or labels to compare with. Use data with a target.")
-    head = getattr(task.cfg, "classification_head_name", None)
-    if head is not None and head in getattr(model, "classification_heads", {}):
+    if _head(model, task) is not None:
         if getattr(task.cfg, "regression_target", False):
-            raise UserError(f"{name} predicts numbers, not labels, so it has no accuracy. Use a classifier.")
-
-        def accuracy(sample: dict) -> tuple[float, float]:
-            scores, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
-            right = scores.argmax(-1).view(-1) == sample["target"].view(-1)
-            return float(right.sum()), float(right.numel())
-
-        return ACCURACY, accuracy
+            raise UserError(f"{name} predicts numbers, not labels, so it makes no decisions. Use a classifier.")
+        return None
     if sample[target].is_floating_point() or sample[target].dim() != 2:
         raise UserError(
             f"{name}: its task ({type(task).__name__}) has no words as targets. Use a model that predicts words."
@@ -160,7 +171,7 @@ def scoring(model: nn.Module, sample: dict, task: Any) -> tuple[Metric, Callable
         nats = -logs[chosen].gather(-1, right[chosen][:, None]).double().sum().item()
         return nats / math.log(2), float(chosen.sum())
 
-    return BITS, bits
+    return bits
 
 
 def use_our_attention(model: nn.Module) -> None:

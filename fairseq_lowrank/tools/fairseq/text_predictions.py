@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fairseq.data import Dictionary, indexed_dataset
 
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.tools.cutting import IN_PARAGRAPHS, load_cutter, words
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
@@ -49,7 +50,7 @@ def predict_text(
     if task not in ("sentence_prediction", "question_answering"):
         raise UserError(f"{checkpoint}: trained with --task {task}. Use a model of sentences or questions.")
     asks_questions = task == "question_answering"
-    data = Path(str(configuration(state, "task", "data")))
+    data = first_folder(str(configuration(state, "task", "data")))
     dictionary = dictionary or data / ("question" if asks_questions else "input0") / "dict.txt"
     if not dictionary.is_file():
         raise UserError(f"the dictionary {dictionary} of {checkpoint} does not exist. Add --dict FILE.")

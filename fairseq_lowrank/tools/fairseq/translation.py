@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fairseq_lowrank.files import LINE_BREAK, say
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.raw_text import MODEL, RawText, TextSettings
 from fairseq_lowrank.subwords import is_lowercase, kind_of_dictionary
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model
-from fairseq_lowrank.tools.fairseq.raw_text import MODEL, RawText, TextSettings
 
 LINES_AT_ONCE = 1024
 MAX_TOKENS = 4096  # of a batch

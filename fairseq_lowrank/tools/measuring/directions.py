@@ -90,6 +90,27 @@ class Cut(NamedTuple):
         return (mean + (vectors.to(dtype) - mean) @ down @ up).to(vectors.dtype)
 
 
+def truncate(queries: Tensor, keys: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return queries and keys of size rank + 1 whose products are the best approximation of rank ``rank`` of the logits.
+
+    Each matrix of logits is cut by its own singular value decomposition, after its rows were centred. The last number of the new
+    vectors is the constant of a row, which stays. The sizes are computed in float32 or better.
+
+    Args:
+        queries: ``[B, H, T, E]``.
+        keys: ``[B, H, S, E]``.
+    """
+    dtype = torch.promote_types(queries.dtype, torch.float32)
+    first, second = queries.to(dtype), keys.to(dtype)
+    mean = second.mean(-2, keepdim=True)
+    basis, triangle = torch.linalg.qr(second - mean)
+    # logits = first · triangleᵀ · basisᵀ, and basis has orthonormal columns
+    right = torch.linalg.svd(torch.linalg.qr(first).R @ triangle.mT)[2][..., :rank, :].mT
+    ones = torch.ones_like(second[..., :1])
+    cut = (torch.cat([first @ triangle.mT @ right, first @ mean.mT], -1), torch.cat([basis @ right, ones], -1))
+    return cut[0].to(queries.dtype), cut[1].to(keys.dtype)
+
+
 def energies(first: Tensor, second: Tensor) -> Tensor:
     """Return the energies ``[..., E]`` of the directions of two second moments ``[..., E, E]``, in descending order."""
     return torch.linalg.svdvals(_root(first)[0] @ _root(second)[0]).square()

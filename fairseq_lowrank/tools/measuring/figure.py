@@ -10,8 +10,9 @@ LINES = {"encoder": "-", "decoder": "--", "cross": ":"}
 def plot_cuts(results: Sequence[dict]):
     """Return a figure of the loss against the rank of the scores: a thin line for each layer, a thick one for all layers.
 
-    A point marks the need with its interval, and a vertical line the head size. Models with different metrics are compared by cost
-    in percent. A layer's line shows the loss of all held-out sequences, changed by the layer's cost on its few sequences.
+    A dashed line is that of a basis for each sequence alone. A point marks the need with its interval, and a vertical line the head
+    size. Models with different metrics are compared by cost in percent. A layer's line shows the loss of all held-out sequences,
+    changed by the layer's cost on its few sequences.
     """
     from matplotlib import colormaps
 
@@ -26,8 +27,14 @@ def plot_cuts(results: Sequence[dict]):
         sign = 1 if result["less_is_better"] else -1
         costs = [entry["cost"] for entry in curve["ranks"]]
         ranks = [entry["rank"] for entry in curve["ranks"]]
-        ticks.update(rank for rank in ranks if rank & (rank - 1) == 0 or rank == curve["size"])
-        return ranks, [100 * cost if in_percent else result["value"] * (1 + sign * cost) for cost in costs]
+        ticks.update(
+            rank
+            for rank in ranks
+            if rank & (rank - 1) == 0  # 0 and powers of two
+            or rank == curve["size"]
+        )
+        worth = result["cuts"]["scores"]["all"]["worth"]
+        return ranks, [100 * cost if in_percent else result["value"] + sign * cost * worth for cost in costs]
 
     for result, name in zip(results, maps * len(results), strict=False):
         shades, scores = colormaps[name], result["cuts"]["scores"]
@@ -46,6 +53,8 @@ def plot_cuts(results: Sequence[dict]):
         axes.plot(
             ranks, values, color=dark, linewidth=3, label=f"{pictures.plain(result['label'])}: all layers", zorder=4
         )
+        own = points(result["cuts"]["own"]["all"], result)
+        axes.plot(*own, "--", color=dark, linewidth=2, label="all layers, a basis for each sequence", zorder=4)
         at = values[ranks.index(curve["need"])]
         low, high = curve["interval"]
         bars = [[max(0, curve["need"] - low)], [max(0, high - curve["need"])]]
@@ -59,7 +68,7 @@ def plot_cuts(results: Sequence[dict]):
             markerfacecolor="white",
             capsize=4,
             zorder=5,
-            label=f"need: rank {curve['need']} of {curve['size']} costs at most {100 * result['tolerance']:g} %",
+            label=f"need: rank {curve['need']} of {curve['size']} costs at most {100 * result['tolerance']:g} % of the worth",
         )
         for size in sorted({layer["head_size"] for layer in result["layers"]}):
             ticks.add(size)
@@ -76,10 +85,10 @@ def plot_cuts(results: Sequence[dict]):
                 xytext=(-3, 0),
                 textcoords="offset points",
             )
-    axes.set_xscale("log", base=2)
+    axes.set_xscale("symlog", base=2, linthresh=1)
     axes.set_xticks(sorted(ticks), [str(rank) for rank in sorted(ticks)])
     axes.minorticks_off()
-    metric = "cost, % of the loss" if in_percent else results[0]["metric"]
+    metric = "cost, % of what attention is worth" if in_percent else results[0]["metric"]
     axes.set(xlabel="rank to which the scores are cut", ylabel=metric)
     pictures.add_legend(axes, fontsize=8)
     return figure

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
@@ -16,7 +18,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.measuring.probe import factors
-from fairseq_lowrank.tools.measuring.subject import CallHook, Layer, Metric, Subject
+from fairseq_lowrank.tools.measuring.subject import DECISIONS, LABELS, CallHook, Layer, Metric, Subject, decision_bits
 
 AFFINE = 1e-3
 """The greatest relative error of queries and keys that count as affine maps of the inputs."""
@@ -61,8 +63,40 @@ class LayerSubject(Subject):
         return hooked(self.modules, hook)
 
     @torch.no_grad()
-    def evaluate(self, index: int) -> tuple[float, float]:
+    def evaluate(self, index: int) -> tuple[float, ...]:
         return self.score(self.samples[index])
+
+
+class ClassifierSubject(LayerSubject):
+    """A classifier whose attention layers are all of this package. It is measured by the divergence of its outputs.
+
+    Args:
+        decide: the scores ``[N, C]`` and the labels ``[N]`` of a sample.
+    """
+
+    compares = True
+
+    def __init__(
+        self,
+        name: str,
+        places: Sequence[tuple[str, str, int, MultiheadAttention]],
+        samples: list[Any],
+        decide: Callable[[Any], tuple[Tensor, Tensor]],
+        sequence_length: float,
+    ) -> None:
+        super().__init__(name, places, samples, lambda sample: (0.0, 0.0), DECISIONS, sequence_length)
+        self.second, self.decide = LABELS, decide
+        self.uncut: dict[int, Tensor] = {}
+
+    @torch.no_grad()
+    def prepare(self, indices: list[int]) -> None:
+        self.uncut = {index: self.decide(self.samples[index])[0] for index in indices}
+
+    @torch.no_grad()
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        logits, labels = self.decide(self.samples[index])
+        nats = F.cross_entropy(logits.double(), labels, reduction="sum").item()
+        return decision_bits(logits, self.uncut.get(index, logits)), float(len(logits)), nats / math.log(2)
 
 
 @contextlib.contextmanager

@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.measuring.directions import energies
-from fairseq_lowrank.tools.measuring.probe import KINDS, Probe, statistics
+from fairseq_lowrank.tools.measuring.probe import Kind, Probe, statistics
+from fairseq_lowrank.tools.measuring.progress import Progress
 from fairseq_lowrank.tools.measuring.subject import Layer, Subject
-from fairseq_lowrank.tools.measuring.verdict import verdicts
+from fairseq_lowrank.tools.measuring.verdict import LIMIT, bounds, verdicts
 
 TOLERANCE = 0.01
+"""The share of what attention is worth that a cut may cost."""
+STEPS = (0.2, 1, 5)
+"""Needs are also found at these multiples of the tolerance, which show how steep the curve is."""
 RESAMPLES = 1000
 SEQUENCES_OF_LAYERS = 8
 """Held-out sequences on which single layers are cut."""
 
 
 def ranks_below(size: int, *, few: bool = False) -> list[int]:
-    """Return the ranks that are tried below a size: powers of two, size − 1, and unless ``few`` three times powers of two from 12."""
+    """Return the ranks that are tried below a size, without 0.
+
+    These are powers of two, size − 1, and unless ``few`` three times powers of two from 12, and the ranks at which verdicts change.
+    """
     steps = {size - 1, *(2**power for power in range(16))}
     if not few:
-        steps |= {3 * 2**power for power in range(2, 15)}
+        steps |= {3 * 2**power for power in range(2, 15)} | set(bounds(size))
     return sorted(step for step in steps if 0 < step < size)
 
 
 @torch.no_grad()
 def measure(
-    subject: Subject, label: str, *, tolerance: float = TOLERANCE, seed: int = 1, layers: bool = True
+    subject: Subject,
+    label: str,
+    *,
+    tolerance: float = TOLERANCE,
+    seed: int = 1,
+    layers: bool = True,
+    quick: bool = False,
 ) -> dict[str, object]:
     """Measure a model, and return numbers, needs and verdicts as a dictionary for JSON.
 
@@ -39,9 +52,10 @@ def measure(
 
     Args:
         label: the model's name in tables and figures.
-        tolerance: the share of the loss that a cut may cost.
+        tolerance: the share of what attention is worth that a cut may cost.
         seed: for the intervals over sequences.
         layers: also cut single layers, on the first :data:`SEQUENCES_OF_LAYERS` held-out sequences.
+        quick: only find the needs of scores, without a grid of ranks, single layers and values.
 
     Raises:
         UserError: there are fewer than two sequences, or a layer's scores are not products of queries and keys.
@@ -49,13 +63,20 @@ def measure(
     if len(subject.samples) < 2:
         raise UserError("one sequence is too few: one half gives the bases, and the other half is held out. Give more.")
     if not 0 < tolerance < 1:
-        raise UserError(f"--tolerance {tolerance}: expected a share of the loss. Give a number between 0 and 1.")
+        raise UserError(f"--tolerance {tolerance}: expected a share. Give a number between 0 and 1.")
     half = len(subject.samples) // 2
     basis, held_out = list(range(half)), list(range(half, len(subject.samples)))
+    few = held_out[:SEQUENCES_OF_LAYERS]
+    layers = layers and not quick
     probe = Probe([layer.limit for layer in subject.layers])
-    with subject.hooked(probe), tqdm(desc=label, unit=" passes", disable=None) as progress:
-        trial = _Trial(subject, probe, tolerance, seed, progress)
+    passes = len(basis) + len(held_out) * (2 if subject.compares else 1)
+    passes += len(held_out) * _cuts_of(subject.layers, quick) + len(few) * _cuts_of_layers(subject.layers, layers)
+    progress = Progress(label, passes)
+    trial = _Trial(subject, probe, tolerance, seed, quick, progress)
+    with contextlib.closing(progress), subject.hooked(probe):
         subject.prepare(held_out)
+        for _ in held_out if subject.compares else ():
+            progress.update()
         probe.gathering = True
         for index in basis:
             subject.evaluate(index)
@@ -65,30 +86,32 @@ def measure(
             raise UserError(
                 f"{subject.name}: no attention layer ran on these sequences. Use other sequences, or another model."
             )
-        uncut = trial.values({}, held_out)
-        cuts: dict[str, dict] = {}
-        for kind in KINDS:
-            probe.kind = kind
-            probe.cuts = {i: found.cut(kind, subject.layers[i].output_weight) for i, found in probe.layers.items()}
-            cuts[kind] = {"all": trial.curve(probe.layers, held_out, uncut)}
-            sites = dict.fromkeys(subject.layers[index].site for index in probe.layers)
-            if kind == "scores":
-                chosen = {site: [i for i in probe.layers if subject.layers[i].site == site] for site in sites}
-                whole = {next(iter(sites)): cuts[kind]["all"]} if len(sites) == 1 else {}
-                cuts[kind]["sites"] = whole or {
-                    site: trial.curve(found, held_out, uncut) for site, found in chosen.items()
-                }
-                if layers:
-                    few = held_out[:SEQUENCES_OF_LAYERS]
-                    at_layers = trial.values({}, few)
-                    cuts[kind]["layers"] = [
-                        {"site": subject.layers[i].site, "layer": subject.layers[i].layer}
-                        | trial.curve([i], few, at_layers, refine=False)
-                        for i in probe.layers
-                    ]
+        trial.uncut = trial.values({}, held_out)
+        trial.cut("scores")
+        scores, found = trial.curve(probe.layers, held_out)
+        by_site: dict[str, list[int]] = {}
+        for index in probe.layers:
+            by_site.setdefault(subject.layers[index].site, []).append(index)
+        sites = {
+            site: scores if len(by_site) == 1 else trial.curve(chosen, held_out)[0] for site, chosen in by_site.items()
+        }
+        cuts: dict[str, dict] = {"scores": {"all": scores, "sites": sites}}
+        if layers:
+            cuts["scores"]["layers"] = [
+                {"site": subject.layers[i].site, "layer": subject.layers[i].layer}
+                | trial.curve([i], few, refine=False, worth=found[0])[0]
+                for i in probe.layers
+            ]
+        trial.cut("own")
+        known = {rank: found[rank] for rank in (0, scores["need"], scores["size"])}
+        cuts["own"] = {"all": trial.curve(probe.layers, held_out, known=known, below=scores["need"])[0]}
+        if not quick:
+            trial.cut("values")
+            cuts["values"] = {"all": trial.curve(probe.layers, held_out)[0]}
     result = {
         "label": label,
         "model": subject.name,
+        "about": subject.about,
         "metric": subject.metric.name,
         "less_is_better": subject.metric.less_is_better,
         "tolerance": tolerance,
@@ -96,28 +119,61 @@ def measure(
         "tokens_of_basis": min(found.keys.count for found in probe.layers.values()),
         "sequences_held_out": len(held_out),
         "mean_length": subject.sequence_length,
-        "value": _mean(uncut),
+        "value": _mean(trial.uncut),
         "layers": [_describe(subject.layers[i], found, probe) for i, found in probe.layers.items()],
         "never_ran": [layer.name for i, layer in enumerate(subject.layers) if i not in probe.layers],
         "cuts": cuts,
     }
-    return result | {"verdicts": verdicts(result)}
+    if subject.second is not None:
+        result |= {"second_metric": subject.second.name, "second_value": _mean(trial.uncut, part=2)}
+    return result | {"limit": LIMIT, "verdicts": verdicts(result)}
 
 
-Values = dict[int, tuple[float, float]]
-"""The metric's sum and weight for each sample."""
+def _cuts_of(layers: list[Layer], quick: bool) -> int:
+    """Return about how many ranks are tried on all held-out sequences: of all heads, of several sites, of own bases and of values."""
+    size = max(layer.limit for layer in layers)
+    bisected = math.ceil(math.log2(max(2, size)))
+    if quick:
+        each = bisected + 2
+        return each * (1 + _curves_of_sites(layers)) + bisected - 1
+    each = 3 + len(ranks_below(size))
+    values = 3 + len(ranks_below(max(layer.head_size for layer in layers), few=True))
+    return each * (1 + _curves_of_sites(layers)) + bisected + values
 
 
-def _mean(values: Values, indices: Iterable[int] | None = None) -> float:
+def _curves_of_sites(layers: list[Layer]) -> int:
+    sites = {layer.site for layer in layers}
+    return len(sites) if len(sites) > 1 else 0
+
+
+def _cuts_of_layers(layers: list[Layer], wanted: bool) -> int:
+    return sum(1 + len(ranks_below(layer.limit, few=True)) for layer in layers) if wanted else 0
+
+
+Values = dict[int, tuple[float, ...]]
+"""The metric's sum and weight for each sample, and the sum of a second metric."""
+
+
+def _mean(values: Values, indices: Iterable[int] | None = None, part: int = 0) -> float:
     chosen = [values[index] for index in (values if indices is None else indices)]
-    return sum(total for total, _ in chosen) / max(1e-300, sum(weight for _, weight in chosen))
+    return sum(one[part] for one in chosen) / max(1e-300, sum(one[1] for one in chosen))
 
 
 class _Trial:
     """Cuts of one model, all compared with the uncut model on the same sequences."""
 
-    def __init__(self, subject: Subject, probe: Probe, tolerance: float, seed: int, progress: tqdm) -> None:
-        self.subject, self.probe, self.tolerance, self.seed, self.progress = subject, probe, tolerance, seed, progress
+    def __init__(
+        self, subject: Subject, probe: Probe, tolerance: float, seed: int, quick: bool, progress: Progress
+    ) -> None:
+        self.subject, self.probe, self.tolerance, self.seed, self.quick = subject, probe, tolerance, seed, quick
+        self.progress = progress
+        self.uncut: Values = {}
+
+    def cut(self, kind: Kind) -> None:
+        """Choose what is cut from now on."""
+        self.probe.kind = kind
+        weights = [layer.output_weight for layer in self.subject.layers]
+        self.probe.cuts = {i: found.cut(kind, weights[i]) for i, found in self.probe.layers.items()}
 
     def values(self, ranks: dict[int, int], indices: list[int]) -> Values:
         """Return the metric of every sample with the layers in ``ranks`` cut."""
@@ -129,48 +185,78 @@ class _Trial:
         self.probe.ranks = {}
         return found
 
-    def curve(self, layers: Iterable[int], indices: list[int], uncut: Values, *, refine: bool = True) -> dict:
-        """Return value and cost at each rank, and the least rank within the tolerance.
+    def curve(
+        self,
+        layers: Iterable[int],
+        indices: list[int],
+        *,
+        refine: bool = True,
+        known: dict[int, Values] | None = None,
+        below: int | None = None,
+        worth: Values | None = None,
+    ) -> tuple[dict, dict[int, Values]]:
+        """Return a curve, and the values of each rank.
+
+        A curve has the size, value and cost at each rank, what attention is worth, the needs, and their interval over sequences.
 
         Args:
-            refine: bisect between the ranks of the grid, and add the divergence of patterns and an interval over sequences.
+            refine: bisect between the ranks of the grid, and add the divergence of patterns and the interval.
+            known: values of ranks that need not be computed.
+            below: compute and return only ranks below this one, and the size.
+            worth: values at rank 0 that say what attention is worth, by default those of these layers.
         """
         layers = list(layers)
-        size = max(self.probe.size(self.probe.kind, index) for index in layers)
-        found: dict[int, Values] = {size: uncut}
+        kind, metric = self.probe.kind, self.subject.metric
+        size = max(self.probe.size(kind, index) for index in layers)
+        found: dict[int, Values] = dict(known or {size: self.uncut})
         divergences: dict[int, float] = {}
 
         def compute(rank: int) -> None:
-            measured = refine and self.probe.kind == "scores"
+            measured = refine and kind == "scores" and not self.quick
             self.probe.divergences = [] if measured else None
             found[rank] = self.values(dict.fromkeys(layers, rank), indices)
             if measured:
                 divergences[rank] = float(torch.stack(self.probe.divergences).mean())
             self.probe.divergences = None
 
-        def cost(rank: int, chosen: list[int] = indices) -> float:
-            return self.subject.metric.cost(_mean(found[rank], chosen), _mean(uncut, chosen))
+        def loss(values: Values, chosen: list[int]) -> float:
+            return metric.loss(_mean(values, chosen), _mean(self.uncut, chosen))
 
-        for rank in ranks_below(size, few=not refine or self.probe.kind == "values"):
-            compute(rank)
+        def cost(rank: int, chosen: list[int] = indices) -> float:
+            whole = loss(found[0] if worth is None else worth, chosen)
+            return loss(found[rank], chosen) / whole if whole > 0 else 0.0
+
+        grid = list(bounds(size)) if self.quick else ranks_below(size, few=not refine or kind != "scores")
+        for rank in [0, *grid]:
+            if rank not in found and (below is None or rank < below):
+                compute(rank)
         while refine:
             need = least_rank(cost, found, self.tolerance)
-            below = max((rank for rank in found if rank < need), default=0)
-            if need - below <= 1:
+            tried = max((rank for rank in found if rank < need), default=need)
+            if need - tried <= 1:
                 break
-            compute((need + below) // 2)
+            compute((need + tried) // 2)
+        uncut = _mean(self.uncut, indices)
         curve = {
             "size": size,
             "need": least_rank(cost, found, self.tolerance),
+            "needs": [[share, least_rank(cost, found, share)] for share in (self.tolerance * step for step in STEPS)],
             "ranks": [
-                {"rank": rank, "value": _mean(found[rank]), "cost": cost(rank)}
+                {"rank": rank, "value": _mean(found[rank], indices), "cost": cost(rank)}
                 | ({"divergence_bits": divergences[rank]} if rank in divergences else {})
+                | ({"second_value": _mean(found[rank], indices, part=2)} if self.subject.second else {})
                 for rank in sorted(found)
+                if rank != below
             ],
         }
-        if refine:
+        if worth is None:
+            curve |= {
+                "worth": loss(found[0], indices),
+                "worth_share": loss(found[0], indices) / max(1e-300, abs(uncut)),
+            }
+        if refine and below is None:
             curve["interval"] = self._interval(cost, found, indices)
-        return curve
+        return curve, found
 
     def _interval(self, cost: Callable[..., float], found: dict[int, Values], indices: list[int]) -> list[int]:
         """Return the 95 % interval of the need when sequences are drawn again with replacement."""

@@ -18,10 +18,11 @@ from fairseq_lowrank.tools.measuring.directions import (
     directions_for,
     energies,
     last_quarter,
+    truncate,
 )
 
-Kind = Literal["scores", "values"]
-KINDS: tuple[Kind, ...] = ("scores", "values")
+Kind = Literal["scores", "own", "values"]
+"""What is cut: scores by one basis for all sequences, scores of each sequence by a basis for it alone, or values."""
 SHARES = {"directions_90": 0.9, "directions_99": 0.99}
 
 
@@ -49,13 +50,14 @@ def factors(call: AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def cut_call(call: AttentionCall, kind: Kind, cut: Cut, rank: int) -> AttentionCall:
-    """Return a call whose scores, or values, have at most a rank, by the best map of that rank."""
+    """Return a call whose scores, or values, have at most a rank, by the best map of that rank. At rank 0 all keys are alike."""
     if kind == "values":
         values = call.v.repeat_interleave(call.scores.shape[1] // call.v.size(1), dim=1)
         return replace(call, v=cut.apply(values, rank))
     queries, keys = factors(call)
     scale = call.dot_product.factor
-    return replace(call, scores=DotProduct(queries, cut.apply(keys, rank), scale), score_mixing=None)
+    queries, keys = truncate(queries, keys, rank) if kind == "own" else (queries, cut.apply(keys, rank))
+    return replace(call, scores=DotProduct(queries, keys, scale), score_mixing=None)
 
 
 @dataclass
@@ -88,7 +90,7 @@ class LayerStatistics:
         Args:
             output_weight: W_O of each head, ``[H, Dv, d]``; None, or of other sizes, counts all directions of values alike.
         """
-        if kind == "scores":
+        if kind != "values":
             return best_cut(self.keys.second_centred, self.queries.second, self.keys.mean)
         covariance = self.outputs.covariance
         if output_weight is None or output_weight.shape[:2] != covariance.shape[:2]:
@@ -134,7 +136,7 @@ class Probe:
 
     def size(self, kind: Kind, layer: int) -> int:
         """Return the rank from which a cut changes nothing."""
-        return self.limits[layer] if kind == "scores" else self.layers[layer].outputs.sums.size(-1)
+        return self.layers[layer].outputs.sums.size(-1) if kind == "values" else self.limits[layer]
 
     def _gather(self, layer: int, call: AttentionCall) -> None:
         queries, keys = factors(call)

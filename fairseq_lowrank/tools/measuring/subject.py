@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fairseq_lowrank.ops import AttentionCall
+from fairseq_lowrank.tools.measuring.verdict import TOKENS_OF_A_DIRECTION
 
 TOKENS, LEAST, MOST = 6144, 48, 384
 """Without a number of sequences: as many as have these tokens, at least and at most so many sequences."""
@@ -24,6 +27,11 @@ def enough(lengths: Sequence[int], tokens: int, least: int = LEAST, most: int = 
             break
         total, count = total + length, count + 1
     return count
+
+
+def tokens_for(rank: int) -> int:
+    """Return how many tokens a measurement needs so that its basis, one half of them, is enough for scores of a rank."""
+    return 2 * TOKENS_OF_A_DIRECTION * rank
 
 
 CallHook = Callable[[int, AttentionCall], AttentionCall]
@@ -41,15 +49,15 @@ class Metric(NamedTuple):
     name: str
     less_is_better: bool
 
-    def cost(self, value: float, uncut: float) -> float:
-        """Return by what share of the uncut value a value is worse; 0 where the uncut value is 0."""
-        worse = value - uncut if self.less_is_better else uncut - value
-        return worse / abs(uncut) if uncut else 0.0
+    def loss(self, value: float, uncut: float) -> float:
+        """Return by how much a value is worse than the uncut one."""
+        return value - uncut if self.less_is_better else uncut - value
 
 
 BITS = Metric("bits per token", True)
-ACCURACY = Metric("accuracy", False)
-KEPT = Metric("share of the model's own decisions that stay", False)
+DECISIONS = Metric("bits per decision of the uncut model", True)
+"""The cross-entropy of a classifier's probabilities with those of the uncut model: its entropy, and the divergence from it."""
+LABELS = Metric("bits per label", True)
 COSINE = Metric("cosine of mean states", False)
 
 
@@ -89,10 +97,16 @@ class Subject(ABC):
         layers: all attention layers.
         samples: the sequences, in the order in which they were drawn.
         sequence_length: the mean length of the samples.
+        second: a further metric, which no verdict uses; None if there is none.
+        compares: True if :meth:`prepare` runs the unchanged model.
+        about: what a reader must know of the model, such as that its weights were quantised; empty if nothing.
     """
 
     name: str
     metric: Metric
+    second: Metric | None = None
+    compares: bool = False
+    about: str = ""
     layers: list[Layer]
     samples: list[Any]
     sequence_length: float
@@ -102,9 +116,22 @@ class Subject(ABC):
         """Let ``hook`` change the calls of all layers while the context is open."""
 
     @abstractmethod
-    def evaluate(self, index: int) -> tuple[float, float]:
-        """Return the metric's sum on a sample, and its weight, such as the number of tokens."""
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        """Return the metric's sum on a sample, its weight, such as the number of tokens, and the sum of the second metric, if any."""
 
     def prepare(self, indices: list[int]) -> None:
         """Compute what :meth:`evaluate` compares these samples with, on the unchanged model."""
         return None
+
+
+def decision_bits(logits: Tensor, uncut: Tensor, *, binary: bool = False) -> float:
+    """Return the cross-entropy in bits, summed over decisions, of a classifier's probabilities with those of the uncut model.
+
+    Args:
+        logits, uncut: ``[N, C]``.
+        binary: each of the C numbers is a decision between yes and no.
+    """
+    logits, uncut = logits.double(), uncut.double()
+    if binary:
+        logits, uncut = (torch.stack([part, torch.zeros_like(part)], dim=-1) for part in (logits, uncut))
+    return -(uncut.softmax(-1) * logits.log_softmax(-1)).sum().item() / math.log(2)

@@ -37,6 +37,10 @@ AVERAGES = {
 # The paper of the lines of `examples/own/compare.sh`.
 OWN = "own"
 LOWER_IS_BETTER = {"perplexity", "loss", "bits"}
+# The fields of `way_of`, with what is said of rows that differ in them.
+WAY = {"scoring": "were scored in different ways", "signature": "have different signatures of BLEU"}
+WAY |= {"text": "were scored on different texts", "corpus": "are of different corpora"}
+WAY |= {"tokens": "were scored on different numbers of tokens"}
 # Flags that end a training, and their units.
 ENDS = {"max-update": "updates", "max-epoch": "epochs"}
 # Printed parameter counts are rounded, and may leave out biases and positions.
@@ -205,6 +209,21 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     return (", ".join(found[:most]) or "none") + rest
 
 
+def way_of(line: dict) -> dict[str, str]:
+    """Return how a line's score came about, by field; a field that the line does not have is left out.
+
+    Scores of the same metric are comparable if they agree in every field that both have. A signature is without sacrebleu's version.
+    """
+    metric = line["metric"]
+    signature = line.get({"sacrebleu": "signature", "tokenised_bleu": "tokenised_signature"}.get(metric, ""))
+    way = {"scoring": line["scoring"] or "no flags"} if "scoring" in line else {}
+    if signature is not None:
+        way["signature"] = "|".join(part for part in str(signature).split("|") if not part.startswith("version:"))
+    names = ["corpus"] + ["text"] * (metric == "sacrebleu")
+    names += ["tokens"] * (metric in ("perplexity", "loss") and not line.get("further"))
+    return way | {name: str(line[name]) for name in names if line.get(name) is not None}
+
+
 def family(metric: str) -> str:
     return FAMILIES.get(metric, metric)
 
@@ -218,13 +237,23 @@ def collect(lines: list[dict], published: dict | None) -> dict:
     """Return one row of a report, mean and spread over seeds, from the lines of one row of a table.
 
     Runs at the paper's scale replace others, and those replace smoke runs. Runs of different scales are not averaged: the last
-    run decides, for each fine-tuned task. The last run also decides the flags of scoring. Of lines with the same seed, metric and
+    run decides, for each fine-tuned task. The last run also decides how scores come about, see :func:`way_of`. Of lines with the same seed, metric and
     split, the last one is used.
     """
     lines, scale = at_one_scale([line for line in lines if not line["smoke"]] or lines, published)
-    scoring = next((line["scoring"] for line in reversed(lines) if "scoring" in line), None)
-    others = [line for line in lines if line.get("scoring", scoring) != scoring]  # older lines do not have it
-    lines = [line for line in lines if line.get("scoring", scoring) == scoring]
+    ways: dict[str | None, dict[str, str]] = {}
+    for line in lines:  # of each task
+        ways[line.get("task")] = ways.get(line.get("task"), {}) | way_of(line)
+    apart: list[tuple[int, str]] = []
+    kept = []
+    for line in lines:
+        way = ways[line.get("task")]
+        differing = [(name, value) for name, value in way_of(line).items() if way[name] != value]
+        apart += [
+            (line["seed"], f"{'scored with' if name == 'scoring' else name} {value}") for name, value in differing
+        ]
+        kept += [] if differing else [line]
+    lines = kept
     latest = {(line["seed"], line["metric"], line["split"]): line for line in lines}
     by_seed: dict[tuple[str, str], dict[int, float]] = {}
     for line in latest.values():
@@ -247,8 +276,12 @@ def collect(lines: list[dict], published: dict | None) -> dict:
         "attention_parameters": last.get("attention_parameters"),
         "corpora": sorted({line["corpus"] for line in latest.values() if line.get("corpus")}),
         "updates": sorted({line["updates"] for line in latest.values() if line["updates"]}),
-        "scoring": scoring,
-        "left_out": [f"scored with {line['scoring'] or 'no flags'}: seed {line['seed']}" for line in others],
+        "way": {
+            name: listed(dict.fromkeys(way[name] for way in ways.values() if name in way))
+            for name in WAY
+            if any(name in way for way in ways.values())
+        },
+        "left_out": [f"{what}: seed {seed}" for seed, what in apart],
         "tokens_per_second": round(statistics.fmean(speeds)) if speeds else None,
         "scores": [
             {
@@ -343,14 +376,12 @@ def build_table(paper: str, table: str, lines: list[dict], papers: dict) -> dict
         rows.append({"row": name, "label": name, "published": None, "ours": collect(found, None)})
     if published:
         add_ratios(rows)
-    scored = {row["row"]: row["ours"]["scoring"] for row in rows if row["ours"] and row["ours"]["scoring"] is not None}
     notes = [published["note"]] if "note" in published else []
-    if len(set(scored.values())) > 1:
-        ways = {way: ", ".join(row for row in scored if scored[row] == way) for way in dict.fromkeys(scored.values())}
-        notes.append(
-            "Rows were scored in different ways: "
-            + "; ".join(f"{names} with {way or 'no flags'}" for way, names in ways.items())
-        )
+    for name, words in WAY.items():
+        ways = {row["row"]: row["ours"]["way"][name] for row in rows if row["ours"] and name in row["ours"]["way"]}
+        if len(kinds := dict.fromkeys(ways.values())) > 1:
+            named = (f"{', '.join(row for row in ways if ways[row] == way)} with {way}" for way in kinds)
+            notes.append(f"Rows {words}: {'; '.join(named)}")
     if published.get("comparable_only_within"):
         notes.append(
             "By the paper (§4.4), this table is comparable only within itself: batching and evaluation differ from the other "
@@ -388,7 +419,8 @@ def in_order(by_row: dict[tuple[str, ...], list[dict]]) -> list[list[dict]]:
 
 
 def add_ratios(rows: list[dict]) -> None:
-    """Add PRR and PEoP to our rows, relative to the row with another preset and about the same length of training.
+    """Add PRR and PEoP to our rows, relative to the row with another preset, about the same length of training,
+    and scores that came about in the same way.
 
     They are computed over common seeds; the row's `left_out` lists other seeds.
     """
@@ -401,7 +433,7 @@ def add_ratios(rows: list[dict]) -> None:
 
         def partner(name: str, rest: str = rest, ours: dict = row["ours"]) -> dict | None:
             other = by_name.get((canonical_row(f"{rest}-{name}".strip("-")), ours["smoke"]))
-            return other if other and about_as_long(other, ours) else None
+            return other if other and about_as_long(other, ours) and alike(other["way"], ours["way"]) else None
 
         mha = partner("mha")
         sha = partner("sha")
@@ -414,6 +446,11 @@ def add_ratios(rows: list[dict]) -> None:
             comparable = count and count_sha and count != count_sha
             if comparable and (means := means_of_common_seeds("PEoP", row["ours"], score, sha)):
                 score["peop"] = peop(*means, count, count_sha)
+
+
+def alike(one: dict[str, str], other: dict[str, str]) -> bool:
+    """Return True if two ways agree in the fields that both have."""
+    return all(one[name] == other[name] for name in one.keys() & other.keys())
 
 
 def about_as_long(one: dict, other: dict) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.tools.reporting import statistics
-from fairseq_lowrank.tools.reporting.comparison import family, listed, lower_is_better, scores_of
+from fairseq_lowrank.tools.reporting.comparison import family, listed, lower_is_better, scores_of, way_of
 from fairseq_lowrank.tools.reporting.results import origins, read_results, results_files
 from fairseq_lowrank.tools.reporting.sentences import VALUES
 
@@ -224,7 +224,7 @@ def compare_rows(
     """Return A − B for each pair and (A − B) − (C − D) for each interaction, in this order.
 
     Raises:
-        UserError: rows have scores of different sentences; see also :func:`scores` and
+        UserError: rows have scores of different sentences or units; see also :func:`scores` and
             :func:`~fairseq_lowrank.tools.reporting.statistics.paired_differences`.
     """
 
@@ -232,6 +232,7 @@ def compare_rows(
         values = [scores(lines, row, logarithm=logarithm) for row in rows]
         _check_sentences(lines, rows)
         chosen = _latest(lines, rows)
+        _check_units(chosen, rows)
         resolution = resolution_of(chosen, logarithm=logarithm)
         counted = all("sentence_counts" in line for line in chosen)
         try:
@@ -401,16 +402,40 @@ def _check_sentences(lines: list[dict], rows: Sequence[str]) -> None:
             )
 
 
+def _check_units(chosen: list[dict], rows: Sequence[str]) -> None:
+    """Refuse scores of different metrics, BLEU by different signatures, and BLEU on tokens against BLEU on raw text."""
+    for name in ("metric", "signature", "text"):
+        found = (line["metric"] if name == "metric" else way_of(line).get(name) for line in chosen)
+        if len(values := {value for value in found if value is not None}) > 1:
+            raise UserError(
+                f"{' and '.join(dict.fromkeys(rows))}: their scores have different units, because they differ in {name} "
+                f"({'; '.join(sorted(values))}). Choose scores of one kind, or score both in the same way."
+            )
+
+
 def _notes(lines: list[dict], rows: Sequence[str]) -> tuple[str, ...]:
     every = [line for line in lines if line["row"] in rows]
     chosen = _latest(lines, rows)
     notes = []
     if older := len(every) - len(chosen):
         notes.append(f"of lines of one row and seed, only the last is used: {older} left out")
-    for name in ("metric", "paper", "table", "corpus", "split", "updates"):
+    for name in ("paper", "table", "corpus", "split", "updates"):
         # older lines do not have every field
         if len(values := {str(line[name]) for line in chosen if line.get(name) is not None}) > 1:
             notes.append(f"rows differ in {name}: {', '.join(sorted(values))}")
+    if len(tokens := {way["tokens"] for way in map(way_of, chosen) if "tokens" in way}) > 1:
+        notes.append(
+            f"rows were scored on different numbers of tokens, so their units may differ: {', '.join(sorted(tokens))}"
+        )
+    if (
+        len(
+            signatures := {
+                str(line["signature"]) for line in chosen if "signature" in way_of(line) and "signature" in line
+            }
+        )
+        > 1
+    ):
+        notes.append(f"lines have several versions of sacrebleu: {'; '.join(sorted(signatures))}")
     # older lines have no flags of scoring
     if len(ways := {line["scoring"] or "no flags" for line in chosen if "scoring" in line}) > 1:
         notes.append(f"lines were scored in different ways: {'; '.join(sorted(ways))}")

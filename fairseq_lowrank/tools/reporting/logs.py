@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
+
+START = "loading model(s) from"
+"""What the other commands log when they start to run."""
+FROM_SCRATCH = "No existing checkpoint found"
+"""What fairseq-train logs if it does not resume."""
 
 
 def progress(line: str) -> tuple[str, dict[str, str]] | None:
@@ -51,16 +56,23 @@ def read_training_log(path: Path) -> dict:
         UserError: the log has no finished epoch.
     """
     epochs: dict[int, dict[str, dict[str, str]]] = {}
-    perplexities: list[float] = []
-    losses: list[float] = []
+    validations: dict[int, tuple[float, float]] = {}  # perplexity and loss by updates
     for line in read_lines(path):
-        if (found := progress(line)) and found[0] in ("train", "valid"):
+        if FROM_SCRATCH in line:  # what is before it in the log is another training
+            epochs, validations = {}, {}
+        elif (found := progress(line)) and found[0] in ("train", "valid"):
             tag, fields = found
+            updates = int(fields["num_updates"])
+            # a run that was interrupted repeats what came after its checkpoint
+            epochs = {
+                number: one for number, one in epochs.items() if int(one.get("train", fields)["num_updates"]) <= updates
+            }
+            validations = {number: one for number, one in validations.items() if number <= updates}
             epochs.setdefault(int(fields["epoch"]), {})[tag] = fields
             if tag == "valid":
-                perplexities.append(float(fields.get("ppl", "nan")))
                 # perplexity is 2 to the power of this loss, which has no label smoothing
-                losses.append(float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan)
+                loss = float(fields.get("nll_loss", fields["loss"])) if "ppl" in fields else math.nan
+                validations[updates] = float(fields.get("ppl", "nan")), loss
     finished = [epoch for _, epoch in sorted(epochs.items()) if "train" in epoch]
     if not finished:
         raise UserError(f"{path} has no finished epoch. Give the log of a fairseq-train that finished one.")
@@ -76,13 +88,13 @@ def read_training_log(path: Path) -> dict:
     return {
         "updates": before,
         "tokens_per_second": round(tokens / max(seconds, 1.0)),
-        "valid_perplexity": _least(perplexities),
-        "valid_loss": _least(losses),
+        "valid_perplexity": _least(perplexity for perplexity, _ in validations.values()),
+        "valid_loss": _least(loss for _, loss in validations.values()),
         "epochs": curve,
     }
 
 
-def _least(values: list[float]) -> float | None:
+def _least(values: Iterable[float]) -> float | None:
     return min((value for value in values if not math.isnan(value)), default=None)
 
 
@@ -92,8 +104,12 @@ def read_validation(path: Path) -> dict:
     Raises:
         UserError: the log has no perplexity.
     """
-    found = [found[1] for line in read_lines(path) if (found := progress(line)) and found[0] == "test"]
-    fields = found[-1] if found else {}
+    fields: dict[str, str] = {}
+    for line in read_lines(path):
+        if START in line:  # another run
+            fields = {}
+        elif (found := progress(line)) and found[0] == "test":
+            fields = found[1]
     if "ppl" not in fields:
         raise UserError(f"{path} has no perplexity. Give the log of fairseq-validate.")
     accuracy = {"next_sentence_accuracy": float(fields["nsp_accuracy"])} if "nsp_accuracy" in fields else {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from fairseq_lowrank.files import read_lines, say
+from fairseq_lowrank.files import named_if_full, read_lines, regular_file, say
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.locks import locked
 from fairseq_lowrank.tools.reporting import schema
@@ -82,7 +84,7 @@ def read_results(
                 check(line, ())
                 lines.append(UNKNOWN | {"paper": RECORDED, "table": path.stem} | line)
                 continue
-            measured = isinstance(line, dict) and "architecture" not in line and "commit" in line
+            measured = isinstance(line, dict) and "architecture" not in line and {"paper", "commit"} <= line.keys()
             if measured and not measurements:
                 continue
             check(line, MEASUREMENT if measured else TRAINING)
@@ -140,45 +142,65 @@ def append_score(path: Path, line: dict) -> None:
         check(line, ())
     except ValueError as error:
         raise UserError(f"row {line.get('row')}, seed {line.get('seed')}: {error}") from error
-    same = ("row", "seed", "metric", "split", "table")
-    if any(all(line.get(name) == other.get(name) for name in same) for other in read_results(path, scores=True)):
-        raise UserError(
-            f"{path}: already has {line['metric']} of row {line['row']}, seed {line['seed']}. Delete that line to replace it."
-        )
-    _append(path, line)
+
+    def refuse_twice() -> None:
+        same = ("row", "seed", "metric", "split", "table")
+        if any(all(line.get(name) == other.get(name) for name in same) for other in read_results(path, scores=True)):
+            raise UserError(
+                f"{path}: already has {line['metric']} of row {line['row']}, seed {line['seed']}. Delete that line to replace it."
+            )
+
+    _append(path, line, refuse_twice)
 
 
 def check_writable(path: Path) -> None:
-    """Check that a results file can be opened for appending, before a run starts.
+    """Check that a results file can be opened for appending, before a run starts. No file is made.
 
     Raises:
-        UserError: the file cannot be opened.
+        UserError: the file cannot be opened, or is no regular file.
     """
+    real = regular_file(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "ab"):
-            pass
+        real.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"RESULTS {path}: cannot be opened for appending ({error.strerror}). Give a file that you can write."
+            f"RESULTS {path}: the folder cannot be made ({error.strerror}). Give a file that you can write."
         ) from error
+    if not os.access(real if real.exists() else real.parent, os.W_OK):
+        raise UserError(f"RESULTS {path}: cannot be opened for appending. Give a file that you can write.")
 
 
-def _append(path: Path, line: dict) -> None:
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open a results file and lock it. A new file that has no line at the end is deleted."""
+    while True:
+        with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
+            assert handle is not None  # it waits for other processes
+            if not os.fstat(handle).st_nlink:  # the process that held the lock deleted it
+                continue
+            try:
+                yield handle
+            finally:
+                if not os.fstat(handle).st_size:
+                    regular_file(path).unlink()
+            return
+
+
+def _append(path: Path, line: dict, check: Callable[[], None] = lambda: None) -> None:
+    """Append a line under the lock of its file, after a call of `check`, which may refuse it."""
     line, record = take_sentences(line)
     data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as handle:
-        assert handle is not None  # it waits for other processes
-        if record:
-            append_sentences(path, [record])
+    check_writable(path)
+    with named_if_full(path), _opened(path) as handle:
+        check()
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":
             data = b"\n" + data
         try:
-            if os.write(handle, data) < len(data):
-                raise OSError(f"{path}: the disk is full. Free some space.")
-            os.fsync(handle)
-        except OSError:
+            with append_sentences(path, [record]) if record else nullcontext():
+                if os.write(handle, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(handle)
+        except BaseException:
             os.ftruncate(handle, size)
             raise

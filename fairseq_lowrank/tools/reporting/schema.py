@@ -32,6 +32,7 @@ class Origin:
     commit: str | None
     machine: dict | str
     versions: dict
+    code: str = ABSENT
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Line:
     date: str = ABSENT
     # what trainings of recipes have; older lines have fewer of these
     commit: str | None = ABSENT
+    code: str = ABSENT
     machine: dict | str = ABSENT
     earlier_starts: list[Origin] = ABSENT
     patches: dict = ABSENT

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fairseq_lowrank.files import read_lines, whole_file
@@ -41,16 +43,21 @@ def _take(fields: dict) -> tuple[dict, dict]:
     return short | ({"sentences": len(next(iter(values.values())))} if values else {}), values
 
 
-def append_sentences(results: Path, records: Iterable[dict]) -> None:
-    """Append records to the compressed file of a results file, all or none of them.
+@contextmanager
+def append_sentences(results: Path, records: Iterable[dict]) -> Iterator[None]:
+    """Append records to the compressed file of a results file, if the block ends without an error.
 
-    The caller holds the lock of the results file. The same records give the same bytes.
+    The block writes the lines of these records. The caller holds the lock of the results file. The same records give the same
+    bytes.
     """
     text = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records)
     path = sentences_file(results)
     before = path.read_bytes() if path.exists() else b""
     with whole_file(path, "wb") as file:
         file.write(before + gzip.compress(text.encode(), mtime=0))
+        file.flush()
+        os.fsync(file.fileno())  # the disk cannot be full after this
+        yield
 
 
 def add_sentences(results: Path, lines: list[dict], complain: Callable[[str], None]) -> None:

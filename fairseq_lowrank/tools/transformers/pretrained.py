@@ -6,6 +6,7 @@ A folder is what ``from_pretrained`` reads. Nothing is downloaded, and no code i
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
 from fairseq_lowrank.huggingface import (
@@ -47,27 +48,32 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     """Return the model of a folder in evaluation mode, with its mixing if the folder has one.
 
     Args:
-        folder: what ``from_pretrained`` reads.
+        folder: what ``from_pretrained`` reads, or a GGUF file, whose quantised weights become float32.
         weights: False gives parameters that have shapes but no memory.
 
     Raises:
         UserError: the folder holds no such model, or its attention cannot be chosen.
     """
+    source = source_of(folder)
     if (folder / CONFIG).is_file() and not (folder / "config.json").is_file():
         reason = "it holds a mixing alone, which save_attention wrote"
         remedy = "Give the folder of a whole model, which save_pretrained writes. Only inspect reads a mixing alone."
         raise FlagError("--transformers", folder, reason, remedy)
-    if not (folder / "config.json").is_file():
+    if not (is_gguf(folder) or (folder / "config.json").is_file()):
         raise FlagError("--transformers", folder, "no config.json here", "Give a folder that from_pretrained reads.")
     with reading(folder):
-        config = AutoConfig.from_pretrained(folder, **LOCAL)
+        config = AutoConfig.from_pretrained(**source)
         classes = (getattr(transformers, name, None) for name in config.architectures or ())
-        kind = next(filter(None, classes), AutoModel)
+        kind: Any = next(filter(None, classes), AutoModelForCausalLM if is_gguf(folder) else AutoModel)
         if weights:
-            model, info = kind.from_pretrained(folder, **LOCAL, output_loading_info=True)
+            reading_options: dict[str, Any] = source | {"output_loading_info": True}
+            if is_gguf(folder):
+                reading_options["dtype"] = torch.float32
+            model, info = kind.from_pretrained(**reading_options)
         else:
             with torch.device("meta"):
-                model, info = AutoModel.from_config(config) if kind is AutoModel else kind(config), {}
+                automatic = kind in (AutoModel, AutoModelForCausalLM)
+                model, info = kind.from_config(config) if automatic else kind(config), {}
     if not (found := [module for module, _, _ in attention_modules(model)]):
         reason = f"{type(model).__name__} computes its attention itself"
         remedy = "Choose one of those that fairseq-lowrank architectures --transformers lists."
@@ -79,6 +85,26 @@ def load(folder: Path, *, weights: bool = True) -> PreTrainedModel:
     if record := recorded_attention(folder):
         load_attention(model, folder) if weights else apply_attention(model, "mha", **record)
     return model.eval()
+
+
+def is_gguf(path: Path) -> bool:
+    """Return True if a path is a model in one GGUF file instead of a folder."""
+    return path.suffix == ".gguf"
+
+
+def source_of(path: Path) -> dict[str, Any]:
+    """Return the arguments with which ``from_pretrained`` reads a folder, or a GGUF file.
+
+    Raises:
+        UserError: the package that reads GGUF files is not installed.
+    """
+    if not is_gguf(path):
+        return {"pretrained_model_name_or_path": path} | LOCAL
+    if not path.is_file():
+        raise FlagError("--transformers", path, "there is no such file", "Give a GGUF file, or a folder.")
+    if importlib.util.find_spec("gguf") is None:
+        raise FlagError("--transformers", path, "transformers reads GGUF with the package gguf", "pip install gguf")
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name} | LOCAL
 
 
 @contextlib.contextmanager
@@ -194,7 +220,7 @@ def sequences(
         UserError: there is no text, no tokenizer, or no line of such a length.
     """
     with reading(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
+        tokenizer = AutoTokenizer.from_pretrained(**source_of(folder))
     longest = min(max_length or tokenizer.model_max_length, tokenizer.model_max_length)
     lines = [line for line in text.read_text(encoding="utf-8").splitlines() if line.strip()]
     chosen = []

@@ -23,14 +23,16 @@ from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.measuring.subject import (
     BITS,
     COSINE,
-    KEPT,
+    DECISIONS,
     LEAST,
     MOST,
     TOKENS,
     CallHook,
     Layer,
     Subject,
+    decision_bits,
     enough,
+    tokens_for,
 )
 from fairseq_lowrank.tools.transformers import pretrained
 
@@ -49,7 +51,7 @@ HEADS = (
     ("classes", auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
 )
 """What a class of models says about tokens, by the tables of transformers."""
-METRICS = {"causal": BITS, "masked": BITS, "translation": BITS, "classes": KEPT, "states": COSINE}
+METRICS = {"causal": BITS, "masked": BITS, "translation": BITS, "classes": DECISIONS, "states": COSINE}
 
 
 def task_of(model: PreTrainedModel) -> str:
@@ -115,12 +117,20 @@ class TransformersSubject(Subject):
         if getattr(model.config, "lowrank_attention", None) is None:
             apply_attention(model, "mha")
         self.model, self.samples, self.name = model, samples, type(model).__name__
-        self.metric = METRICS[self.task]
+        self.metric, self.compares = METRICS[self.task], self.task in ("classes", "states")
         self.mask_token, self.special_tokens, self.seed = mask_token, torch.tensor(special_tokens or (-1,)), seed
         self.layers = list(_layers(model))
         tokens = [each.size(1) for sample in samples for each in (sample if isinstance(sample, tuple) else (sample,))]
         self.sequence_length = sum(tokens) / max(1, len(tokens))
         self.references: dict[int, Tensor] = {}
+        self.binary = False
+        if self.task == "classes":
+            problem = getattr(model.config, "problem_type", None)
+            if problem == "regression":
+                raise UserError(
+                    f"{self.name} predicts numbers, not labels, so it makes no decisions. Use a classifier."
+                )
+            self.binary = problem == "multi_label_classification" or model.config.num_labels == 1
         if self.task == "masked" and mask_token is None:
             raise UserError(f"{self.name} predicts masked words, and its tokenizer has no mask token. Give it one.")
         if self.task == "translation" and not isinstance(samples[0], tuple):
@@ -132,17 +142,18 @@ class TransformersSubject(Subject):
         return attention_calls(self.model, hook)
 
     def prepare(self, indices: list[int]) -> None:
-        if self.task in ("classes", "states"):
+        if self.compares:
             self.references = {index: self._output(index) for index in indices}
 
     @torch.no_grad()
-    def evaluate(self, index: int) -> tuple[float, float]:
-        if self.task == "states" or self.task == "classes":
+    def evaluate(self, index: int) -> tuple[float, ...]:
+        if self.compares:
             output = self._output(index)
             reference = self.references.get(index, output)
             if self.task == "states":
                 return F.cosine_similarity(output, reference, dim=0).item(), 1.0
-            return (output == reference).double().sum().item(), float(output.numel())
+            decisions = output.numel() if self.binary else len(output)
+            return decision_bits(output, reference, binary=self.binary), float(decisions)
         sample = self.samples[index]
         if self.task == "translation":
             source, target = sample
@@ -162,7 +173,7 @@ class TransformersSubject(Subject):
     def _output(self, index: int) -> Tensor:
         output = self.model(input_ids=self.samples[index])
         if self.task == "classes":
-            return output.logits.argmax(-1)
+            return output.logits.flatten(0, -2)
         return output.last_hidden_state[0].double().mean(0)
 
     def _hidden(self, index: int, tokens: Tensor) -> Tensor:
@@ -249,8 +260,10 @@ def load(
     """
     model = pretrained.load(folder)
     task, least = task_of(model), LEAST * tokens // TOKENS
+    ranks = [score_rank(pretrained.layer_like(module)) for module, _, _ in attention_modules(model)]
+    tokens = max(tokens, tokens_for(max(ranks)))
     with pretrained.reading(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, **pretrained.LOCAL)
+        tokenizer = AutoTokenizer.from_pretrained(**pretrained.source_of(folder))
     if task == "translation":
         if target is None:
             reason = f"{type(model).__name__} reads a source and a target"
@@ -264,7 +277,9 @@ def load(
         samples = _blocks(tokenizer, text, count or enough([length] * MOST, tokens, least), seed, length)
     special = tuple(getattr(tokenizer, "all_special_ids", ()) or ())
     mask = getattr(tokenizer, "mask_token_id", None)
-    return TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)
+    subject = TransformersSubject(model, samples, mask_token=mask, special_tokens=special, seed=seed)
+    subject.about = "weights from a GGUF file, dequantised to float32" if pretrained.is_gguf(folder) else ""
+    return subject
 
 
 def _blocks(tokenizer, text: Path, count: int, seed: int, length: int) -> list[Tensor]:

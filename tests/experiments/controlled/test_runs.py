@@ -33,6 +33,18 @@ def test_each_run_leaves_a_line_with_its_commit_and_its_log(tmp_path, capsys):
     assert all(f"# {line['row']} seed 1" in log and f"{line['value']:.6g}" in log for line in lines)
 
 
+def test_code_in_no_commit_makes_trials_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DIRTY", "")
+    monkeypatch.setattr(runs, "checked_out_commit", lambda: "a" * 40 + "-dirty")
+    monkeypatch.setattr(matrices, "STEPS", 2)
+    assert command(tmp_path) == 2
+    assert "DIRTY=1" in capsys.readouterr().err and not (tmp_path / "lines.jsonl").exists()
+    monkeypatch.setattr(matrices, "STEPS", 3)
+    assert command(tmp_path) == 0
+    (first, _) = read_results(tmp_path / "lines.jsonl", measurements=True)
+    assert first["smoke"] and first["code"] == runs.this_code() and first["machine"]["cpu"] and first["date"]
+
+
 def test_progress_counts_the_rows_that_are_left(tmp_path):
     command(tmp_path)
     path = tmp_path / "lines.jsonl"

@@ -2,12 +2,13 @@
 
 import gzip
 import shutil
+from argparse import Namespace
 
 import pytest
 
 from experiments.corpora.__main__ import main
 from experiments.corpora.catalogue import parse_corpus_name
-from experiments.corpora.own import check_binarised
+from experiments.corpora.own import check_binarised, sources
 from fairseq_lowrank.files import read_lines, write_lines
 from fairseq_lowrank.messages import UserError
 
@@ -44,6 +45,13 @@ def test_own_text_becomes_a_corpus_of_its_name(prepare, text, tmp_path, flags, u
     corpus, values = parse_corpus_name("mine")
     assert corpus.bpe_to_remove(values) == undone and corpus.training(values) == list(PARALLEL)
     assert prepare("mine") == (0, said)
+
+
+def test_files_are_looked_for_in_the_folder_of_the_data(text):
+    folder, _ = text
+    splits = {split: split for split in ("train", "valid", "test")}
+    found = sources(Namespace(source_lang="de", target_lang="en", data=folder, data_given=True, **splits))
+    assert found == {f"{split}.{language}": folder / f"{split}.{language}" for split in splits for language in LINES}
 
 
 def test_own_text_of_a_language_model_is_a_file_a_split(prepare, tmp_path):

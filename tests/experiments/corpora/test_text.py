@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from experiments.corpora.text import BytePieces, SentencePiece, SubwordNMT, clean_pairs, join_lines
 from fairseq_lowrank.files import map_lines, read_input, read_lines, whole_file, write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.fairseq.raw_text import MosesTokenizer
+from fairseq_lowrank.raw_text import MosesTokenizer
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path):

@@ -10,11 +10,12 @@ import pytest
 
 from experiments import __main__ as experiments
 from experiments.recipes import engine as engines
-from experiments.recipes import provenance, training
+from experiments.recipes import training
 from experiments.recipes.engine import RunLocked
 from experiments.recipes.recipe import Recipe, differences, effective_flags, records, smoke_corpus
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.tools import provenance
 from fairseq_lowrank.tools.reporting.results import read_results
 
 TRAINED = ["prepare.sh iwslt14", "fairseq-train"]
@@ -355,6 +356,31 @@ def test_a_commit_of_docs_keeps_a_training(recipe, settings, engine, quick, monk
     assert quick.calls.count("fairseq-train") == 1 and len(read_results(settings().results)) == 1
 
 
+def test_code_in_no_commit_is_refused_unless_asked_for(recipe, settings, engine, quick, monkeypatch):
+    own = recipe(mha="--attention mha")
+    monkeypatch.setattr(provenance, "commit", lambda _: "a" * 40 + "-dirty")
+    monkeypatch.setenv("DIRTY", "")
+    with pytest.raises(UserError, match="DIRTY=1"):
+        engine(own, settings()).run_rows()
+    assert "fairseq-train" not in quick.calls
+    monkeypatch.setenv("DIRTY", "1")
+    quick.fails = ("score",)
+    with pytest.raises(RuntimeError):
+        engine(own, settings()).run_rows()
+    quick.fails = ()
+    # a training that such code started stays refused
+    monkeypatch.setattr(provenance, "commit", lambda _: "b" * 40)
+    monkeypatch.setenv("DIRTY", "0")
+    with pytest.raises(UserError, match="DIRTY=1"):
+        engine(own, settings()).run_rows()
+    monkeypatch.setenv("DIRTY", "1")
+    engine(own, settings()).run_rows()
+    line = read_results(settings().results)[-1]
+    assert line["commit"].endswith("-dirty") and line["code"] == training.code_of(
+        own.run(own.rows["mha"], settings()), own.root
+    )
+
+
 def test_code_is_the_files_of_the_package(tmp_path):
     def code(**files):
         for name, text in files.items():
@@ -447,10 +473,10 @@ def test_the_last_of_a_repeated_flag_counts():
 @pytest.mark.parametrize(
     "kind, corpus, small",
     [
-        ("translation", "iwslt14", "multi30k"),
-        ("translation", "wmt14", "multi30k"),
-        ("translation", "iwslt14-joined-x10", "multi30k-x10"),
-        ("translation", "multi30k-x3", "multi30k-x3"),
+        ("translation", "iwslt14", "multi30k-head500"),
+        ("translation", "wmt14", "multi30k-head500"),
+        ("translation", "iwslt14-joined-x10", "multi30k-head500-x10"),
+        ("translation", "multi30k-x3", "multi30k-head500-x3"),
         ("language-model", "wikitext-103", "brown-head500"),
         ("language-model", "wikitext-103-bpe257", "brown-head500-bpe257"),
         ("language-model", "lm1b-bpe5000", "brown-head500-bpe2000"),

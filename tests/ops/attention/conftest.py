@@ -17,4 +17,4 @@ def poisoned_memory():
 def pytest_ignore_collect(collection_path, config):
     """The kernels are tested on a GPU, or interpreted by a process of its own, see test_triton_here.py."""
     elsewhere = os.environ.get("TRITON_INTERPRET") != "1" and config.getoption("--device") == "cpu"
-    return True if elsewhere and collection_path.name == "test_triton.py" else None
+    return True if elsewhere and collection_path.name in ("test_triton.py", "test_tiled.py") else None

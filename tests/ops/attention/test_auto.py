@@ -2,13 +2,16 @@
 
 import importlib
 import itertools
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
 
-from fairseq_lowrank.ops import AttentionMask
+from fairseq_lowrank.ops import AttentionMask, PositionwiseMixing, StaticMixing
+from fairseq_lowrank.ops.attention import gpu_times
 
 operation = importlib.import_module("fairseq_lowrank.ops.attention")  # its function has the same name in ops
 HEADS, DIM, LENGTH = 4, 2, 1024
@@ -76,7 +79,9 @@ def test_what_auto_prefers_anywhere_can_be_computed_in_linear_memory(case, devic
         assert not operation.sdpa.needs_causal_tensor(call)
 
 
-def test_on_a_gpu_half_precision_takes_the_kernels_that_were_compiled():
+def test_on_a_gpu_half_precision_takes_the_kernels():
+    """Whether they keep their registers there is asked when they are first used."""
+
     def first(dtype=torch.bfloat16, device_type="cuda", rules=("static", "static"), mask="causal", heads=8, **changes):
         def heads_of(groups, dim):
             return torch.zeros(1, groups, 16, dim)
@@ -101,28 +106,75 @@ def test_on_a_gpu_half_precision_takes_the_kernels_that_were_compiled():
         {"rules": ("none", "none"), "activation": "sigsoftmax"},
         {"rules": ("none", "none"), "mask": "causal and padding"},
         {"rules": ("none", "diagonal"), "activation": "sigsoftmax"},
-    ]
-    assert [first(**change) for change in taken] == [operation.triton] * len(taken)
-    not_taken = [
-        {"dtype": torch.float32},
-        {"device_type": "cpu"},
         {"dropout_p": 0.1},
         {"rules": ("none", "static"), "activation": "sigsoftmax"},
         {"mask": "appended"},
-        {"mask": "window"},
         {"mask": "beams"},
         {"heads": 4},
         {"heads": 32},
         {"groups": {"k": 2}},
         {"groups": {"v": 1}},
         {"dims": dict.fromkeys("qkv", 128)},
-        {"dims": dict.fromkeys("qkv", 40)},
         {"dims": {"v": 64}},
         {"rules": ("static", "none")},
         {"rules": ("diagonal", "static")},
     ]
+    assert [first(**change) for change in taken] == [operation.triton] * len(taken)
+    not_taken = [
+        {"dtype": torch.float32},
+        {"device_type": "cpu"},
+        {"mask": "window"},
+        {"heads": 33},
+        {"dims": dict.fromkeys("qkv", 136)},
+    ]
     assert operation.triton not in [first(**change) for change in not_taken]
     assert first(rules=("none", "none")) is operation.sdpa
+
+
+def test_a_traced_call_on_a_gpu_takes_only_kernels_that_were_compiled(monkeypatch):
+    """It is not tried on the device. What was compiled is in benchmarks/results/kernels.json."""
+    monkeypatch.setattr(operation, "is_traced", lambda tensor: True)
+
+    def kernels_of(heads, dim, **options):
+        built = problem("causal", (heads, heads), "softmax", ("none", "none"), 0.0, 16)
+        built |= {name: torch.zeros(1, heads, 16, dim) for name in "qkv"}
+        built["prob_mixing"] = StaticMixing(torch.eye(heads))
+        return chosen_on_a_gpu(built | options)
+
+    monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: None)
+    assert kernels_of(16, 64) is operation.triton
+    assert kernels_of(4, 64) is kernels_of(16, 128) is kernels_of(16, 64, dropout_p=0.1) is operation.blocked
+
+
+def test_the_choice_on_a_gpu_is_what_was_measured_or_predicted():
+    """Two measured cells decide between the kernels and SDPA for each value; a prediction has to be clear."""
+    measured, other = mixed(groups=(4, 4)), mixed(groups=(4, 4), dim=32)
+    assert gpu_times.is_measured(call_of(**measured)) and not gpu_times.is_measured(call_of(**other))
+    assert "measured, picoseconds a score: sdpa 21.5, triton 85.0" in gpu_times.reason(call_of(**measured), "sdpa")
+    assert gpu_times.reason(call_of(**other), "sdpa").startswith("sdpa (predicted")
+    eight = call_of(**{name: torch.zeros(1, 8, 512, 32) for name in "qkv"}, prob_mixing=StaticMixing(torch.eye(8)))
+    cost = gpu_times.times(eight)
+    assert cost["sdpa"] < cost["triton"] and not gpu_times.prefers_sdpa(eight)  # within the error
+    assert not gpu_times.is_measured(call_of(**measured | {"dropout_p": 0.1}))
+
+
+def test_the_measured_times_are_those_of_the_file():
+    file = Path(__file__).resolve().parents[3] / "benchmarks/results/gpu.json"
+    found = {}
+    for part in ("operation", "few-heads"):
+        run = json.loads(file.read_text())[part]
+        heads = run["settings"]["heads"]
+        for line in run["results"]:
+            length = line["length"]
+            scores = line["batch"] * heads * length * (length + 1) / 2
+            found[heads, line["layer"], length] = line["milliseconds"] * 1e9 / scores
+    layers = {"mixhead-a": StaticMixing, "mixhead-b": PositionwiseMixing}
+    for layer, rule in layers.items():
+        for heads, length in ((16, 8192), (4, 8192)):
+            cell = gpu_times.Cell(None, rule, "softmax", heads, 64)
+            for backend, picoseconds in gpu_times.MEASURED.get(cell, {}).items():
+                if (heads, f"{layer}@{backend}", length) in found:
+                    assert picoseconds == pytest.approx(found[heads, f"{layer}@{backend}", length], abs=0.1)
 
 
 @pytest.fixture
@@ -171,9 +223,8 @@ def test_on_a_gpu_whose_pytorch_would_build_all_weights_blocks_mix(without_trito
 
 def test_on_a_gpu_our_kernels_mix_where_they_run(without_triton, monkeypatch):
     monkeypatch.setattr(operation.triton, "device_unsupported_reason", lambda device, dtype: None)
-    assert chosen_on_a_gpu(mixed()) is operation.sdpa  # 4 heads of 64 were not compiled
-    monkeypatch.setattr(operation.triton, "COMPILED_SIZES", ((4, 64),))
-    assert chosen_on_a_gpu(mixed()) is operation.triton
+    assert chosen_on_a_gpu(mixed()) is operation.sdpa  # as measured
+    assert chosen_on_a_gpu(mixed(mask="padding", length=1024)) is operation.triton
     assert chosen_on_a_gpu(mixed(groups=(1, 1), dim=160)) is operation.sdpa
 
 

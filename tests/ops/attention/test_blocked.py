@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
-from fairseq_lowrank.ops.attention import blocked
+from fairseq_lowrank.ops.attention import blocked, blocks
 from fairseq_lowrank.ops.attention.mixing import _products_by_query
 
 HEADS, DIM = 2, 4
@@ -282,7 +282,64 @@ def test_it_says_that_it_returns_no_weights(device):
         attend(**problem(5, device), need_weights=True, backend="blocked")
 
 
-def test_products_beyond_the_largest_float16_are_computed(device):
+@pytest.fixture(params=[True, False], ids=["narrow", "wide"])
+def narrow_products(request, monkeypatch):
+    """Whether the processor has instructions for half precision, whatever it is."""
+    monkeypatch.setattr(blocks, "_is_fast_on_cpu", lambda dtype: request.param)
+    return request.param
+
+
+class Products(TorchDispatchMode):
+    """Remembers the dtypes of products."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in ("bmm", "baddbmm", "baddbmm_"):
+            self.dtypes |= {arg.dtype for arg in args}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_multiplied_in_float32_on_a_processor_without_its_instructions(
+    dtype, narrow_products, monkeypatch
+):
+    """Of two batch entries in separate blocks, so that converted keys of the first are not taken for the second."""
+    monkeypatch.setattr(blocked, "MAX_BLOCK_ELEMENTS", 1)
+    generator = torch.Generator().manual_seed(0)
+    half = {name: torch.randn(2, HEADS, 150, DIM, generator=generator).to(dtype).requires_grad_() for name in "qkv"}
+    weight = torch.eye(HEADS) + 0.2
+    exact = {name: part.detach().double().requires_grad_() for name, part in half.items()}
+    expected, _ = attend(**exact, mask=AttentionMask(True), prob_mixing=StaticMixing(weight.double()))
+    wanted = torch.autograd.grad(expected.sum(), list(exact.values()))
+    with Products() as products:
+        heads, _ = attend(**half, mask=AttentionMask(True), prob_mixing=StaticMixing(weight), backend="blocked")
+        found = torch.autograd.grad(heads.sum(), list(half.values()))
+    assert (dtype in products.dtypes) == narrow_products
+    for one, other in zip((heads, *found), (expected, *wanted), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("known", "fast"),
+    [
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, (False, False, True)),
+        ({"architecture": "x86_64", "avx512_bf16": True}, (True, False, True)),
+        ({"architecture": "x86_64", "amx_bf16": True, "amx_fp16": True}, (True, True, True)),
+        ({"architecture": "aarch64"}, (True, True, True)),
+        ({}, (True, True, True)),
+    ],
+)
+def test_instructions_for_half_precision_are_those_that_torch_names(known, fast, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    assert tuple(map(blocks._is_fast_on_cpu.__wrapped__, dtypes)) == fast
+
+
+def test_products_beyond_the_largest_float16_are_computed(device, narrow_products):
     inputs = problem(80, device, scale=1e-5)
     half = {name: (200 * inputs[name]).detach().half().requires_grad_() for name in "qkv"}
     heads, _ = attend(**inputs | half, backend="blocked")

@@ -17,10 +17,11 @@ pytest.importorskip("triton", "3.3", reason="Triton has no wheel here, or is too
 
 def test_the_kernels_are_right_under_the_interpreter():
     """In a process of its own: Triton decides when it is imported, for all of its process."""
-    file = Path(__file__).with_name("test_triton.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(file)]
+    folder = Path(__file__).parent
+    files = [str(folder / name) for name in ("test_triton.py", "test_tiled.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files]
     run = subprocess.run(
-        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=file.parents[3]
+        command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=folder.parents[2]
     )
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
 

@@ -14,7 +14,7 @@ from fairseq_lowrank.tools.advice import heads as rule
 from fairseq_lowrank.tools.fairseq.advice import checks
 from fairseq_lowrank.tools.fairseq.advice.lengths import read_lengths, read_vocab_size
 from fairseq_lowrank.tools.fairseq.advice.remedies import cached
-from fairseq_lowrank.tools.fairseq.architecture import build_model, parse_architecture
+from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
 from fairseq_lowrank.tools.fairseq.parameters import count
 
 TRANSLATION = "lowrank_transformer_iwslt_de_en"
@@ -342,11 +342,13 @@ def test_the_command_reads_a_checkpoint(trained, capsys):
     assert cli.main(["advise", "--checkpoint", str(trained("mixhead-b"))]) == 0
     printed = capsys.readouterr().out
     assert "text length: mean 12" in printed and "heads are mixed after the softmax" in " ".join(printed.split())
-    assert cli.main(["advise", "--checkpoint", str(trained("stock"))]) == 0
+    assert cli.main(["advise", str(trained("stock"))]) == 0
     assert "--score-mixing static: +96 parameters" in capsys.readouterr().out
 
 
-def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, capsys):
+def test_a_model_of_pairs_takes_no_running_text(monkeypatch, language_model_data, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt").touch()
     args = parse_architecture("transformer", [])
     found = (args, language_model_data, 99, "none", "translation")
     monkeypatch.setattr(cli.command_modules(cli)["advise"], "from_checkpoint", lambda args: found)
@@ -387,7 +389,7 @@ def test_text_read_by_sentences_has_their_lengths(language_model_data, capsys):
         (["--arch", LM, "--vocab-size", "0", "--length", "9"], "--vocab-size 0: expected at least"),
         (["--arch", "lstm", "--vocab-size", "100", "--length", "9"], "--arch lstm: no check applies"),
         (["--checkpoint", "nowhere.pt"], "not a checkpoint file"),
-        (["--checkpoint", "nowhere.pt", "--attention", "mha"], "--attention mha: does not work with --checkpoint"),
+        (["nowhere.pt", "--attention", "mha"], "--attention mha: does not work with a checkpoint"),
     ],
 )
 def test_bad_input_gets_one_line(arguments, message, capsys):
@@ -444,6 +446,16 @@ def test_no_fewer_keys_are_offered_where_there_is_one_or_nothing_is_cached():
     )
     for architecture, flags in ((LM, ["--attention", "mqa"]), (LM, ["--attention", "mhe-mul"]), ("roberta_base", [])):
         assert "cache" not in [finding.topic for finding in findings(architecture, flags, lengths={})]
+
+
+def test_the_cache_of_methods_with_several_group_counts_is_that_of_decoding():
+    sizes = ["--attention", "lrkv", "--rank", "4", "--head-dim", "450"]
+    now, larger = (build_model(parse_architecture(LM, flags), 1000) for flags in (sizes[:4], sizes))
+    layer = attention_layers(now)[0].module
+    per_token = 2 * (layer.head_dim + 4 * layer.num_heads)
+    assert cached(now) == len(attention_layers(now)) * per_token
+    # only the shared key and value grow
+    assert cached(larger) - cached(now) == len(attention_layers(now)) * 2 * (450 - layer.head_dim)
 
 
 def test_values_narrower_than_the_model_are_pointed_out_with_the_cost_of_wider_ones():
@@ -584,9 +596,7 @@ def advice(capsys, *flags):
 @pytest.mark.parametrize("name", ["stock", "mixhead-b"])
 def test_a_checkpoint_with_data_is_measured_first(trained, name, tmp_path, capsys):
     text = advice(capsys, "--checkpoint", trained(name), "--sequences", 4, "--output", tmp_path / "out")
-    assert text.startswith("Measured: all heads, the scores: uses ") and text.index("Measured") < text.index(
-        "Most heads"
-    )
+    assert text.startswith("Measured: all heads, the scores: ") and text.index("Measured") < text.index("Most heads")
     assert (tmp_path / "out" / "advise.png").is_file()
     assert advice(capsys, "--checkpoint", trained(name), "--sequences", 0).startswith("Not measured: --sequences 0")
     text = advice(capsys, "--checkpoint", trained(name), "--sequences", 4, "--json")

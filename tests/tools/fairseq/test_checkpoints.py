@@ -1,5 +1,6 @@
 """Checkpoints on real data: the commands spectrum and inspect, and what they read."""
 
+import argparse
 import collections
 import csv
 import json
@@ -12,9 +13,12 @@ from families import FAMILIES
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import build_attention
+from fairseq_lowrank.cli import advise, convert, inspect, measure, predict, spectrum, translate
 from fairseq_lowrank.cli.inspect import as_text
+from fairseq_lowrank.files import first_folder
 from fairseq_lowrank.messages import StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
+from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.tools import inspection
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers
@@ -162,6 +166,28 @@ def test_inspect_shows_b_or_with_data_the_mean(trained, language_model_data, tmp
     assert mean["kind"] == "mean M_t" and mean["matrix"] != first["matrix"]
 
 
+def test_inspect_shows_the_axes_of_a_stock_checkpoint(trained, capsys):
+    assert cli.main(["inspect", str(trained("stock")), "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert {layer["site"] for layer in layers} == {"encoder", "decoder", "cross"}
+    assert all((layer["axes"]["num_heads"], layer["axes"]["mixing"]) == (4, "none") for layer in layers)
+    assert cli.main(["inspect", str(trained("stock"))]) == 0
+    assert "composition" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["task", "architecture"])
+def test_a_checkpoint_of_a_plugin_that_is_not_imported_names_the_flag(kind, old_checkpoint, tmp_path):
+    state = checkpoints.load_state(old_checkpoint("mha-translation"))
+    if kind == "task":
+        state["cfg"]["task"]["_name"] = "translation-of-a-plugin"
+    else:
+        state["cfg"]["model"].arch = "transformer_of_a_plugin"
+    with pytest.raises(
+        UserError, match=rf"registered its {kind} trans.*of.a.plugin\. If it is of a plugin, add --user-dir"
+    ):
+        checkpoints.refuse_unregistered(state, tmp_path)
+
+
 def test_inspect_refuses_flags_about_sequences_without_data(trained, language_model_data, capsys):
     path = str(trained("mixhead-b"))
     assert cli.main(["inspect", path, "--subset", "test", "--sequences", "5"]) == 2
@@ -220,7 +246,6 @@ def test_bad_checkpoints_get_one_line(trained, tmp_path, capsys):
         (["inspect", str(tmp_path / "none.pt")], "not a checkpoint file"),
         (["inspect", str(no_checkpoint)], f"{no_checkpoint} cannot be read as a checkpoint"),
         (["inspect", str(without_flags)], f"{without_flags} cannot be read as a checkpoint"),
-        (["inspect", str(trained("stock"))], "without learned mixing or head embeddings"),
         (["spectrum", str(trained("stock")), "--data", str(tmp_path / "none")], f"--data {tmp_path / 'none'}"),
         (["spectrum", str(trained("stock")), "--subset", "tests"], "--subset tests: the data has no such subset"),
         (["spectrum", str(trained("stock")), "--labels", "a", "b"], "2 names for 1"),
@@ -277,3 +302,26 @@ def test_inspect_names_sites_as_the_model_has_them(arch):
     expected = {layer.name: (layer.site, layer.layer) for layer in attention_layers(model)}
     found = {entry["name"]: (entry["site"], entry["layer"]) for entry in inspection.inspect(model.state_dict())}
     assert found == expected
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of-the-training", "given"])
+def test_first_of_several_data_folders_is_used_and_named(trained, translation_data, tmp_path, capsys, own):
+    several = f"{translation_data}:{tmp_path / 'second'}"
+    path, data = trained("stock"), Path(several)
+    if own:
+        state = load_checkpoint(path)
+        state["cfg"]["task"]["data"] = several
+        path, data = tmp_path / "checkpoint.pt", None
+        torch.save(state, path)
+    first_folder.cache_clear()
+    _, task = checkpoints.load_model(path, data=data)
+    assert len(samples(task)) == 3
+    assert capsys.readouterr().err == f"{several} is several data folders: using the first, {translation_data}\n"
+
+
+@pytest.mark.parametrize("command", [advise, convert, inspect, measure, predict, spectrum, translate])
+def test_commands_take_the_first_of_several_data_folders(command):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    (data,) = (action for action in parser._actions if "--data" in action.option_strings)
+    assert data.type("first:second") == Path("first")

@@ -6,7 +6,7 @@ from torch import nn
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import AXES, PRESETS
 from fairseq_lowrank.cli import params
-from fairseq_lowrank.tools.fairseq import parameters
+from fairseq_lowrank.tools.fairseq import checkpoints, parameters
 from fairseq_lowrank.tools.fairseq.architecture import attention_layers, build_model, parse_architecture
 
 TRANSLATION = "lowrank_transformer_wmt_en_de"
@@ -348,3 +348,22 @@ def test_bad_input_gets_one_line(capsys, flags, message):
 def test_a_vocabulary_smaller_than_the_special_symbols_is_refused(capsys):
     assert cli.main(["params", "--arch", TRANSLATION, "--vocab-size", "3"]) == 2
     assert "--vocab-size 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["stock", "mhe", "mixhead-b"])
+def test_a_checkpoint_has_as_many_parameters_as_its_tensors(name, trained, capsys):
+    path = trained(name)
+    assert cli.main(["params", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    model = checkpoints.load_model(path)[0]
+    assert found["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert found["attention_kind"] == {"stock": "mha", "mhe": "mhe-mul"}.get(name, name)
+
+
+def test_a_model_with_two_vocabularies_is_counted_with_both(old_checkpoint):
+    state = checkpoints.load_state(old_checkpoint("mha-translation"))
+    args = checkpoints.model_arguments(state)
+    args.share_all_embeddings = args.share_decoder_input_output_embed = False
+    model = build_model(args, 10, 14)
+    (source, target) = (model.encoder.embed_tokens.weight.shape, model.decoder.output_projection.weight.shape)
+    assert (source[0], target[0]) == (10, 14)

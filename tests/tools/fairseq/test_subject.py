@@ -179,7 +179,7 @@ def test_synthesizers_are_refused_by_name():
         fairseq_subject.subject_of(model, [sample_of()], task_of())
 
 
-def test_classifier_is_measured_by_its_accuracy():
+def test_classifier_is_measured_by_its_divergence_and_its_labels():
     words = ["data", "--task", "sentence_prediction", "--arch", "lowrank_bert_base", *SIZES[:6], *SIZES[12:14]]
     args = parse_args_and_arch(get_training_parser("sentence_prediction"), [*words, "--max-positions", "48"])
     task = make_task()
@@ -193,7 +193,9 @@ def test_classifier_is_measured_by_its_accuracy():
         samples.append({"net_input": {"src_tokens": tokens}, "target": torch.tensor([[label % 3]]), "ntokens": 9})
     subject = fairseq_subject.subject_of(model, samples, of_classes)
     result = measure(subject, "classifier")
-    assert result["metric"] == "accuracy" and 0 <= result["value"] <= 1
+    assert result["metric"] == "bits per decision of the uncut model"
+    assert 0 < result["value"] <= math.log2(3) + 1e-9 and result["second_metric"] == "bits per label"
+    assert all(entry["value"] > result["value"] - 1e-6 for entry in result["cuts"]["scores"]["all"]["ranks"])
     of_classes.cfg.regression_target = True
     with pytest.raises(UserError, match="predicts numbers"):
         fairseq_subject.subject_of(model, samples, of_classes)
@@ -213,7 +215,7 @@ def test_stock_models_are_measured_with_unchanged_losses(arch):
         sample["target"] = SENTENCES
     if arch == "bert_base":
         sample["net_input"] = {"src_tokens": SENTENCES, "segment_labels": torch.zeros_like(SENTENCES)}
-    score = fairseq_subject.scoring(model, sample, task_of())[1]
+    score = fairseq_subject.scoring(model, sample, task_of())
     with torch.no_grad():
         before = score(sample)
     subject = fairseq_subject.subject_of(model, [sample] * 4, task_of())

@@ -7,7 +7,7 @@ import pytest
 from fairseq_lowrank import cli
 from fairseq_lowrank.tools.measuring.figure import plot_cuts
 from fairseq_lowrank.tools.measuring.measurement import least_rank, ranks_below
-from fairseq_lowrank.tools.measuring.verdict import LIMIT, judge
+from fairseq_lowrank.tools.measuring.verdict import LIMIT, judge, sequences_needed, verdicts
 
 
 def test_need_is_the_least_rank_above_which_every_cut_is_cheap():
@@ -18,10 +18,68 @@ def test_need_is_the_least_rank_above_which_every_cut_is_cheap():
 
 
 @pytest.mark.parametrize(
-    "size, ranks", [(1, []), (4, [1, 2, 3]), (8, [1, 2, 4, 7]), (32, [1, 2, 4, 8, 12, 16, 24, 31])]
+    "size, ranks",
+    [
+        (1, []),
+        (4, [1, 2, 3]),
+        (8, [1, 2, 4, 7]),
+        (20, [1, 2, 4, 8, 10, 12, 16, 17, 19]),
+        (32, [1, 2, 4, 8, 12, 16, 24, 28, 31]),
+    ],
 )
 def test_ranks_of_the_grid(size, ranks):
     assert ranks_below(size) == ranks
+
+
+def curve(need, interval, size=32, worth=0.5):
+    ranks = [{"rank": rank, "value": 2.0, "cost": 0.0 if rank >= need else 0.2} for rank in range(size + 1)]
+    needs = [[0.01, need], [0.05, need], [0.25, need]]
+    return {"size": size, "need": need, "needs": needs, "interval": interval, "worth_share": worth, "ranks": ranks}
+
+
+def judged(found, tokens=10_000, own=3):
+    result = {
+        "cuts": {"scores": {"all": found, "sites": {}}, "own": {"all": {"need": own}}},
+        "layers": [{"head_size": 32}],
+        "tokens_of_basis": tokens,
+        "sequences_of_basis": 24,
+        "sequences_held_out": 24,
+        "metric": "bits per token",
+        "value": 4.0,
+        "never_ran": ["layers.3"],
+    }
+    first, last = verdicts(result)
+    assert last["verdict"] == "not measured"
+    return first
+
+
+def test_verdict_needs_both_ends_of_the_interval():
+    assert judged(curve(12, [10, 16]))["verdict"] == "few"
+    assert judged(curve(18, [17, 28]))["verdict"] == "most"
+    found = judged(curve(18, [12, 20]))
+    assert found["verdict"] == "between few and most"
+    # 6 below the need, and the bound is 1.5 below it: the interval must become four times as narrow
+    assert sequences_needed(18, (12, 20), 32, 24) == 24 * 16
+    assert f"measure more sequences, about {48 * 16} in all" in found["text"]
+    assert judged(curve(16, [10, 31]))["verdict"] == "between few and all"
+
+
+def test_verdict_says_at_most_and_the_bracket():
+    found = judged(curve(12, [10, 16]), own=5)
+    assert found["bracket"] == [5, 12]
+    assert "At most 12 of 32 are needed (95 % interval 10 to 16): rank 12 costs 0 %" in found["text"]
+    assert "The need is between 5 and 12 of 32: 5 if each sequence may choose its directions" in found["text"]
+    assert "By tolerance it is 12 (1 %), 12 (5 %), 12 (25 %)" in found["text"] and "10000 tokens" in found["text"]
+
+
+def test_no_verdict_if_attention_hardly_matters_or_the_basis_is_small():
+    found = judged(curve(1, [1, 1], worth=0.009))
+    assert found["verdict"] == "no verdict"
+    assert "attention patterns hardly matter here: no verdict" in found["text"] and "0.9 %" in found["text"]
+    assert judged(curve(1, [1, 1], worth=-0.2))["verdict"] == "no verdict"
+    assert judged(curve(12, [12, 12]), tokens=320)["verdict"] == "few"
+    found = judged(curve(12, [12, 12]), tokens=319)
+    assert found["verdict"] == "no verdict" and "32 directions need 320" in found["text"]
 
 
 @pytest.mark.parametrize(
@@ -41,16 +99,19 @@ def test_two_checkpoints_share_a_figure(trained, tmp_path, capsys):
     (axes,) = plot_cuts(results).axes
     thick = [line for line in axes.lines if line.get_linewidth() == 3]
     thin = [line for line in axes.lines if line.get_linewidth() == 1]
-    assert (len(thick), len(thin)) == (2, 12)
+    own = [line for line in axes.lines if line.get_linewidth() == 2 and line.get_linestyle() == "--"]
+    assert (len(thick), len(thin), len(own)) == (2, 12, 2)
     assert axes.get_ylabel() == "bits per token"
     assert thick[0].get_ydata()[-1] == pytest.approx(results[0]["value"])
+    assert thick[0].get_xdata()[0] == 0
+    assert thick[0].get_ydata()[0] == pytest.approx(results[0]["cuts"]["scores"]["all"]["ranks"][0]["value"])
     assert {text.get_text() for text in axes.texts} == {"head size 4"}
 
 
 def test_table_says_verdict_numbers_and_what_a_cut_cannot_show(trained, capsys):
     assert cli.main(["measure", str(trained("stock")), "--sequences", "4"]) == 0
     text = capsys.readouterr().out
-    assert "all heads, the scores: uses" in text and "cross, the scores: uses" in text and LIMIT in text
+    assert "all heads, the scores: " in text and "cross, the scores: " in text and LIMIT in text
     assert "bits per token" in text and "decoder 1" in text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.cli import compare
-from fairseq_lowrank.tools.reporting.contrasts import letters
+from fairseq_lowrank.tools.reporting.contrasts import letters, resolution_of
 
 SCORES = {"mha": {1: 10.0, 2: 11.0, 3: 12.0}, "mixhead-a": {1: 11.0, 2: 13.0, 3: 15.0}, "gain": {2: 11.0, 4: 9.0}}
 
@@ -268,6 +268,26 @@ def test_equal_differences_hold_no_prediction_and_a_note_says_why(tmp_path, caps
     assert "equal after rounding" in note and "set to 0.01," in note
 
 
+def test_the_resolution_of_logarithms_is_that_of_the_least_value():
+    lines = [{"value": 2.25}, {"value": 8.5}, {"value": 4.0}]
+    assert resolution_of(lines) == pytest.approx(0.01)
+    assert resolution_of(lines, logarithm=True) == pytest.approx(0.01 / 2.25)
+    assert resolution_of([{"value": 300.0}, {"value": 20}]) == 1
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_an_interval_over_seeds_and_sentences_needs_three_seeds(tmp_path, capsys, seeds):
+    path = tmp_path / "a.jsonl"
+    for seed in range(seeds):
+        write(path, {"a": {seed: 2.0}}, sentence_values=[1, 2 + seed, 3])
+        write(path, {"b": {seed: 1.0}}, sentence_values=[1, 1, 1])
+    (row,) = compared(capsys, str(path), "--pair", "a", "b")
+    assert (row["both_low"] is None) == (seeds < 3)
+    assert cli.main(["compare", str(path), "--pair", "a", "b"]) == 0
+    printed = capsys.readouterr().out
+    assert (compare.NEITHER in printed) == (seeds < 3) and ("95 % over both" in printed) == (seeds == 3)
+
+
 def test_lines_without_a_corpus_are_not_said_to_differ_in_it(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     write(path, {"a": {1: 5.0, 2: 6.0}}, corpus="multi30k")
@@ -461,6 +481,39 @@ def test_losses_a_sentence_of_a_training_are_lines_of_their_own(tmp_path, capsys
     assert (row["mean"], row["sentences"]) == (1, 3)
     (row,) = compared(capsys, str(path), "--pair", "a", "b", "--metric", "sacrebleu")
     assert (row["mean"], row["sentences"]) == (0, 1)
+
+
+SIGNED = {"metric": "sacrebleu", "signature": "case:mixed|tok:13a|version:2.6.0", "text": "tokenised"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"signature": "case:lc|tok:13a|version:2.6.0"}, "differ in signature (case:lc|tok:13a; case:mixed|tok:13a)"),
+        ({"text": "detokenised"}, "differ in text (detokenised; tokenised)"),
+        ({"metric": "perplexity"}, "differ in metric (perplexity; sacrebleu)"),
+    ],
+)
+@pytest.mark.parametrize("asked", [["--pair", "a", "b"], ["--interaction", "a", "a", "b", "b"]])
+def test_scores_of_different_units_are_refused(tmp_path, capsys, change, message, asked):
+    path = write(tmp_path / "a.jsonl", {"a": {1: 20.0, 2: 21.5}}, **SIGNED)
+    write(tmp_path / "a.jsonl", {"b": {1: 19.0, 2: 20.0}}, **SIGNED | change)
+    assert cli.main(["compare", path, *asked]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_may_change_a_unit_is_named(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", {"a": {1: 20.0}}, **SIGNED, valid_loss=2.0)
+    newer = SIGNED | {"signature": "case:mixed|tok:13a|version:2.7.0"}
+    write(tmp_path / "a.jsonl", {"b": {1: 19.0}}, **newer, valid_loss=2.5)
+    (row,) = compared(capsys, path, "--pair", "a", "b")
+    assert any("several versions of sacrebleu" in note for note in row["notes"])
+    (row,) = compared(capsys, path, "--pair", "a", "b", "--metric", "bits", "--split", "valid")
+    assert not any("sacrebleu" in note for note in row["notes"])
+    path = write(tmp_path / "b.jsonl", {"a": {1: 20.0}}, metric="perplexity", tokens=100)
+    write(tmp_path / "b.jsonl", {"b": {1: 19.0}}, metric="perplexity", tokens=300)
+    (row,) = compared(capsys, path, "--pair", "a", "b")
+    assert "rows were scored on different numbers of tokens, so their units may differ: 100, 300" in row["notes"]
 
 
 def test_a_picture_says_which_rows_a_and_b_are():

@@ -1,15 +1,22 @@
 """The command that makes lines of results from fairseq's logs."""
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from experiments.packing import read_log
 from fairseq_lowrank import __version__, cli
+from fairseq_lowrank.tools import provenance
+from fairseq_lowrank.tools.reporting.logs import FROM_SCRATCH
 from fairseq_lowrank.tools.reporting.results import read_results
+from fairseq_lowrank.versions import commit
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
+END = "Generate test with beam=5: BLEU4 = 9.00\n"
+SETTINGS = "2026 | INFO | fairseq_cli.generate | {'generation': {'score_reference': False}}\n"
 TRANSLATED = "S-{0}\tein hund\nT-{0}\t{1}\nH-{0}\t-0.5\t{2}\nD-{0}\t-0.5\t{2}\n"
 
 
@@ -37,13 +44,15 @@ def test_logs_of_fairseq_become_lines_that_compare_reads(results, train_log, tmp
     output = tmp_path / "generate.out"
     reference = "a dog runs over the green grass"
     for row, hypothesis in (("mha", "a dog runs over green grass"), ("mixhead-a", reference)):
-        output.write_text(TRANSLATED.format(1, reference, reference) + TRANSLATED.format(0, reference, hypothesis))
+        text = TRANSLATED.format(1, reference, reference) + TRANSLATED.format(0, reference, hypothesis)
+        output.write_text(SETTINGS + text + END)
         for seed in (1, 2):
             assert record(results, "--train-log", train_log, "--generate-log", output, row=row, seed=seed) == 0
     found = line(results)
     assert (found["metric"], found["value"], found["split"]) == ("sacrebleu", 100.0, "test")
     assert found["updates"] == found["curve"][-1]["updates"] > 0 and found["tokens_per_second"] > 0
-    assert found["versions"] == {"fairseq_lowrank": __version__}
+    assert found["versions"]["fairseq_lowrank"] == __version__ and found["commit"] == commit()
+    assert found["code"] == provenance.code(provenance.PACKAGE)
     capsys.readouterr()
     assert cli.main(["compare", str(results), "--pair", "mixhead-a", "mha", "--json"]) == 0
     (pair,) = json.loads(capsys.readouterr().out)
@@ -71,10 +80,17 @@ def test_perplexity_of_eval_lm_and_a_score_of_ones_own_are_recorded(results, tmp
     "flag, text, words",
     [
         ("--generate-log", "nothing", "has no hypotheses. Give the log of fairseq-generate"),
-        ("--generate-log", TRANSLATED.format(1, "a", "a"), "has 1 sentences, but not those"),
-        ("--generate-log", TRANSLATED.format(0, "a dog", "▁a ▁do g"), "Add --remove-bpe sentencepiece"),
-        ("--generate-log", TRANSLATED.format(0, "a do@@ g", "a dog"), "Add --remove-bpe subword_nmt"),
-        ("--eval-log", "nothing", "has no perplexity. Give the log of fairseq-eval-lm"),
+        ("--generate-log", TRANSLATED.format(1, "a", "a") + END, "has 1 sentences, but not those"),
+        ("--generate-log", TRANSLATED.format(0, "a dog", "▁a ▁do g") + END, "Add --remove-bpe sentencepiece"),
+        ("--generate-log", TRANSLATED.format(0, "a do@@ g", "a dog") + END, "Add --remove-bpe subword_nmt"),
+        ("--generate-log", TRANSLATED.format(0, "a dog", "a cat"), "the last run has no end"),
+        ("--generate-log", TRANSLATED.format(0, "a dog", "a dog") + END, "without --score-reference"),
+        (
+            "--generate-log",
+            TRANSLATED.format(0, "今天天气很好", "今天天气好") + END,
+            "Give the right code (--language zh",
+        ),
+        ("--eval-log", "nothing", "has no perplexity, or not of its last run. Give the log of fairseq-eval-lm"),
         ("--train-log", "nothing", "has no finished epoch. Give the log of a fairseq-train"),
         ("--score", "[1]", "expected an object such as"),
         ("--score", '{"metric": "accuracy", "value": "high"}', "value is"),
@@ -97,3 +113,55 @@ def test_a_score_is_recorded_once_and_a_missing_file_is_named(results, train_log
     assert record(results) == 2
     assert "nothing to record" in capsys.readouterr().err
     assert len(results.read_text().splitlines()) == 1
+
+
+def test_bleu_follows_the_language(results, tmp_path, capsys):
+    log = tmp_path / "generate.out"
+    log.write_text(TRANSLATED.format(0, "今天天气很好。", "今天天气好。") + END)
+    assert record(results, "--generate-log", log, "--language", "zh") == 0
+    assert "tok:zh" in line(results)["signature"] and line(results)["value"] > 20
+    for words, message in (
+        (["--generate-log", log, "--language", "Chinese"], "--language Chinese: no tokeniser"),
+        (["--train-log", log, "--language", "zh"], "--language zh: works only with --generate-log"),
+    ):
+        assert record(results, *words, seed=2) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "pipe"])
+def test_results_that_are_no_file_are_refused_before_logs_are_read(tmp_path, capsys, name):
+    os.mkfifo(tmp_path / "pipe")
+    assert record(tmp_path / name, "--score", tmp_path / "none.json") == 2
+    assert f"{name}: is no regular file" in capsys.readouterr().err
+
+
+def test_a_training_from_scratch_hides_an_earlier_one_of_its_log(results, train_log, tmp_path):
+    """So does a run that was resumed hide what came after its checkpoint."""
+    text = train_log.read_text()
+    assert record(results, "--train-log", train_log) == 0
+    alone = line(results)
+    better = re.sub(r"\| ppl [\d.]+", "| ppl 1.01", text)
+    assert better != text and FROM_SCRATCH in text
+    for seed, log in enumerate((better + text, better + text.replace(FROM_SCRATCH, "")), start=2):
+        train_log.write_text(log)
+        assert record(results, "--train-log", train_log, seed=seed) == 0
+        found = line(results)
+        assert {name: found[name] for name in ("value", "curve", "updates")} == {
+            name: alone[name] for name in ("value", "curve", "updates")
+        }
+
+
+def test_a_line_proves_the_plugin_too(results, tmp_path, monkeypatch):
+    score, plugin = tmp_path / "score.json", tmp_path / "plugin"
+    score.write_text('{"metric": "accuracy", "value": 50}')
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text("first = 1")
+    monkeypatch.setattr(cli, "import_plugin", lambda folder: None)
+    hashes = []
+    for seed in (1, 2):
+        words = ["--seed", str(seed), "--results", str(results), "--score", str(score)]
+        assert cli.main(["--user-dir", str(plugin), "record", "--row", "a", *words]) == 0
+        hashes.append(line(results)["code"])
+        (plugin / "__init__.py").write_text("second = 2")
+        provenance.code.cache_clear()
+    assert len({*hashes, provenance.code(provenance.PACKAGE)}) == 3

@@ -51,6 +51,38 @@ def test_scores_of_other_searches_are_not_averaged_and_rows_that_differ_in_them_
     assert "Rows were scored in different ways: h4-mha with --beam 5; h4-mixhead-b with no flags" in table["notes"]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({"signature": "tok:13a|version:1"}, {"signature": "tok:zh|version:1"}, "have different signatures of BLEU"),
+        ({"text": "tokenised"}, {"text": "detokenised"}, "were scored on different texts"),
+        ({"corpus": "x"}, {"corpus": "y"}, "are of different corpora"),
+        (
+            {"tokens": 1, "metric": "perplexity"},
+            {"tokens": 2, "metric": "perplexity"},
+            "on different numbers of tokens",
+        ),
+    ],
+)
+def test_scores_that_came_about_otherwise_are_neither_averaged_nor_compared(first, second, words):
+    lines = [line("h4-mha", 20.0, **first), line("h4-mha", 30.0, seed=2, **first), line("h4-mixhead-b", 25.0, **first)]
+    [table] = comparison.build_report(lines, papers.load_papers())
+    assert not any("Rows" in note for note in table["notes"]) and not rows_of(table)["h4-mha"]["ours"]["left_out"]
+    assert first.get("metric") or rows_of(table)["h4-mixhead-b"]["ours"]["scores"][0]["prr"] == 125
+    lines[1:] = [lines[1] | second, lines[2] | first]
+    [table] = comparison.build_report(lines, papers.load_papers())
+    [score] = rows_of(table)["h4-mha"]["ours"]["scores"]
+    assert score["mean"] == 30 and len(rows_of(table)["h4-mha"]["ours"]["left_out"]) == 1
+    assert any(words in note for note in table["notes"])
+    assert "prr" not in rows_of(table)["h4-mixhead-b"]["ours"]["scores"][0]
+
+
+def test_another_version_of_sacrebleu_is_no_other_way():
+    lines = [line("h4-mha", 20.0 + seed, seed=seed, signature=f"tok:13a|version:{seed}") for seed in (1, 2)]
+    [table] = comparison.build_report(lines, papers.load_papers())
+    assert rows_of(table)["h4-mha"]["ours"]["seeds"] == [1, 2] and not rows_of(table)["h4-mha"]["ours"]["left_out"]
+
+
 def rows_of(table):
     return {row["row"]: row for row in table["rows"]}
 

@@ -1,10 +1,14 @@
 """Lines of results: appended whole, read past broken ones."""
 
+import contextlib
 import json
+import multiprocessing
+import os
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.reporting import results
 
 LINE = {
@@ -39,9 +43,61 @@ def test_a_line_that_cannot_be_written_whole_leaves_the_file_as_it_was(tmp_path,
     results.append_result(path, LINE)
     before, write = path.read_bytes(), results.os.write
     monkeypatch.setattr(results.os, "write", lambda handle, data: write(handle, data[:20]))
-    with pytest.raises(OSError, match="disk is full"):
+    with pytest.raises(UserError, match=r"No space left on device; nothing was written\. Free some space"):
         results.append_result(path, LINE)
     assert path.read_bytes() == before
+    path.unlink()
+    with pytest.raises(UserError, match="No space left on device"):
+        results.append_score(path, LINE | {"sentence_values": [1.0]})
+    assert not list(tmp_path.iterdir())
+
+
+def one_score(path, barrier, seed):
+    barrier.wait()
+    with contextlib.suppress(UserError):
+        results.append_score(path, {"row": "x", "seed": seed % 2, "metric": "accuracy", "value": seed})
+
+
+def test_a_score_sent_by_several_processes_at_once_is_accepted_once(tmp_path):
+    path, context = tmp_path / "results.jsonl", multiprocessing.get_context("fork")
+    path.write_text("".join(json.dumps(LINE | {"row": f"r{number}"}) + "\n" for number in range(500)))
+    barrier = context.Barrier(4)
+    processes = [context.Process(target=one_score, args=(path, barrier, seed)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert sorted(line["seed"] for line in results.read_results(path, scores=True) if line["row"] == "x") == [0, 1]
+
+
+def test_a_file_that_the_lock_s_holder_deleted_is_opened_again(tmp_path, monkeypatch):
+    path, locked, times = tmp_path / "results.jsonl", results.locked, []
+
+    @contextlib.contextmanager
+    def deleted_once(*words):
+        with locked(*words) as handle:
+            if not times:
+                path.unlink()
+            times.append(handle)
+            yield handle
+
+    monkeypatch.setattr(results, "locked", deleted_once)
+    results.append_result(path, LINE)
+    assert len(times) == 2 and len(results.read_results(path)) == 1
+
+
+@pytest.mark.parametrize("append", [results.append_result, results.append_measurement, results.append_score])
+def test_results_go_to_regular_files_alone(tmp_path, append):
+    (tmp_path / "null").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "pipe")
+    for name, kind in {"null": "no regular file", "pipe": "no regular file", ".": "a folder"}.items():
+        with pytest.raises(UserError, match=f"is {kind}"):
+            append(tmp_path / name, LINE)
+
+
+def test_a_check_makes_no_results_file(tmp_path):
+    results.check_writable(tmp_path / "new" / "results.jsonl")
+    assert not list((tmp_path / "new").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from experiments.evidence.coverage import coverage
 from fairseq_lowrank.tools.reporting import statistics
 
 
@@ -57,6 +58,52 @@ def test_sentence_bootstrap_has_the_variance_of_sentences():
     assert (low + high) / 2 == pytest.approx(seeds.mean() + sentences.mean(), abs=0.05)
 
 
+def test_mixed_interval_is_students_where_sentences_do_not_differ():
+    result = statistics.compare_matrix(np.repeat([[1.0], [2.0], [4.0]], 5, axis=1))
+    assert (result.both_low, result.both_high) == pytest.approx((result.low, result.high))
+
+
+def test_mixed_interval_is_that_of_sentences_where_seeds_do_not_differ():
+    sentences = np.random.default_rng(4).normal(1, 2, size=200)
+    result = statistics.compare_matrix(np.tile(sentences, (3, 1)))
+    reach = statistics.t_quantile(0.975, 100) * sentences.std(ddof=1) / math.sqrt(200)
+    assert (result.both_high - result.both_low) / 2 == pytest.approx(reach)
+
+
+def test_mixed_estimate_by_hand():
+    # means of seeds 0, 1, 5 and of sentences 1, 3; what is left is ±1 for the first two seeds, 0 for the third
+    matrix = np.array([[-2.0, 2.0], [1.0, 1.0], [4.0, 6.0]])
+    of_seeds, of_sentences, of_rest = 2 * 7.0, 3 * 2.0, (1 + 1 + 1 + 1) / 2
+    error, degrees = statistics.seeds_and_sentences(matrix)
+    total = of_seeds + of_sentences - of_rest
+    assert error == pytest.approx(math.sqrt(total / 6))
+    assert degrees == pytest.approx(total**2 / (of_seeds**2 / 2 + of_sentences**2 / 1 + of_rest**2 / 2))
+    errors, more = statistics.seeds_and_sentences(np.stack([matrix, 2 * matrix]))
+    assert errors == pytest.approx(np.array([1, 2]) * error) and more == pytest.approx(np.array([1, 1]) * degrees)
+
+
+@pytest.mark.parametrize("tails", [False, True])
+def test_mixed_interval_covers_other_seeds_and_sentences_where_others_do_not(tails):
+    found = coverage(5, 200, 5.0, tails=tails, draws=1000)
+    assert 0.925 < found.over_both < 0.975 and found.over_seeds < 0.8 and found.over_sentences < 0.94
+
+
+def test_mixed_interval_needs_three_seeds_and_two_sentences():
+    assert statistics.compare_matrix(np.arange(20.0).reshape(2, 10)).both_low is None
+    assert statistics.compare_matrix(np.arange(3.0)[:, None]).both_low is None
+
+
+def test_mixed_interval_of_bleu_has_the_variance_of_sentences():
+    generator = np.random.default_rng(5)
+    matches = generator.integers(3, 9, size=(300, 4))
+    counts = np.concatenate([np.full((300, 2), 10), np.minimum.accumulate(matches, -1), np.full((300, 4), 9)], -1)
+    worse = counts - [0, 0, 1, 1, 1, 1, 0, 0, 0, 0] * (generator.random((300, 1)) < 0.5)
+    result = statistics.compare_counts([dict.fromkeys((1, 2, 3), counts), dict.fromkeys((1, 2, 3), worse)])
+    assert result.both_low < result.mean < result.both_high
+    width = result.sentences_high - result.sentences_low
+    assert result.both_high - result.both_low == pytest.approx(width, rel=0.05)
+
+
 def test_p_over_sentences_is_that_of_a_normal_mean():
     sentences = np.random.default_rng(2).normal(0.3, 2, size=(1, 400))
     result = statistics.compare_matrix(sentences)
@@ -64,14 +111,37 @@ def test_p_over_sentences_is_that_of_a_normal_mean():
     assert result.sentences_p == pytest.approx(math.erfc(z / math.sqrt(2)), abs=0.02)
 
 
+@pytest.mark.parametrize("draws", [99, 10_000])
+def test_p_over_sentences_counts_the_observed_difference_too(draws):
+    # no draw of these sentences is as far from the mean as the mean is from 0
+    sentences = 1 + np.linspace(-0.1, 0.1, 50)[None]
+    assert statistics.compare_matrix(sentences, draws=draws).sentences_p == pytest.approx(1 / (draws + 1), rel=1e-9)
+
+
+def test_p_of_signs_counts_the_observed_choice_too():
+    # of 2^40 choices none that is drawn has a sum as far from 0
+    result = statistics.compare_matrix(np.ones((40, 1)))
+    assert result.signs_p == pytest.approx(1 / (statistics.DRAWS + 1), rel=1e-9)
+
+
+def test_each_empty_order_of_bleu_halves_once_more_by_hand():
+    # precisions: 2 of 6, then 1/2 of 5, 1/4 of 4, 1/8 of 3
+    expected = 100 * (2 / 6 * 1 / 2 / 5 * 1 / 4 / 4 * 1 / 8 / 3) ** 0.25
+    assert statistics.bleu(np.array([6, 6, 2, 0, 0, 0, 6, 5, 4, 3])) == pytest.approx(expected)
+    # a match of order 4 after two empty orders
+    expected = 100 * (2 / 6 * 1 / 2 / 5 * 1 / 4 / 4 * 1 / 3) ** 0.25
+    assert statistics.bleu(np.array([6, 6, 2, 0, 0, 1, 6, 5, 4, 3])) == pytest.approx(expected)
+
+
 # Lengths of hypothesis and reference, matches of orders 1 to 4, and all n-grams of these orders.
 COUNTS = [[6, 7, 5, 3, 2, 1, 6, 5, 4, 3], [9, 9, 9, 8, 7, 6, 9, 8, 7, 6], [3, 5, 1, 0, 0, 0, 3, 2, 1, 0]]
+EMPTY = [6, 6, 2, 0, 0, 0, 6, 5, 4, 3]
 
 
-@pytest.mark.parametrize("chosen", [[0, 1, 2], [2], [0, 2, 2], [2, 2]])
+@pytest.mark.parametrize("chosen", [[0, 1, 2], [2], [0, 2, 2], [2, 2], [3], [3, 3]])
 def test_bleu_of_counts_is_sacrebleus(chosen):
     sacrebleu = pytest.importorskip("sacrebleu")
-    sums = np.array(COUNTS)[chosen].sum(0)
+    sums = np.array([*COUNTS, EMPTY])[chosen].sum(0)
     lengths = {"sys_len": int(sums[0]), "ref_len": int(sums[1])}
     expected = sacrebleu.BLEU.compute_bleu(sums[2:6].tolist(), sums[6:].tolist(), **lengths, smooth_method="exp")
     assert statistics.bleu(sums) == pytest.approx(expected.score)

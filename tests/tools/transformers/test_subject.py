@@ -1,5 +1,6 @@
 """Measurements of models of transformers, compared with singular values of whole matrices of logits in float64."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import transformers
 from transformers_families import build
 
+from fairseq_lowrank import cli
 from fairseq_lowrank.huggingface import apply_attention, attention_calls, attention_modules
 from fairseq_lowrank.huggingface.models import small_config
 from fairseq_lowrank.messages import UserError
@@ -224,10 +226,102 @@ def test_missing_target_and_mask_token_are_named():
 @pytest.mark.parametrize("kind", ["BertForSequenceClassification", "BertForTokenClassification", "BertModel"])
 def test_models_without_words_keep_decisions_or_states(kind):
     model = getattr(transformers, kind)(build("bert").config).eval()
-    result = measure(TransformersSubject(model, texts(6)), kind)
-    assert result["value"] == pytest.approx(1)
-    assert result["cuts"]["scores"]["all"]["ranks"][0]["value"] <= 1 + 1e-9
-    assert ("cosine" in result["metric"]) == (kind == "BertModel")
+    result = measure(TransformersSubject(model, texts(6)), kind, quick=True)
+    ranks = result["cuts"]["scores"]["all"]["ranks"]
+    assert all(entry["cost"] >= 0 for entry in ranks)
+    if kind == "BertModel":
+        assert result["metric"] == "cosine of mean states" and result["value"] == pytest.approx(1)
+        assert ranks[0]["value"] < 1
+    else:
+        assert result["metric"] == "bits per decision of the uncut model" and 0.5 < result["value"] <= 1
+        assert ranks[0]["value"] > ranks[-1]["value"]
+
+
+def test_classifier_of_one_number_decides_between_yes_and_no():
+    config = build("bert").config
+    config.num_labels = 1
+    model = transformers.BertForSequenceClassification(config).eval()
+    found = TransformersSubject(model, texts(2))
+    with torch.no_grad():
+        chance = model(found.samples[0]).logits.double().sigmoid().item()
+    entropy = -chance * math.log2(chance) - (1 - chance) * math.log2(1 - chance)
+    assert found.evaluate(0) == (pytest.approx(entropy, rel=1e-5), 1.0)
+    config.problem_type = "regression"
+    with pytest.raises(UserError, match="predicts numbers"):
+        TransformersSubject(model, texts(2))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "without attention"])
+def test_untrained_models_get_no_verdict(family):
+    kind = "bert" if family == "bert" else "gpt2"
+    model = getattr(transformers, "BertForMaskedLM" if kind == "bert" else "GPT2LMHeadModel")(build(kind).config).eval()
+    if family == "without attention":
+        for block in model.transformer.h:
+            block.attn.c_proj.weight.data.zero_()
+            block.attn.c_proj.bias.data.zero_()
+            block.mlp.c_fc.weight.data *= 20
+    result = measure(TransformersSubject(model, texts(8), mask_token=3), family, quick=True)
+    assert [verdict["verdict"] for verdict in result["verdicts"]] == ["no verdict"]
+    assert "attention patterns hardly matter here: no verdict" in result["verdicts"][0]["text"]
+
+
+def test_sequences_of_a_masked_model_have_masks_that_differ():
+    found = TransformersSubject(build("bert"), texts(4), mask_token=3, special_tokens=(7,))
+    masks = [found._hidden(index, sample) for index, sample in enumerate(found.samples)]
+    same = [found._hidden(index, found.samples[0]) for index in range(4)]
+    assert len({tuple(mask[0].tolist()) for mask in same}) == 4
+    assert all(torch.equal(found._hidden(index, found.samples[index]), masks[index]) for index in range(4))
+    assert [int(mask.sum()) for mask in masks] == [round(0.15 * int((text != 7).sum())) for text in found.samples]
+    assert not any((mask & (text == 7)).any() for mask, text in zip(masks, found.samples, strict=True))
+
+
+def test_model_of_a_gguf_file_is_dequantised_and_measured(tmp_path, capsys):
+    write_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "text").write_text("a b c d a c b d " * 60)
+    command = ["measure", "--transformers", str(tmp_path / "tiny.gguf"), "--text", str(tmp_path / "text")]
+    assert cli.main([*command, "--length", "12", "--quick"]) == 0
+    text = capsys.readouterr().out
+    assert "tiny (LlamaForCausalLM): bits per token" in text and "dequantised to float32" in text
+    assert cli.main(["measure", "--transformers", "none.gguf", "--text", str(tmp_path / "text")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def write_gguf(path):
+    """A Llama of two layers, whose words are single letters, with weights of 8 bits."""
+    gguf = pytest.importorskip("gguf")
+    words = ["<unk>", "<s>", "</s>", *(chr(code) for code in range(97, 123)), "\u0120", "ab"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(words)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"token_embd": (len(words), 64), "output": (len(words), 64)}
+    for block in range(2):
+        for name, rows in (("attn_q", 64), ("attn_k", 32), ("attn_v", 32), ("attn_output", 64)):
+            shapes[f"blk.{block}.{name}"] = (rows, 64)
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            shapes[f"blk.{block}.{name}"] = (64, 64)
+    for name, shape in shapes.items():
+        numbers = torch.randn(shape, generator=generator).numpy()
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+    for name in ("output_norm", *(f"blk.{block}.{part}_norm" for block in range(2) for part in ("attn", "ffn"))):
+        writer.add_tensor(f"{name}.weight", torch.ones(64).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def test_model_in_half_precision_is_cut_as_in_float32():

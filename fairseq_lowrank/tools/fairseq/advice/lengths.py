@@ -9,6 +9,7 @@ from fairseq.data import Dictionary, data_utils
 
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.plugin.flags import SITES
+from fairseq_lowrank.tools.fairseq.checkpoints import DATA_ERRORS
 
 
 def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
@@ -24,7 +25,7 @@ def read_lengths(folder: Path, subset: str) -> dict[str, numpy.ndarray]:
     for name, prefix in names.items():
         try:
             data = data_utils.load_indexed_dataset(str(folder / prefix), None)
-        except (AssertionError, ValueError) as error:
+        except DATA_ERRORS as error:
             raise UserError(f"{folder / prefix}.idx is damaged or cut short. Run fairseq-preprocess again.") from error
         if data is None:
             raise FlagError("--data", folder, f"has no {prefix}.idx", "Give a folder that fairseq-preprocess wrote.")

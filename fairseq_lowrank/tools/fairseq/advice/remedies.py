@@ -169,5 +169,4 @@ def _with(spec: AttentionSpec, **choices: int | str) -> AttentionSpec | None:
 
 def cached(model: nn.Module) -> int:
     """Return the number of values that a model caches for each token while it decodes."""
-    layers = [layer.module for layer in attention_layers(model) if layer.site == "decoder"]
-    return sum(layer.projection.state_heads * sum(layer.score.state_sizes.values()) for layer in layers)
+    return sum(layer.module.cached_numbers for layer in attention_layers(model) if layer.site == "decoder")

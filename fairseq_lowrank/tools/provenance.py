@@ -1,50 +1,53 @@
-"""The origin of a result: the code, the packages and the machine that trained it."""
+"""The origin of a result: the code, the packages and the machine that made it."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 import platform
 import re
 import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
 
 from fairseq_lowrank import __version__
-from fairseq_lowrank.versions import installed_version
+from fairseq_lowrank.versions import commit, installed_version
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def origin(*folders: Path) -> dict:
+    """Return the fields of a line of results that prove its code: commit, code, versions and date.
+
+    Args:
+        folders: folders of code, first that of the package, which may be in a clone of the repository.
+    """
+    return {
+        "commit": commit(folders[0].parent),
+        "code": code(*folders),
+        "versions": versions(),
+        "date": datetime.date.today().isoformat(),
+    }
 
 
 def versions() -> dict:
     """Return the versions of packages (None if not installed), and the patches of fairseq that are switched."""
-    found = {"python": platform.python_version(), "fairseq_lowrank": __version__}
+    found: dict[str, str | None] = {"python": platform.python_version(), "fairseq_lowrank": __version__}
     for name, package in {"torch": "torch", "fairseq": "fairseq-fixed"}.items():
         found[name] = installed_version(name, package)
     switched = {"enabled": os.environ.get("LOWRANK_ENABLE"), "disabled": os.environ.get("LOWRANK_DISABLE")}
     return found | {name: patches for name, patches in switched.items() if patches}
 
 
-def commit(root: Path) -> str:
-    """Return the commit of `root`, with `-dirty` if a file except results has changed; without git, the version."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
-            return __version__  # a folder within another repository
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (subprocess.CalledProcessError, OSError):
-        return __version__
-
-
 @cache
 def code(*folders: Path) -> str:
-    """Return the SHA-256 of all files in folders of code, by their paths within the folders."""
+    """Return the SHA-256 of all files in folders of code, by their paths within the folders.
+
+    A copy of the same files has the same value, also without git. A folder that is given twice counts once.
+    """
     digest = hashlib.sha256()
-    for folder in folders:
+    for folder in dict.fromkeys(folders):
         for file in sorted(folder.rglob("*")):
             if file.is_file() and "__pycache__" not in file.parts:
                 content = hashlib.sha256(file.read_bytes()).hexdigest()

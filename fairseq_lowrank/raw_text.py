@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fairseq_lowrank.files import write_lines
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.cutting import SentencePieces
+from fairseq_lowrank.moses import detokeniser
+from fairseq_lowrank.subwords import SentencePieces, joined
 
 SETTINGS, MODEL = "text.json", "subwords.model"
 
@@ -90,6 +91,15 @@ class TextSettings:
     moses: Mapping[str, bool] | None = None
     subwords: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.subwords not in (None, *SUBWORDS):
+            raise ValueError(f"subwords is {self.subwords!r}, expected one of {', '.join(SUBWORDS)}, or null")
+        known = MosesTokenizer.__init__.__kwdefaults__ or {}
+        if self.moses is not None and not (isinstance(self.moses, Mapping) and self.moses.keys() <= known.keys()):
+            raise ValueError(f"moses is {self.moses!r}, expected null or an object with {', '.join(known)}")
+        if not all(isinstance(language, str) for language in (self.source, self.target)):
+            raise ValueError("source and target are names of languages")
+
     def save(self, folder: Path, model: Path) -> None:
         """Write the settings to a folder of binarised data, and copy the model of the subwords."""
         if self.subwords:
@@ -107,7 +117,10 @@ class TextSettings:
         if not file.is_file():
             return None
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(values, dict):
+                raise ValueError("it has no names and values")
+            return cls(**values)
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error}). Prepare the corpus again.") from error
 
@@ -125,10 +138,8 @@ class RawText:
         steps: list[Callable[[str], str]] = []
         self.detokenise: Callable[[list[str]], str] = " ".join
         if settings.moses is not None:
-            from sacremoses import MosesDetokenizer
-
             steps.append(MosesTokenizer(settings.source, **settings.moses))
-            self.detokenise = MosesDetokenizer(settings.target).detokenize
+            self.detokenise = detokeniser(settings.target)
         if settings.subwords:
             steps.append(SUBWORDS[settings.subwords](model))
         self.steps = steps
@@ -141,6 +152,4 @@ class RawText:
 
     def decode(self, tokens: str) -> str:
         """Return the sentence of the target language that has these tokens."""
-        from fairseq.data.data_utils import post_process
-
-        return self.detokenise(post_process(tokens, self.settings.subwords).split())
+        return self.detokenise(joined(tokens, self.settings.subwords).split())

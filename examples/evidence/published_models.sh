@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Evidence, published models: which directions the heads of trained models use, on two texts.
+#
+#   examples/evidence/published_models.sh MODEL…
+#
+# A MODEL is a folder that transformers' from_pretrained reads, or a GGUF file (with the package gguf). Each is measured by
+# fairseq-lowrank measure on WikiText-2 (test) and on film reviews, in sequences of 512 tokens: first 64 of them with single
+# layers, then 256 without. Rows that have a line in the results are skipped, so an interrupted recipe continues.
+# For the control of quantised weights, make a folder whose weights are rounded to 4 bits:
+#
+#   python -m experiments.evidence.published_models --quantise FOLDER OUTPUT
+#
+# Environment variables:
+#   SETTINGS="64x512 256x512"    numbers and lengths of sequences; with "quick" in front, as in quick16x128, fewer ranks are tried
+#   TEXTS="wikitext-2 film-reviews"
+#   RESULTS=FILE                 where lines go (default: results/evidence-published-models.jsonl)
+#   LOWRANK_DATA, LOWRANK_WORK   folders of corpora, and of what is made here
+# One thread of an Intel Xeon needs about 1 minute for a small encoder of 22 million parameters at 64x512, and 2 hours for a
+# decoder of 135 million. Four models need 6 hours.
+source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
+case "${1:-}" in
+    "" | -h | --help)
+        sed -n '2,/^source /{s/^# \{0,1\}//;/^source /!p}' "${BASH_SOURCE[0]}"
+        [ $# -gt 0 ] && exit 0
+        exit 2
+        ;;
+esac
+results="${RESULTS:-$ROOT/results/evidence-published-models.jsonl}" made="$LOWRANK_WORK/published-models"
+mkdir -p "$made"
+declare -A files=([wikitext-2]=wikitext-2/test.txt.gz [film-reviews]=prose/film-reviews.txt.gz)
+for setting in ${SETTINGS:-64x512 256x512}; do
+    count="${setting#quick}" count="${count%x*}" length="${setting#*x}" flags=()
+    case "$setting" in
+        quick*) flags=(--quick) ;;
+        64x*) ;;
+        *) flags=(--no-layers) ;;
+    esac
+    for model in "$@"; do
+        for text in ${TEXTS:-wikitext-2 film-reviews}; do
+            [ -e "$made/$text.txt" ] || gunzip -c "$LOWRANK_DATA/${files[$text]}" >"$made/$text.txt"
+            name="$(basename "$model" .gguf)" output="$made/$(basename "$model")-$text-$setting"
+            row=("$name" "$text" "$setting")
+            if python -m experiments.evidence.published_models --results "$results" --has "${row[@]}"; then continue; fi
+            echo "$name, $text, $setting" >&2
+            python -m fairseq_lowrank.cli measure --transformers "$model" --text "$made/$text.txt" --length "$length" \
+                --sequences "$count" "${flags[@]}" --output "$output" >"$output.log"
+            python -m experiments.evidence.published_models --results "$results" --add "${row[@]}" "$output/measure.json"
+        done
+    done
+done
+python -m experiments.evidence.published_models --results "$results"

@@ -1,0 +1,253 @@
+"""Which directions the heads of published models use: lines of results, a table, outcomes of predictions, and a figure.
+
+    python -m experiments.evidence.published_models --results FILE                          print table and outcomes
+    python -m experiments.evidence.published_models --results FILE --figure PICTURE.png     also draw loss against rank
+    python -m experiments.evidence.published_models --results FILE --add MODEL TEXT SETTING measure.json
+    python -m experiments.evidence.published_models --quantise FOLDER OUTPUT                a copy with weights of 4 bits
+
+`examples/evidence/published_models.sh` runs the measurements. Each line has what `fairseq-lowrank measure` found, the commit, the
+date, the processor, and a hash of the package's files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from experiments.controlled.runs import origin_here
+from experiments.evidence.measure import append, read
+
+ROOT = Path(__file__).parents[2]
+MINILM, QUANTISED, SMOLLM2, GEMMA = "all-MiniLM-L6-v2", "all-MiniLM-L6-v2-4bit", "SmolLM2-135M-Instruct", "gemma-3-270m"
+MODELS = (MINILM, SMOLLM2, GEMMA)
+NAMES = {"model": MINILM, "SmolLM2-135M-Instruct.Q4_1": SMOLLM2, "gemma-3-270m-q4_k_m": GEMMA}
+"""Names of models, by those of their files."""
+
+Line = dict
+
+
+def line_of(model: str, text: str, setting: str, result: dict) -> Line:
+    """Return the numbers of a measurement that the page shows, and where they come from."""
+    curve, own = (result["cuts"][kind]["all"] for kind in ("scores", "own"))
+    energies = {
+        name: statistics.median(number for layer in result["layers"] for number in layer["one_basis"][name])
+        for name in ("directions_90", "directions_99")
+    }
+    return {
+        "model": NAMES.get(model, model),
+        "text": text,
+        "setting": setting,
+        "metric": result["metric"],
+        "value": result["value"],
+        "tolerance": result["tolerance"],
+        "worth_share": curve["worth_share"],
+        "layers": len(result["layers"]),
+        "heads": result["layers"][0]["heads"],
+        "size": curve["size"],
+        "need": curve["need"],
+        "interval": curve["interval"],
+        "needs": curve["needs"],
+        "own": own["need"],
+        "ranks": [[entry["rank"], entry["cost"]] for entry in curve["ranks"]],
+        "own_ranks": [[entry["rank"], entry["cost"]] for entry in own["ranks"]],
+        "by_layer": [one["need"] for one in result["cuts"]["scores"].get("layers", ())],
+        **energies,
+        "tokens_of_basis": result["tokens_of_basis"],
+        "sequences_held_out": result["sequences_held_out"],
+        "verdict": result["verdicts"][0]["verdict"],
+        **origin_here(),
+    }
+
+
+def of(lines: Iterable[Line], *models: str) -> list[Line]:
+    """Return the lines of some models."""
+    return [line for line in lines if line["model"] in models]
+
+
+def share(line: Line, name: str = "need") -> float:
+    """Return a need as a share of the head size."""
+    return line[name] / line["size"]
+
+
+def each(models: tuple[str, ...], holds: Callable[[Line], bool], contradicts: Callable[[Line], bool]) -> Callable:
+    """Return the rule of a prediction about every line of some models."""
+
+    def rule(lines: list[Line]) -> str:
+        found = of(lines, *models)
+        if len({line["model"] for line in found}) < len(models):
+            return "not run"
+        if any(map(contradicts, found)):
+            return "contradicted"
+        return "held" if all(map(holds, found)) else "unclear"
+
+    return rule
+
+
+def pairs(
+    first: str, second: str, holds: Callable[[Line, Line], bool], contradicts: Callable[[Line, Line], bool]
+) -> Callable:
+    """Return the rule of a prediction about two models on the same text in the same setting."""
+
+    def rule(lines: list[Line]) -> str:
+        places = {(line["text"], line["setting"]): line for line in of(lines, second)}
+        found = [
+            (line, places[place]) for line in of(lines, first) if (place := (line["text"], line["setting"])) in places
+        ]
+        if not found:
+            return "not run"
+        if any(contradicts(*pair) for pair in found):
+            return "contradicted"
+        return "held" if all(holds(*pair) for pair in found) else "unclear"
+
+    return rule
+
+
+def texts_agree(lines: list[Line]) -> str:
+    """Return the outcome of P7: the intervals of the need on the two texts overlap; in two or more models they do not."""
+    apart, compared = set(), set()
+    for line in of(lines, *MODELS):
+        for other in of(lines, line["model"]):
+            if line["setting"] == other["setting"] and line["text"] < other["text"]:
+                compared.add(line["model"])
+                if line["interval"][0] > other["interval"][1] or other["interval"][0] > line["interval"][1]:
+                    apart.add(line["model"])
+    if compared != set(MODELS):
+        return "not run"
+    return "contradicted" if len(apart) > 1 else "unclear" if apart else "held"
+
+
+def depths_differ(lines: list[Line]) -> str:
+    """Return the outcome of P10: the last third of the layers of SmolLM2 needs more, by the median, than the first third."""
+    found = [line["by_layer"] for line in of(lines, SMOLLM2) if line["by_layer"]]
+    if not found:
+        return "not run"
+    thirds = [[statistics.median(part) for part in (one[: len(one) // 3], one[-(len(one) // 3) :])] for one in found]
+    if all(first < last for first, last in thirds):
+        return "held"
+    return "contradicted" if any(first > last for first, last in thirds) else "unclear"
+
+
+PREDICTIONS: dict[str, Callable[[list[Line]], str]] = {
+    "P1": each((MINILM,), lambda line: 0.7 <= share(line) <= 0.9, lambda line: share(line) <= 0.5),
+    "P2": each((MINILM,), lambda line: 0.25 <= share(line, "own") <= 0.6, lambda line: share(line, "own") > 0.75),
+    "P3": each((SMOLLM2,), lambda line: 0.6 <= share(line) <= 0.95, lambda line: share(line) <= 0.5),
+    "P4": each((GEMMA,), lambda line: line["need"] > 64, lambda line: line["need"] <= 64),
+    "P5": pairs(GEMMA, SMOLLM2, lambda a, b: share(a) < share(b) - 0.1, lambda a, b: share(a) > share(b)),
+    "P6": each(
+        MODELS,
+        lambda line: line["need"] >= 2 * line["directions_90"],
+        lambda line: line["need"] < 1.5 * line["directions_90"],
+    ),
+    "P7": texts_agree,
+    "P8": pairs(
+        MINILM, QUANTISED, lambda a, b: abs(a["need"] - b["need"]) <= 2, lambda a, b: abs(a["need"] - b["need"]) > 4
+    ),
+    "P9": each(
+        MODELS,
+        lambda line: share(line, "own") > 0.1 and share(line) < 1,
+        lambda line: share(line, "own") <= 0.1 or share(line) == 1,
+    ),
+    "P10": depths_differ,
+    "P11": each(
+        (SMOLLM2, GEMMA),
+        lambda line: line["own"] <= 0.5 * line["need"],
+        lambda line: line["own"] > 0.8 * line["need"],
+    ),
+    "P12": pairs(SMOLLM2, MINILM, lambda a, b: share(a) > share(b) + 0.05, lambda a, b: share(a) < share(b)),
+}
+"""By their names on docs/evidence/published-models.md."""
+
+
+def outcomes(lines: list[Line]) -> dict[str, str]:
+    """Return the outcome of every prediction, by name. Lines of quick measurements count like others."""
+    return {name: rule(lines) for name, rule in PREDICTIONS.items()}
+
+
+def table(lines: Iterable[Line]) -> str:
+    """Return the page's table, in Markdown."""
+    rows = [
+        "| model, text, sequences | layers, heads | loss | attention is worth | need, from above | from below | 90 %, 99 % of the energy | tokens |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for line in lines:
+        low, high = line["interval"]
+        rows.append(
+            f"| {line['model']}, {line['text']}, {line['setting']} | {line['layers']}, {line['heads']} × {line['size']} | "
+            f"{line['value']:.3g} | {100 * line['worth_share']:.3g} % | {line['need']} of {line['size']} ({low} to {high}) | "
+            f"{line['own']} | {line['directions_90']:g}, {line['directions_99']:g} | {line['tokens_of_basis']} |"
+        )
+    return "\n".join(rows)
+
+
+def figure(lines: Iterable[Line]):
+    """Return a figure of the cost against the rank as a share of the head size: one basis, and dashed a basis for each sequence."""
+    from fairseq_lowrank.tools import pictures
+
+    drawn, axes = pictures.new_figure(7.4, 4.6)
+    for number, line in enumerate(lines):
+        for name, style in (("ranks", "-"), ("own_ranks", "--")):
+            points = [(rank / line["size"], 100 * cost) for rank, cost in line[name]]
+            label = f"{line['model']}, {line['text']}" if name == "ranks" else None
+            axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label)
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.set(xlabel="rank, share of the head size", ylabel="cost, % of what attention is worth")
+    pictures.add_legend(axes, fontsize=8)
+    return drawn
+
+
+def quantise(folder: Path, output: Path) -> None:
+    """Write a copy of a model whose matrices of attention and feed-forward layers are rounded to Q4_1 of GGUF."""
+    import gguf
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, output)
+    tensors = load_file(folder / "model.safetensors")
+    kind = gguf.GGMLQuantizationType.Q4_1
+    for name, tensor in tensors.items():
+        if tensor.dim() == 2 and tensor.size(1) % 32 == 0 and tensor.is_floating_point():
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.float().numpy(), kind), kind)
+            tensors[name] = torch.from_numpy(rounded).to(tensor.dtype)
+    save_file(tensors, output / "model.safetensors", {"format": "pt"})
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Add a line, or print table and outcomes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, metavar="FILE", help="file with a line per model, text and setting")
+    parser.add_argument(
+        "--has", nargs=3, metavar=("MODEL", "TEXT", "SETTING"), help="end with code 1 without such a line"
+    )
+    parser.add_argument("--add", nargs=4, metavar=("MODEL", "TEXT", "SETTING", "FILE"), help="append a measure.json")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="picture to draw")
+    parser.add_argument("--quantise", nargs=2, type=Path, metavar=("FOLDER", "OUTPUT"), help="round weights to 4 bits")
+    args = parser.parse_args(argv)
+    if args.quantise:
+        return quantise(*args.quantise)
+    if args.results is None:
+        parser.error("the following arguments are required: --results")
+    lines = read(args.results)
+    if args.has:
+        model, *rest = args.has
+        found = [NAMES.get(model, model), *rest]
+        sys.exit(0 if any([line["model"], line["text"], line["setting"]] == found for line in lines) else 1)
+    if args.add:
+        *row, file = args.add
+        append(args.results, line_of(*row, json.loads(Path(file).read_text())[0]))
+        return None
+    print(table(lines))
+    for name, found in outcomes(lines).items():
+        print(f"{name}: {found}")
+    if args.figure:
+        figure(lines).savefig(args.figure)
+    return None
+
+
+if __name__ == "__main__":
+    main()

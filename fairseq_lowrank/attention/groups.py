@@ -1,0 +1,52 @@
+"""Groups of parameters for optimizers of torch."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fairseq_lowrank.parts import LayerPart, NoDecayModule
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    mixing_learning_rate: float | None = None,
+    weight_decay: float = 0.0,
+) -> list[dict]:
+    """Return groups of parameters for an optimizer of torch, or for ``Trainer(optimizers=…)``.
+
+    Weight decay would pull mixing and gates to 0, not to the identity, so these have none, nor have head embeddings, biases and
+    norms. Parameters are found by their modules, so groups are the same after ``fully_shard``.
+
+    Args:
+        model: a model with layers of this package, or one with :func:`~fairseq_lowrank.huggingface.apply_attention`.
+        learning_rate: of the model's own parameters.
+        mixing_learning_rate: of all parts: mixing, gains, head maps and gates, like ``--mixing-lr-scale`` times
+            ``learning_rate`` in fairseq; by default ``learning_rate``.
+        weight_decay: of the model's own matrices.
+
+    Returns:
+        Up to three groups, of the parameters that are trainable.
+    """
+    rate = learning_rate if mixing_learning_rate is None else mixing_learning_rate
+    parts = _of_modules(model, LayerPart)
+    exempt = _of_modules(model, NoDecayModule)
+    own = {id(p): p for p in model.parameters() if p.requires_grad and id(p) not in parts}
+    decayed = [p for key, p in own.items() if p.dim() > 1 and key not in exempt]
+    groups = [
+        {"params": decayed, "lr": learning_rate, "weight_decay": weight_decay},
+        {
+            "params": [p for key, p in own.items() if p.dim() <= 1 or key in exempt],
+            "lr": learning_rate,
+            "weight_decay": 0.0,
+        },
+        {"params": [p for p in parts.values() if p.requires_grad], "lr": rate, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _of_modules(model: nn.Module, kind: type[nn.Module]) -> dict[int, nn.Parameter]:
+    """Return the parameters of all modules of a class, by their identity."""
+    found = (module for module in model.modules() if isinstance(module, kind))
+    return {id(parameter): parameter for module in found for parameter in module.parameters()}

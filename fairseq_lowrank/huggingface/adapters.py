@@ -1,0 +1,122 @@
+"""Adapters of PEFT that hold mixing: which modules they save, and no load that leaves the mixing out in silence."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from fairseq_lowrank.huggingface.added import ADDED_AXES, parts_of
+from fairseq_lowrank.huggingface.apply import apply_attention
+from fairseq_lowrank.huggingface.saving import CONFIG, load_attention, recorded_attention
+from fairseq_lowrank.messages import UserError
+
+
+def peft_modules(model: nn.Module) -> list[str]:
+    """Return the names of what :func:`apply_attention` added, for ``modules_to_save`` of a configuration of PEFT."""
+    return sorted({axis for module in model.modules() for axis in parts_of(module)})
+
+
+def load_adapter(folder: str | os.PathLike, model: PreTrainedModel | None = None, **options: Any) -> Any:
+    """Load an adapter of PEFT that was saved with mixing, and return the model of PEFT.
+
+    Args:
+        folder: what ``save_pretrained`` of PEFT wrote.
+        model: the base model; by default the one that the adapter names.
+        options: of ``PeftModel.from_pretrained``, such as ``is_trainable``.
+
+    Raises:
+        UserError: the folder does not say which attention was chosen, or which class of model it needs.
+    """
+    from peft import PeftConfig, PeftModel
+
+    folder = Path(folder)
+    if (record := recorded_attention(folder)) is None:
+        raise UserError(
+            f"{folder}: no {CONFIG} here, so the chosen attention is unknown. Call apply_attention(model, preset), and then "
+            "PeftModel.from_pretrained(model, folder)."
+        )
+    config = PeftConfig.from_pretrained(str(folder))
+    base = Path(config.base_model_name_or_path or "")
+    if model is None:
+        model = _base_class(config, folder).from_pretrained(str(base))
+    if not peft_modules(model):
+        if base.is_dir() and recorded_attention(base):
+            load_attention(model, base)
+        else:
+            apply_attention(model, "mha", **record)
+    return PeftModel.from_pretrained(model, str(folder), **options)
+
+
+def _base_class(config: Any, folder: Path) -> Any:
+    """Return the class of ``transformers`` that loads the base model of an adapter."""
+    from peft import auto
+
+    mapping = config.auto_mapping or {}
+    if config.task_type is None and mapping.get("parent_library", "").startswith("transformers."):
+        return getattr(transformers, mapping["base_model_class"])
+    wanted = auto.MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type)
+    for kind in vars(auto).values():
+        if wanted is not None and getattr(kind, "_target_peft_class", None) is wanted:
+            return kind._target_class
+    raise UserError(f"{folder}: the class of the base model is unknown. Give the model: load_adapter(folder, model).")
+
+
+def watch_peft() -> None:
+    """Wrap what PEFT does with adapters: it saves the chosen attention with them, and refuses to lose their mixing."""
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTuner
+
+    for kind, name, wrap in (
+        (PeftModel, "save_pretrained", _save_choice),
+        (PeftModel, "load_adapter", _refuse_unexpected),
+        (BaseTuner, "inject_adapter", _refuse_absent),
+    ):
+        setattr(kind, name, wrap(getattr(kind, name)))
+
+
+def _save_choice(save: Callable) -> Callable:
+    @functools.wraps(save)
+    def save_pretrained(self: Any, save_directory: str, *args: Any, **kwargs: Any) -> None:
+        save(self, save_directory, *args, **kwargs)
+        record = getattr(getattr(self.get_base_model(), "config", None), "lowrank_attention", None)
+        for config in Path(save_directory).glob("**/adapter_config.json") if record is not None else ():
+            config.with_name(CONFIG).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+    return save_pretrained
+
+
+# modules_to_save may name parts that a model has not, so the tensors decide.
+def _refuse_unexpected(load: Callable) -> Callable:
+    @functools.wraps(load)
+    def load_adapter(self: Any, model_id: str, *args: Any, **kwargs: Any) -> Any:
+        found = load(self, model_id, *args, **kwargs)
+        if lost := [name for name in found.unexpected_keys if not set(ADDED_AXES).isdisjoint(name.split("."))]:
+            raise _lost(f"{model_id}: the adapter has {lost[0]}, and the model has not")
+        return found
+
+    return load_adapter
+
+
+def _refuse_absent(inject: Callable) -> Callable:
+    @functools.wraps(inject)
+    def inject_adapter(self: Any, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        saved = getattr(self.peft_config[adapter_name], "modules_to_save", None) or ()
+        if (named := [name for name in saved if name in ADDED_AXES]) and not peft_modules(model):
+            raise _lost(f"the adapter has {named[0]}, and {type(model).__name__} has not")
+        inject(self, model, adapter_name, *args, **kwargs)
+
+    return inject_adapter
+
+
+def _lost(problem: str) -> UserError:
+    return UserError(
+        f"{problem}. Load it with fairseq_lowrank.huggingface.load_adapter(folder), or call apply_attention on the model first."
+    )

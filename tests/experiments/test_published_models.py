@@ -1,0 +1,127 @@
+"""The page of published models follows from its results, and its recipe skips what was measured."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from experiments.evidence import published_models as published
+from experiments.evidence.measure import append, read
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "evidence" / "published-models.md").read_text(encoding="utf-8")
+LINES = read(ROOT / "results" / "evidence-published-models.jsonl")
+
+
+def test_page_has_the_table_and_the_outcomes_of_the_results():
+    if LINES:
+        assert published.table(LINES) in PAGE
+    printed = dict(re.findall(r"^\| (P\d+) \|.*\| ([^|:]+?)(?:: [^|]*)? \|$", PAGE, flags=re.MULTILINE))
+    assert printed == published.outcomes(LINES)
+
+
+def line(model, need, text="wikitext-2", own=10, interval=None, size=32):
+    return {
+        "model": model,
+        "text": text,
+        "setting": "64x512",
+        "size": size,
+        "need": need,
+        "own": own,
+        "interval": interval or [need, need],
+        "by_layer": [],
+        "directions_90": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    "needs, outcome", [([26, 25], "held"), ([26, 16], "contradicted"), ([26, 20], "unclear"), ([], "not run")]
+)
+def test_outcome_asks_every_row(needs, outcome):
+    assert published.outcomes([line(published.MINILM, need) for need in needs])["P1"] == outcome
+
+
+def test_models_are_compared_on_the_same_text():
+    lines = [line(published.MINILM, 26), line(published.QUANTISED, 20, "film-reviews")]
+    assert published.outcomes(lines)["P8"] == "not run"
+    assert published.outcomes([*lines, line(published.QUANTISED, 25)])["P8"] == "held"
+    assert published.outcomes([*lines, line(published.QUANTISED, 21)])["P8"] == "contradicted"
+
+
+def test_texts_agree_if_intervals_overlap():
+    def lines(*second):
+        pairs = zip(published.MODELS, second, strict=True)
+        first = [line(model, 20, interval=[18, 22]) for model in published.MODELS]
+        return first + [line(model, 20, "film-reviews", interval=found) for model, found in pairs]
+
+    assert published.texts_agree(lines([22, 24], [10, 18], [19, 20])) == "held"
+    assert published.texts_agree(lines([23, 24], [10, 18], [19, 20])) == "unclear"
+    assert published.texts_agree(lines([23, 24], [10, 17], [19, 20])) == "contradicted"
+    assert published.texts_agree(lines([23, 24], [10, 17], [19, 20])[:-1]) == "not run"
+
+
+def test_weights_are_rounded_to_sixteen_levels_a_block(tmp_path):
+    pytest.importorskip("gguf")
+    weights = {"layer.weight": torch.randn(4, 64), "norm.weight": torch.randn(64), "embedding": torch.randn(3, 7)}
+    (tmp_path / "model").mkdir()
+    save_file(weights, tmp_path / "model" / "model.safetensors")
+    published.quantise(tmp_path / "model", tmp_path / "rounded")
+    found = load_file(tmp_path / "rounded" / "model.safetensors")
+    for name in ("norm.weight", "embedding"):
+        assert torch.equal(found[name], weights[name])
+    rounded = found["layer.weight"]
+    assert all(len(block.unique()) <= 16 for block in rounded.view(-1, 32))
+    assert 0 < (rounded - weights["layer.weight"]).abs().max() < 0.3
+
+
+def test_recipe_skips_rows_with_a_line(tmp_path):
+    results = tmp_path / "lines.jsonl"
+    for text in ("wikitext-2", "film-reviews"):
+        append(results, line(published.SMOLLM2, 40, text, size=64) | {"setting": "16x64"})
+    command = f"""
+    python() {{
+        if [ "$2" = fairseq_lowrank.cli ]; then echo "MEASURED $*" >>{tmp_path}/calls; mkdir -p "${{@: -1}}"
+        elif [ "${{5:-}}" = --has ]; then "$REAL" "$@"
+        fi
+    }}
+    export -f python
+    """
+    model = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    other = tmp_path / "other"
+    (tmp_path / "data" / "wikitext-2").mkdir(parents=True)
+    (tmp_path / "data" / "prose").mkdir()
+    for name in ("wikitext-2/test.txt.gz", "prose/film-reviews.txt.gz"):
+        with gzip.open(tmp_path / "data" / name, "wt") as file:
+            file.write("text")
+    variables = {
+        "REAL": sys.executable,
+        "RESULTS": str(results),
+        "SETTINGS": "16x64",
+        "LOWRANK_WORK": str(tmp_path / "work"),
+        "LOWRANK_DATA": str(tmp_path / "data"),
+    }
+    done = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f'{command} exec bash {ROOT}/examples/evidence/published_models.sh "$@"',
+            "recipe",
+            model,
+            other,
+        ],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 2 and all(f"--transformers {other} " in call for call in calls)
+    assert all("--length 64 --sequences 16 --no-layers" in call for call in calls)
+    shown = subprocess.run(["bash", ROOT / "examples/evidence/published_models.sh"], capture_output=True, text=True)
+    assert shown.returncode == 2 and "published_models.sh MODEL" in shown.stdout

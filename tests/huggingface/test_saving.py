@@ -1,0 +1,72 @@
+"""Folders with the mixing of a model: what they record, and what another installation reads from them."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from transformers_families import build
+
+from fairseq_lowrank.attention import AXES, Method, register
+from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
+from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import HeadOutput, Option
+
+TOKENS = torch.arange(2, 12)[None]
+
+
+class Switched(HeadOutput):
+    name = "switched"
+    options = (Option("switch", "a choice without tensors", default="off", choices=("off", "on")),)
+
+    def __init__(self, dims, switch="off"):
+        super().__init__(dims)
+        self.switch = switch
+
+    def forward(self, heads, inputs, values):
+        return heads * 2 if self.switch == "on" else heads
+
+
+@pytest.mark.parametrize("save", [save_attention, lambda model, folder: model.save_pretrained(folder)])
+def test_a_folder_has_no_option_of_a_method_that_it_does_not_use(save, methods_leave, tmp_path):
+    register(Method("switched", "A test", "f", {"head_output": Switched}))
+    model = apply_attention(build("gpt2"), "mixhead-b", mixing_normalization="l2")
+    save(model, tmp_path)
+    assert "switch" not in "".join(path.read_text() for path in tmp_path.glob("*.json"))
+    del AXES["switch"]  # as in a process that does not import the plugin
+    loaded = load_attention(build("gpt2"), tmp_path)
+    assert loaded.config.lowrank_attention["mixing_normalization"] == "l2"
+
+
+def test_an_unknown_option_is_ignored_only_where_it_is_at_its_default(tmp_path):
+    model = apply_attention(build("gpt2"), "mixhead-a")
+    save_attention(model, tmp_path)
+    path = tmp_path / "lowrank_attention.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"switch": "on"}))
+    with pytest.raises(UserError, match=r"lowrank_attention\.json: saved with switch='on'.* import the plugin"):
+        load_attention(build("gpt2"), tmp_path)
+    path.write_text(
+        json.dumps(record | {"factor_rank": None, "gate_start": "identity", "switch": "off"})
+    )  # as 0.2.0 wrote
+    torch.testing.assert_close(load_attention(build("gpt2"), tmp_path)(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_part_of_a_plugin_is_refused_with_the_remedy(tmp_path):
+    save_attention(apply_attention(build("gpt2"), "mixhead-a"), tmp_path)
+    path = tmp_path / "lowrank_attention.json"
+    path.write_text(path.read_text().replace('"static"', '"of-a-plugin"'))
+    with pytest.raises(ValueError, match=r"'of-a-plugin': expected one of .* import the plugin first"):
+        load_attention(build("gpt2"), tmp_path)
+
+
+def test_a_pipeline_of_a_saved_folder_says_what_to_do(tmp_path):
+    model = apply_attention(build("bert"), "mixhead-b")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
+    transformers.BertTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    fill = transformers.pipeline("fill-mask", model=str(tmp_path))
+    with pytest.raises(UserError, match=r"Call load_attention\(model, "):
+        fill("a [MASK]")
+    load_attention(fill.model, tmp_path)
+    assert fill("a [MASK]")

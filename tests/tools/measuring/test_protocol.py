@@ -1,0 +1,215 @@
+"""The protocol of a measurement: which sequences give the basis, rank 0, own bases, the interval, the divergence, progress."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fairseq_lowrank.attention import CAUSAL, build_attention
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
+from fairseq_lowrank.tools.measuring import measurement, progress
+from fairseq_lowrank.tools.measuring.directions import best_cut
+from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
+from fairseq_lowrank.tools.measuring.measurement import _Trial, measure
+from fairseq_lowrank.tools.measuring.probe import Probe, cut_call, divergence
+from fairseq_lowrank.tools.measuring.subject import BITS, LABELS, decision_bits
+
+HEADS, SIZE, WIDTH = 2, 4, 8
+
+
+def layer():
+    torch.manual_seed(5)
+    return build_attention("mha", WIDTH, HEADS, self_attention=True).double().eval()
+
+
+def subject(samples, module=None):
+    """A layer whose loss is 1 plus the squared distance from its own outputs, and sequences ``[T, 1, WIDTH]``."""
+    module = module or layer()
+
+    def output(x):
+        return module(x, x, x, attn_mask=CAUSAL, need_weights=False)[0].detach()
+
+    wanted = {id(x): output(x) for x in samples}
+
+    def loss(x):
+        return (output(x) - wanted[id(x)]).square().sum().item() + x.abs().sum().item(), float(len(x))
+
+    return LayerSubject("layer", [("layer", "decoder", 0, module)], samples, loss, BITS, 24.0)
+
+
+def sequences(count, seed=1, length=24):
+    generator = torch.Generator().manual_seed(seed)
+    return [3 * torch.randn(length, 1, WIDTH, dtype=torch.float64, generator=generator) for _ in range(count)]
+
+
+def test_basis_is_of_the_first_half_and_cuts_are_of_the_second():
+    first, second, other = (sequences(4, seed) for seed in (1, 2, 3))
+    seen = []
+
+    class Recorded(LayerSubject):
+        def evaluate(self, index):
+            probe = self.modules[0].call_hook.func
+            seen.append((index, probe.gathering))
+            return super().evaluate(index)
+
+    recorded = subject(first + second)
+    recorded.__class__ = Recorded
+    result = measure(recorded, "layer", quick=True)
+    assert {index for index, gathering in seen if gathering} == {0, 1, 2, 3}
+    assert {index for index, gathering in seen if not gathering} == {4, 5, 6, 7}
+    assert result["tokens_of_basis"] == sum(len(x) for x in first)
+    changed = measure(subject(first + other), "layer", quick=True)
+    assert changed["layers"] == result["layers"] and changed["value"] != result["value"]
+    changed = measure(subject(other + second), "layer", quick=True)
+    assert changed["layers"] != result["layers"] and changed["value"] == result["value"]
+
+
+def call_of(queries=6, keys=6, causal=True):
+    torch.manual_seed(2)
+    q, k = torch.randn(1, HEADS, queries, SIZE), torch.randn(1, HEADS, keys, SIZE)
+    values = torch.randn(1, HEADS, keys, SIZE)
+    return AttentionCall(DotProduct(q.double(), k.double(), 1.0), values.double(), AttentionMask(causal=causal))
+
+
+def whole_cut(call):
+    queries, keys = call.scores.q[0], call.scores.k[0]
+    centred = keys - keys.mean(1, keepdim=True)
+    return best_cut(centred.mT @ centred, queries.mT @ queries, keys.mean(1))
+
+
+@pytest.mark.parametrize("kind", ["scores", "own"])
+def test_all_keys_are_alike_at_rank_0(kind):
+    call = call_of()
+    changed = cut_call(call, kind, whole_cut(call), 0)
+    patterns = attention(AttentionCall(changed.scores, changed.v, changed.mask, need_weights=True))[1]
+    uniform = torch.ones(6, 6).tril()
+    torch.testing.assert_close(patterns[0, 0].float(), uniform / uniform.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("queries, keys", [(6, 6), (3, 9), (9, 3)])
+@pytest.mark.parametrize("rank", [0, 1, 3, 4])
+def test_own_basis_truncates_the_centred_logits_and_keeps_row_constants(queries, keys, rank):
+    call = call_of(queries, keys, causal=False)
+    logits = call.scores.dense()[0]
+    means = logits.mean(-1, keepdim=True)
+    left, values, right = torch.linalg.svd(logits - means, full_matrices=False)
+    expected = (left[..., :rank] * values[..., None, :rank]) @ right[..., :rank, :] + means
+    torch.testing.assert_close(cut_call(call, "own", None, rank).scores.dense()[0], expected)
+
+
+def test_own_basis_of_each_sequence_loses_no_more_of_its_logits_than_one_basis():
+    module = layer()
+    found = subject(sequences(6), module)
+    result = measure(found, "layer")
+    one, own = result["cuts"]["scores"]["all"], result["cuts"]["own"]["all"]
+    assert own["need"] <= one["need"] and own["ranks"][0] == {
+        key: value for key, value in one["ranks"][0].items() if key != "divergence_bits"
+    }
+    assert result["verdicts"][0].get("bracket") in (None, [own["need"], one["need"]])
+
+
+def test_cost_is_a_share_of_what_attention_is_worth():
+    result = measure(subject(sequences(8)), "layer")
+    curve = result["cuts"]["scores"]["all"]
+    values = {entry["rank"]: entry["value"] for entry in curve["ranks"]}
+    assert curve["worth"] == pytest.approx(values[0] - values[4])
+    assert curve["worth_share"] == pytest.approx((values[0] - values[4]) / values[4])
+    for entry in curve["ranks"]:
+        assert entry["cost"] == pytest.approx((entry["value"] - values[4]) / (values[0] - values[4]))
+    assert [need for _, need in curve["needs"]] == sorted((need for _, need in curve["needs"]), reverse=True)
+    assert dict(curve["needs"])[result["tolerance"]] == curve["need"]
+
+
+def test_interval_has_the_middle_95_percent_of_draws():
+    """Two of ten sequences are hard. Rank 1 is too dear if five or more of the ten drawn are hard: in 3.3 % of draws."""
+    hard = dict.fromkeys(range(10), 0.0) | {0: 1.0, 1: 1.0}
+    trial = _Trial(None, None, 0.45, 1, False, None)
+
+    def cost(rank, chosen):
+        return 0.0 if rank == 2 else sum(hard[index] for index in chosen) / len(chosen)
+
+    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
+    trial.tolerance = 0.55  # six or more: 0.6 % of draws
+    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 1]
+    trial.tolerance = 0.05  # one or more: 89 % of draws
+    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
+    hard = dict.fromkeys(range(10), 1.0) | {0: 0.0, 1: 0.0}
+    trial.tolerance = 0.55  # cheap if five or more are easy
+    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
+    trial.tolerance = 0.45  # cheap if six or more are easy: 0.6 % of draws
+    assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [2, 2]
+
+
+def test_divergence_is_that_of_the_cut_pattern_from_the_first():
+    def patterns(odds):
+        keys = torch.tensor([[[[math.log(odds)], [0.0]]]], dtype=torch.float64)
+        return AttentionCall(DotProduct(torch.ones(1, 1, 1, 1).double(), keys, 1.0), keys, AttentionMask())
+
+    found = divergence(patterns(3.0), patterns(1.0))  # (3/4, 1/4) and (1/2, 1/2)
+    assert found.item() == pytest.approx(0.75 * math.log2(1.5) + 0.25 * math.log2(0.5))
+    assert divergence(patterns(1.0), patterns(3.0)).item() == pytest.approx(0.5 * math.log2(2 / 3) + 0.5)
+
+
+def test_decisions_are_judged_by_the_cross_entropy_with_the_uncut_model():
+    uncut, cut = torch.tensor([[math.log(3), 0.0]]), torch.tensor([[0.0, 0.0]])
+    assert decision_bits(uncut, uncut) == pytest.approx(0.75 * math.log2(4 / 3) + 0.25 * 2)
+    assert decision_bits(cut, uncut) == pytest.approx(1.0)
+    assert decision_bits(uncut, cut) == pytest.approx(0.5 * math.log2(4 / 3) + 0.5 * 2)
+    assert decision_bits(uncut, uncut, binary=True) == pytest.approx(decision_bits(uncut, uncut) + 1)
+
+
+def test_classifier_has_bits_per_decision_and_per_label():
+    module, samples = layer(), sequences(8)
+    labels = [torch.tensor([index % 3]) for index in range(8)]
+
+    def decide(sample):
+        x, label = sample
+        return module(x, x, x, need_weights=False)[0].mean(0)[:, :3], label
+
+    places = [("layer", "encoder", 0, module)]
+    found = ClassifierSubject("classifier", places, list(zip(samples, labels, strict=True)), decide, 24.0)
+    result = measure(found, "classifier", quick=True)
+    assert result["second_metric"] == LABELS.name
+    with torch.no_grad():
+        outputs = [decide(sample) for sample in found.samples[4:]]
+    entropies = [-(F.softmax(one, -1) * F.log_softmax(one, -1)).sum().item() / math.log(2) for one, _ in outputs]
+    assert result["value"] == pytest.approx(sum(entropies) / 4)
+    losses = [F.cross_entropy(one, label).item() / math.log(2) for one, label in outputs]
+    assert result["second_value"] == pytest.approx(sum(losses) / 4)
+    assert all(entry["cost"] >= 0 for entry in result["cuts"]["scores"]["all"]["ranks"])
+
+
+@pytest.mark.parametrize("flags", [{}, {"layers": False}, {"quick": True}], ids=["whole", "no layers", "quick"])
+def test_passes_are_said_before_they_are_made(flags, capsys, monkeypatch):
+    made = []
+
+    class Counted(progress.Progress):
+        def update(self):
+            made.append(super().update())
+
+    monkeypatch.setattr(measurement, "Progress", Counted)
+    result = measure(subject(sequences(16)), "layer", **flags)
+    said = int(capsys.readouterr().err.split("about ")[1].split()[0].replace(",", ""))
+    assert 0.75 * said <= len(made) <= 1.25 * said
+    assert ("layers" in result["cuts"]["scores"]) == (flags == {})
+    assert ("values" in result["cuts"]) == ("quick" not in flags)
+    assert result["cuts"]["own"]["all"]["need"] <= result["cuts"]["scores"]["all"]["need"]
+
+
+def test_line_each_ten_seconds_without_a_terminal(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = progress.Progress("model", 30)
+    for _ in range(30):
+        clock[0] += 2.0
+        found.update()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "model: about 30 passes of one sequence each"
+    assert lines[1] == "model: 5 of about 30 passes in 10 s, about 50 s left" and len(lines) == 7
+
+
+def test_rank_of_own_bases_is_the_limit_of_the_layer():
+    probe = Probe([7])
+    assert probe.size("own", 0) == probe.size("scores", 0) == 7
