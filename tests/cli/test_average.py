@@ -85,6 +85,7 @@ def test_moving_averages_are_averaged_where_every_checkpoint_has_them(tmp_path):
     assert state["model"]["w"].tolist() == [2.5, 5.0]
     assert extra["ema"]["w"].tolist() == extra["ema_fp32_params"]["w"].tolist() == [25.0, 0.0]
     assert extra["ema"]["w"].dtype == torch.float16
+    output.unlink()
     _, output = average(tmp_path, *paths, save(tmp_path / "none.pt", 7.0))
     state = load_checkpoint(output)
     assert state["model"]["w"].tolist() == [4.0, 8.0]
@@ -125,6 +126,6 @@ def test_checkpoints_of_different_models_are_refused_and_nothing_is_written(tmp_
 
 def test_a_missing_checkpoint_or_folder_is_one_line(tmp_path, capsys):
     assert average(tmp_path, str(tmp_path / "none.pt"))[0] == 2
-    assert "No such file" in capsys.readouterr().err.splitlines()[-1]
+    assert "none.pt is not a checkpoint file" in capsys.readouterr().err.splitlines()[-1]
     assert main(["average", save(tmp_path / "a.pt"), "--output", str(tmp_path / "nowhere" / "a.pt")]) == 2
     assert "--output" in capsys.readouterr().err.splitlines()[-1]

@@ -235,6 +235,8 @@ def test_a_file_is_replaced_only_with_force(command, tmp_path, monkeypatch, caps
         command, FILE_COMMANDS[command], output, monkeypatch, capsys
     )
     monkeypatch.setattr(MODULES[command], "run", lambda args: None)
+    monkeypatch.chdir(tmp_path)
+    Path(FILE_COMMANDS[command][INPUTS[command]]).write_text("mine")
     assert cli.main([command, *FILE_COMMANDS[command], "--force", "--output", str(output)]) == 0
 
 

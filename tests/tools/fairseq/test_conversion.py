@@ -195,7 +195,7 @@ def test_a_rate_of_mixing_goes_with_what_it_was_for(trained, tmp_path):
     mixed, target = changed(trained("stock"), tmp_path / "mixed.pt", **OURS, **changes), tmp_path / "mqa.pt"
     assert cli.main(["convert", str(mixed), "--head-mixing", "positionwise", "--output", str(target)]) == 0
     assert checkpoint_utils.load_checkpoint_to_cpu(str(target))["cfg"].model.mixing_lr_scale == 10
-    assert cli.main(["convert", str(mixed), "--attention", "mqa", "--output", str(target)]) == 0
+    assert cli.main(["convert", str(mixed), "--attention", "mqa", "--output", str(target), "--force"]) == 0
     assert getattr(checkpoint_utils.load_checkpoint_to_cpu(str(target))["cfg"].model, "mixing_lr_scale", None) is None
     same_outputs(mixed, target)
 
@@ -208,7 +208,7 @@ def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, cap
     assert cli.main(["convert", str(source), "--attention", "mixhead-b", "--output", str(target)]) == 0
     same_outputs(source, target)
     sites = changed(trained("stock"), tmp_path / "sites.pt", **OURS, attention="mixhead-a", attention_sites="cross")
-    assert cli.main(["convert", str(sites), "--attention", "mixhead-b", "--output", str(target)]) == 0
+    assert cli.main(["convert", str(sites), "--attention", "mixhead-b", "--output", str(target), "--force"]) == 0
     model = same_outputs(sites, target)
     assert model.encoder.layers[0].self_attn.mixing is None
     assert model.decoder.layers[0].encoder_attn.spec.mixing == "positionwise"
@@ -254,7 +254,7 @@ def test_trained_models_translate_as_before(source, preset, tmp_path, old_checkp
     [
         ("mhe", ["--attention", "mixhead-a"], "its projection is independent, the checkpoint's head-embedding-mul"),
         ("mhe", ["--attention", "mhe-mul"], "--attention mhe-mul"),
-        ("mhe", ["--attention", "nope"], "attention preset 'nope': expected one of mha"),
+        ("mhe", ["--attention", "nope"], "--attention nope: there is no such attention. Choose from mha"),
         ("mhe", ["--head-mixing", "random"], "--head-mixing random: this mixing is fixed"),
         ("mhe", [], "Add --attention NAME"),
         ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),

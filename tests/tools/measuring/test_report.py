@@ -129,7 +129,9 @@ def test_table_says_verdict_numbers_and_what_a_cut_cannot_show(trained, capsys):
         (["--transformers", "b", "--text", "{text}"], "no config.json here"),
     ],
 )
-def test_wrong_flags_are_named(flags, message, tmp_path, capsys):
+def test_wrong_flags_are_named(flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("a")
+    (tmp_path / "a.pt").touch()
     assert cli.main(["measure", *(flag.format(text=tmp_path / "text") for flag in flags)]) == 2
     assert message in capsys.readouterr().err

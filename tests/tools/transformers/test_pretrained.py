@@ -188,7 +188,10 @@ def test_only_scores_that_are_mixed_have_more_rank_than_the_head_size(preset, ra
     ],
 )
 def test_flags_of_fairseq_are_refused_before_anything_is_read(command, given, capsys):
-    assert cli.main([*command, "--transformers", "nowhere"]) == 2
+    try:
+        assert cli.main([*command, "--transformers", "nowhere"]) == 2
+    except SystemExit as error:  # flags that exclude each other
+        assert error.code == 2
     assert given in capsys.readouterr().err
 
 
@@ -198,7 +201,9 @@ def test_a_command_without_a_model_names_both_kinds(command, capsys):
     assert "--transformers FOLDER" in capsys.readouterr().err
 
 
-def test_text_belongs_to_transformers(capsys):
+def test_text_belongs_to_transformers(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.pt").touch()
     assert cli.main(["spectrum", "a.pt", "--text", "a.txt"]) == 2
     assert "--text a.txt: works only with --transformers" in capsys.readouterr().err
 
@@ -245,5 +250,7 @@ def test_the_commands_need_transformers_and_no_fairseq(tmp_path, text):
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    line = "fairseq-lowrank params: error: transformers is not installed: pip install 'fairseq-lowrank[transformers]'"
-    assert line in done.stderr.splitlines()
+    line = (
+        "fairseq-lowrank params: error: transformers is not installed. In a clone of fairseq_lowrank, run pip install "
+    )
+    assert line in done.stderr
