@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import Progress
 
 BATCH, HELD_OUT = 32, 512
 
@@ -130,7 +130,6 @@ def experiment(
     *,
     steps: int = 500,
     seed: int = 1,
-    progress: bool = True,
 ) -> list[LayerFit]:
     """Return the errors of layers with heads of size d/h to d_p, on inputs of each rank.
 
@@ -159,14 +158,14 @@ def experiment(
     generator = torch.Generator().manual_seed(seed)
     target = theorem_layer(embed_dim, heads, head_dim, generator=generator)
     fits = []
-    with tqdm(total=len(ranks) * len(sizes), desc="fitting", disable=None if progress else True) as bar:
+    with Progress("fitting", len(ranks) * len(sizes), "fits") as progress:
         for rank in ranks:
             basis = random_basis(rank, embed_dim, generator=generator)
             held_out = inputs(HELD_OUT, n, basis, generator=generator)
             for size in sizes:
                 layer = fit(target, size, basis, n, steps=steps, generator=generator)
                 fits.append(LayerFit(size, heads, rank, *errors(layer, target, held_out)))
-                bar.update()
+                progress.update()
     return fits
 
 

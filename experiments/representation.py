@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import Progress
 
 ONE_HEAD, ONE_MATRIX, ALL_MATRICES = "one head", "h heads mixed into one matrix", "h heads mixed into h matrices"
 
@@ -178,7 +178,6 @@ def experiment(
     input_rank: int | None = None,
     steps: int = 1000,
     seed: int = 1,
-    progress: bool = True,
 ) -> list[Fit]:
     """Return the error for each head size, for the closed form and for gradient fitting with and without mixing.
 
@@ -211,12 +210,12 @@ def experiment(
         error, largest = relative_error(fitted, wanted).mean().item(), (fitted - wanted).abs().max().item()
         fits.append(Fit(method, series, head_dim, used, error, largest))
 
-    with tqdm(total=4 * len(head_dims), desc="fitting", disable=None if progress else True) as bar:
+    with Progress("fitting", 4 * len(head_dims), "fits") as progress:
         for head_dim in head_dims:
             if full_rank:
                 fitted = attention_matrix(x, *closed_form(x, first, head_dim))
                 record("closed form", ONE_HEAD, head_dim, 1, fitted, first)
-            bar.update()
+            progress.update()
             for series, used, wanted in (
                 (ONE_HEAD, 1, first),
                 (ONE_MATRIX, heads, first),
@@ -224,7 +223,7 @@ def experiment(
             ):
                 fitted = gradient_fit(x, wanted, head_dim, used, steps=steps, generator=generator)
                 record("gradient", series, head_dim, used, fitted, wanted)
-                bar.update()
+                progress.update()
     return fits
 
 

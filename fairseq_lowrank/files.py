@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_lowrank.messages import FULL_DISK, UserError, escape_control
+from fairseq_lowrank.progress import tracked
 
 # The first bytes of the kinds of files that commands write.
 SIGNATURES = {b"\x89PNG": "picture", b"%PDF": "picture", b"PK\x03\x04": "checkpoint", b"\x1f\x8b": "gzip file"}
@@ -198,9 +199,11 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int = 1) -> None:
     """Write `function(line)` for each line of `source`, with several processes if `workers` > 1."""
+    total = sum(1 for _ in read_lines(source)) if source.is_file() else None  # a pipe cannot be read twice
+    about = (f"making {target.name}", "lines", total)
     lines = replace_line_breaks(read_lines(source), target)
     if workers == 1:
-        write_lines(target, map(function, lines))
+        write_lines(target, tracked(map(function, lines), *about))
     else:
         with Pool(workers) as pool:
-            write_lines(target, pool.imap(function, lines, chunksize=2000))
+            write_lines(target, tracked(pool.imap(function, lines, chunksize=2000), *about))

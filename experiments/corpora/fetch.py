@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fairseq_lowrank.files import say, whole_file, whole_folder
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools import locks
 
 DOWNLOADS = "download"  # a folder within --output
@@ -117,7 +118,8 @@ def make(target: Path, recipe: Callable[..., None], *arguments, **options) -> Pa
     if not target.exists():
         say(f"making {target}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        recipe(*arguments, **options)
+        with Progress(f"making {target.name}"):
+            recipe(*arguments, **options)
     return target
 
 

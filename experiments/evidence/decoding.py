@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from experiments.controlled.runs import PAPER, origin_here
 from experiments.corpora.catalogue import parse_corpus_name
@@ -23,6 +22,7 @@ from experiments.engine import finished
 from experiments.recipes.commands import Commands
 from fairseq_lowrank.files import read_lines
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_state
 from fairseq_lowrank.tools.reporting.results import append_measurement
 from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--generate", default="--beam 5", help="flags of fairseq-generate (default: --beam 5)")
     args = parser.parse_args()
     table = f"{args.table}-decoding"
-    for run in tqdm(args.runs, disable=None):
+    for run in tracked(args.runs, "scoring", "runs"):
         name, file = re.fullmatch(r"(.+)-seed(\d+)-\w+", run.name), run / "checkpoints/checkpoint_best.pt"
         if name is None or not file.is_file():
             parser.error(f"{run}: not a run. Give a folder ROW-seedN-… with checkpoints/checkpoint_best.pt.")

@@ -12,12 +12,12 @@ import re
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from experiments.controlled.runs import PAPER, origin_here
 from experiments.engine import finished
 from experiments.recipes.losses import sentence_losses
 from fairseq_lowrank.cli import import_plugin
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model
 from fairseq_lowrank.tools.reporting.results import append_measurement
 
@@ -35,7 +35,7 @@ def main() -> None:
     import_plugin(Path(__file__).parents[2] / "examples" / "evidence" / "controls")
     torch.set_num_threads(1)
     table = f"{args.table}-source-use"
-    for run, name in zip(tqdm(args.runs, disable=None), named, strict=True):
+    for run, name in zip(tracked(args.runs, "scoring", "runs"), named, strict=True):
         if (name[1], int(name[2]), False) in finished(args.results, PAPER, table):
             continue
         model, task = load_model(run / "checkpoints/checkpoint_best.pt")

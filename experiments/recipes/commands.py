@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_lowrank.files import say
-from fairseq_lowrank.tools.reporting.logs import progress, summary
+from fairseq_lowrank.progress import INTERVAL, Progress
+from fairseq_lowrank.tools.reporting.logs import batches, progress, summary
 
 
 class CommandFailed(Exception):
@@ -59,7 +60,7 @@ class Commands:
                 pass_fds=() if keep is None else (keep,),
             )
             try:
-                code = follow(process, said)
+                code = follow(process, said, words[0])
             except BaseException:
                 process.terminate()
                 process.wait()
@@ -87,27 +88,38 @@ def program(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "fairseq_lowrank.cli", *arguments] if name == "fairseq-lowrank" else [*words]
 
 
-def follow(process: subprocess.Popen, said, every: float = 10.0) -> int:
-    """Show a process's epochs from its log, and its updates each `every` seconds, until it ends; return its exit status."""
-    rest, shown = b"", time.monotonic()
+def follow(process: subprocess.Popen, said, label: str, every: float = INTERVAL) -> int:
+    """Show a process's epochs from its log until it ends, and return its exit status.
+
+    Each `every` seconds the last update is shown, or if there is none, how many batches are done.
+    """
+    rest, shown, last, count = b"", time.monotonic(), "", Progress(label, unit="batches")
 
     def show() -> None:
-        nonlocal rest, shown
+        nonlocal rest, shown, last
         *lines, rest = (rest + said.read()).split(b"\n")
         for line in lines:
-            if (found := progress(line.decode(errors="replace"))) is None:
+            text = line.decode(errors="replace")
+            if (found := progress(text)) is None:
+                count.done, count.total = batches(text) or (count.done, count.total)
                 continue
+            last = summary(*found)
             if found[0] != "train_inner":
-                say(summary(*found))
+                say(last)
             elif time.monotonic() - shown >= every:
-                say(f"  {summary(*found)}")
-                shown = time.monotonic()
+                say(f"  {last}")
+            else:
+                continue
+            shown, last = time.monotonic(), ""
 
     while True:
         try:
             code = process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
             show()
+            if time.monotonic() - shown >= every:
+                say(f"  {last or count.text()}")
+                shown, last = time.monotonic(), ""
         else:
             show()
             return code

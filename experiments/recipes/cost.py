@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.corpora.catalogue import parse_corpus_name
-from experiments.recipes.recipe import Run, effective_flags, last_value
+from experiments.recipes.recipe import Run, effective_flags, last_value, tokens_of_update
 from experiments.recipes.sizes import sizes, vocab_size
 from fairseq_lowrank.messages import UserError
 
@@ -58,9 +58,7 @@ def cost(run: Run) -> Cost:
     counts = sizes(run, vocabulary)
     width = int(flags.get("--decoder-embed-dim") or flags.get("--encoder-embed-dim") or 512)
     weights = counts["total"] - counts["embeddings"] + min(vocabulary, FREQUENT) * width
-    length = int(flags.get("--tokens-per-sample", 128))
-    step = int(flags["--max-tokens"]) if "--max-tokens" in flags else int(flags.get("--batch-size", 32)) * length
-    step *= int(flags.get("--update-freq", 1))
+    step = tokens_of_update(run.flags)
     if updates := int(flags.get("--max-update", 0)):
         tokens = updates * step
     elif corpus in EPOCH_TOKENS:

@@ -10,6 +10,7 @@ from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import tracked
 
 
 def sentence_losses(
@@ -51,7 +52,8 @@ def sentence_losses(
 
     by_length = [index for index in dataset.ordered_indices() if index in place]
     bits, tokens = torch.zeros(len(chosen), dtype=torch.float64), torch.zeros(len(chosen), dtype=torch.long)
-    for batch in dataset.batch_by_size(by_length, max_tokens=max_tokens):
+    batches = dataset.batch_by_size(by_length, max_tokens=max_tokens)
+    for batch in tracked(batches, f"losses of {subset}", "batches"):
         sample = dataset.collater([example(index) for index in batch])
         positions = [place[index] for index in sample["id"].tolist()]
         bits[positions], tokens[positions] = _losses(model, sample, task.target_dictionary.pad())

@@ -16,7 +16,7 @@ from experiments.corpora.fetch import sha256
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.messages import UserError
 
-LOGGING = ("--no-progress-bar", "--log-format", "json", "--log-interval", "50")
+LOGGING = ("--no-progress-bar", "--log-format", "json")
 # Flags of fairseq-train that do not change any number: logging, folders, saved checkpoints, and workers that read data.
 FLAGS_WITHOUT_EFFECT = {
     *("--no-progress-bar", "--log-format", "--log-interval", "--log-file", "--tensorboard-logdir", "--wandb-project"),
@@ -341,6 +341,18 @@ class Run:
 
     def __str__(self) -> str:
         return f"{self.row} (seed {self.seed})"
+
+
+def tokens_of_update(flags: Sequence[str]) -> int:
+    """Return the number of tokens of an update on one GPU at most, or of padded sentences about."""
+    found = effective_flags(flags)
+
+    def number(name: str, default: int) -> int:
+        value = found.get(name, "").split(",")[0]  # --update-freq has one for each epoch
+        return int(value) if value.isdigit() else default  # fairseq-train refuses others
+
+    step = number("--max-tokens", number("--batch-size", 32) * number("--tokens-per-sample", 128))
+    return max(1, step * number("--update-freq", 1))
 
 
 def effective_flags(flags: Sequence[str]) -> dict[str, str]:

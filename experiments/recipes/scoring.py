@@ -14,6 +14,9 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.reporting.logs import read_validation
 from fairseq_lowrank.tools.reporting.scores import bleu, read_hypotheses, read_perplexity, read_references
 
+EACH_BATCH = ("--log-format", "simple", "--log-interval", "1")
+"""Flags of fairseq for a line of its log after each batch, which tells how far it is."""
+
 
 def score(kind: str, run: Run, settings: Settings, execute: Execute) -> dict:
     """Score a run, and return the fields of its line with the scores; empty in a dry run."""
@@ -33,7 +36,7 @@ def score_translation(run: Run, settings: Settings, execute: Execute) -> dict:
     pieces = corpus.bpe_to_remove(values)
     for split in splits:
         words = ["fairseq-generate", str(run.bin), "--user-dir", str(run.plugin)]
-        words += ["--gen-subset", split, "--seed", str(run.seed), "--path", str(run.best)]
+        words += ["--gen-subset", split, "--seed", str(run.seed), "--path", str(run.best), *EACH_BATCH]
         words += [*(["--remove-bpe", pieces] if pieces else []), "--max-tokens", "4096", *settings.generate]
         if settings.smoke:  # a model that is hardly trained does not end its sentences
             words += ["--max-len-a", "0", "--max-len-b", "10"]
@@ -65,7 +68,7 @@ def score_language_model(run: Run, settings: Settings, execute: Execute) -> dict
     length = int(last_value(run.flags, "--tokens-per-sample", "512"))
     output = run.folder / "evaluate-test.out"
     words = ["fairseq-eval-lm", str(run.bin), "--user-dir", str(run.plugin)]
-    words += ["--gen-subset", "test", "--tokens-per-sample", str(length)]
+    words += ["--gen-subset", "test", "--tokens-per-sample", str(length), *EACH_BATCH]
     task = last_value(run.flags, "--task", "language_modeling")
     words += ["--task", task] if task == "segment_lm" else ["--context-window", str(length * 25 // 32)]
     words += ["--max-tokens", str(max(length, 2048)), "--path", str(run.best), *settings.evaluate]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
-from experiments.recipes.recipe import Run, differences, effective_flags
+from experiments.recipes.recipe import Run, differences, effective_flags, tokens_of_update
 from experiments.recipes.settings import Settings
 from fairseq_lowrank.files import say, whole_file
 from fairseq_lowrank.messages import UserError
@@ -19,6 +19,8 @@ from fairseq_lowrank.tools.locks import locked
 LOCK, MANIFEST = "lock", "run.json"  # files in a run's folder
 
 Execute = Callable[..., None]
+MOST_UPDATES = 50
+"""The greatest number of updates between two lines of a training's log."""
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     """
     checkpoints = run.folder / "checkpoints"
     words = ["fairseq-train", str(run.bin), "--user-dir", str(run.plugin)]
-    words += ["--save-dir", str(checkpoints), *run.flags]
+    words += ["--save-dir", str(checkpoints), "--log-interval", str(log_interval(run)), *run.flags]
     if run.base and not run.continues:
         words += ["--finetune-from-model", str(run.base.last)]
     elif run.base and not run.last.exists():
@@ -67,6 +69,19 @@ def train(run: Run, settings: Settings, root: Path, execute: Execute, keep: int 
     execute(words, run.log, keep)
     if not settings.dry_run:
         write_manifest(run.folder, read_manifest(run.folder) | {"ended": True})
+
+
+def log_interval(run: Run) -> int:
+    """Return the number of updates between two lines of the log: at least ten lines in an epoch, and in a short training.
+
+    Without data, as in a dry run, it is :data:`MOST_UPDATES`. A token of the data has two or four bytes.
+    """
+    tokens = max((file.stat().st_size // 4 for file in run.bin.rglob("train*.bin")), default=0)
+    updates = tokens // tokens_of_update(run.flags) if tokens else 10 * MOST_UPDATES
+    longest = effective_flags(run.flags).get("--max-update", "")
+    if longest.isdigit() and int(longest):
+        updates = min(updates, int(longest))
+    return max(1, min(MOST_UPDATES, updates // 10))
 
 
 def code_of(run: Run, root: Path) -> str:

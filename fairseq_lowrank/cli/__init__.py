@@ -3,9 +3,11 @@
 A command module has ``NAME``, ``HELP`` (one line), a docstring shown by ``--help``, ``add_arguments(parser)``
 and ``run(args)``, which returns an exit status or None. It imports torch and fairseq inside ``run``.
 With ``TAKES_FLAGS = True``, flags that the command does not declare, such as fairseq's, are in ``args.flags``.
+With ``SHOWS_TIME = False``, no line each ten seconds says how long the command has run.
 """
 
 import argparse
+import contextlib
 import importlib
 import logging
 import pkgutil
@@ -17,6 +19,7 @@ from typing import Any
 
 from fairseq_lowrank import __version__, importing, messages
 from fairseq_lowrank.cli import _output
+from fairseq_lowrank.progress import Progress
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -104,7 +107,9 @@ def run_subcommand(
             importing.import_fairseq()
         if takes_user_dir and args.user_dir is not None:
             import_plugin(args.user_dir)
-        code = modules[args.command].run(args) or 0
+        module = modules[args.command]
+        with Progress(args.command) if getattr(module, "SHOWS_TIME", True) else contextlib.nullcontext():
+            code = module.run(args) or 0
         sys.stdout.flush()  # here, where a reader that stopped is no fault
         return code
     except KeyboardInterrupt:

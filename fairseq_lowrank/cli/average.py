@@ -39,11 +39,11 @@ def average(paths: Sequence[str]) -> dict:
     import torch
     from fairseq import checkpoint_utils
     from omegaconf import OmegaConf
-    from tqdm import tqdm
 
     import fairseq_lowrank.plugin  # noqa: F401  safe loading
+    from fairseq_lowrank.progress import tracked
 
-    for index, path in enumerate(tqdm(paths, desc="averaging", unit="checkpoint", disable=None)):
+    for index, path in enumerate(tracked(paths, "averaging", "checkpoints")):
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
         if index == 0:
             result, kind = state, model_kind(state)

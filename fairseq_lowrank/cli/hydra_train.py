@@ -22,6 +22,7 @@ from fairseq_lowrank.cli import user_dir
 
 NAME = "hydra-train"
 HELP = "train from a configuration of Hydra, on Python 3.14 too"
+SHOWS_TIME = False
 
 
 def add_arguments(parser) -> None:

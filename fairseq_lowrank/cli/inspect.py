@@ -84,13 +84,13 @@ def read_checkpoint(args) -> tuple[Path, list[dict]]:
 def mean_mixing(args) -> dict:
     """Return the mean M_t of each layer with position-wise mixing, over real sequences."""
     import torch
-    from tqdm import tqdm
 
+    from fairseq_lowrank.progress import tracked
     from fairseq_lowrank.tools.fairseq import checkpoints
 
     model, task = checkpoints.load_model(args.checkpoint, data=args.data, tokens_per_sample=args.length)
     with torch.no_grad(), checkpoints.mean_mixing(model) as means:
-        for sample in tqdm(spectrum.sequences(args, task), desc="mean M_t", disable=None):
+        for sample in tracked(spectrum.sequences(args, task), "mean M_t", "sequences"):
             model(**sample["net_input"])
     return means
 

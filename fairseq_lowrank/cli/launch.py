@@ -32,6 +32,7 @@ from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "launch"
 HELP = "train with several workers, on GPUs, on the CPU or on several machines"
+SHOWS_TIME = False
 
 # Not fairseq-validate: with several workers it fails on the CPU, and if workers have different numbers of batches.
 COMMAND, MODULE = "fairseq-train", "fairseq_cli.train"

@@ -167,8 +167,8 @@ def sequences(args, task) -> list[dict]:
 def measure(path: Path, label: str, args) -> list[dict]:
     """Return the spectra of a checkpoint, and with `--random-mixing` also those of its controls."""
     import torch
-    from tqdm import tqdm
 
+    from fairseq_lowrank.progress import tracked
     from fairseq_lowrank.tools import spectrum
     from fairseq_lowrank.tools.fairseq import checkpoints
 
@@ -197,7 +197,7 @@ def measure(path: Path, label: str, args) -> list[dict]:
     before: Any = spectrum.before_mixing(model) if args.rank_bound else contextlib.nullcontext({})
     # the hooks of `before` run first, because they are registered first
     with torch.no_grad(), before as unmixed, checkpoints.attention_weights(model, receive):
-        for sample in tqdm(chosen, desc=label, disable=None):
+        for sample in tracked(chosen, label, "sequences"):
             model(**sample["net_input"])
             tokens += sample["ntokens"]
     return [

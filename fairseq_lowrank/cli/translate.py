@@ -18,6 +18,7 @@ from fairseq_lowrank.messages import FlagError, UserError
 
 NAME = "translate"
 HELP = "translate raw text with a checkpoint"
+SHOWS_TIME = False
 
 
 def add_arguments(parser) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Collection
 import torch
 import transformers
 from torch import nn
-from tqdm import tqdm
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_lowrank.huggingface.sites import SITES, callers_of, names_used, site_of
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts.projection import AttentionDims
+from fairseq_lowrank.progress import tracked
 
 _PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum"))
 _OWN_FUNCTIONS = frozenset(
@@ -93,7 +93,7 @@ def table_of_classes(names: Collection[str] = ()) -> list[tuple[str, list[str], 
     if unknown := [name for name in names if not hasattr(transformers, name)]:
         raise UserError(f"{unknown[0]}: transformers has no such class. Give a name such as BertModel.")
     rows = []
-    for name in tqdm(list(names) or known, desc="models", disable=None):
+    for name in tracked(list(names) or known, "building", "models"):
         try:
             model = small_model(getattr(transformers, name))
             sites, others = _sites(model), other_attention(model)

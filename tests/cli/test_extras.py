@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fairseq")
 
-# Imported here whole: an import without tqdm would leave parts of fairseq behind for the next test.
+# Imported here whole: an import without a package would leave parts of fairseq behind for the next test.
 import fairseq_lowrank.plugin  # noqa: F401
 from fairseq_lowrank import cli, messages
 
@@ -19,7 +19,6 @@ PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml")
 @pytest.mark.parametrize(
     ("command", "package", "extra"),
     [
-        (["average", "a.pt", "b.pt", "--output", "c.pt"], "tqdm", "analysis"),
         (
             ["params", "--arch", "transformer_lm", "--vocab-size", "99", "--sweep", "heads", "--output", "out"],
             "matplotlib",

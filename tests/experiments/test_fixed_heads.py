@@ -48,7 +48,7 @@ def test_one_small_head_is_enough_on_inputs_of_its_rank():
 
 
 def test_standard_heads_stay_away_from_fixed_ones_unless_inputs_have_a_low_rank():
-    fits = fixed_heads.experiment(4, 8, 4, 4, [8, 2], steps=300, progress=False)
+    fits = fixed_heads.experiment(4, 8, 4, 4, [8, 2], steps=300)
     error = {(fit.head_dim, fit.input_rank): fit.error for fit in fits}
     assert error[2, 8] > 0.15 and error[2, 8] > 2 * error[4, 8]
     assert error[2, 2] < error[2, 8] / 5

@@ -51,7 +51,7 @@ def test_no_head_of_size_one_can_attend_to_itself_alone_at_length_three():
 
 
 def test_the_gradient_beats_the_truncated_construction_and_mixing_beats_one_head_on_one_matrix():
-    fits = representation.experiment(n=8, heads=4, matrices=2, head_dims=[2], steps=300, progress=False)
+    fits = representation.experiment(n=8, heads=4, matrices=2, head_dims=[2], steps=300)
     error = {(fit.method, fit.series): fit.error for fit in fits}
     one_head = error["gradient", representation.ONE_HEAD]
     assert one_head < error["closed form", representation.ONE_HEAD]
@@ -61,9 +61,7 @@ def test_the_gradient_beats_the_truncated_construction_and_mixing_beats_one_head
 
 
 def test_the_same_seed_gives_the_same_errors():
-    first, second = (
-        representation.experiment(n=5, heads=2, matrices=1, head_dims=[2], steps=20, progress=False) for _ in range(2)
-    )
+    first, second = (representation.experiment(n=5, heads=2, matrices=1, head_dims=[2], steps=20) for _ in range(2))
     assert first == second
 
 
@@ -85,7 +83,7 @@ def test_inputs_have_the_rank_asked_for():
 
 def test_no_head_size_suffices_where_the_inputs_have_a_lower_rank():
     full, low = (
-        representation.experiment(n=6, heads=2, matrices=2, head_dims=[6], input_rank=rank, steps=200, progress=False)
+        representation.experiment(n=6, heads=2, matrices=2, head_dims=[6], input_rank=rank, steps=200)
         for rank in (None, 3)
     )
     assert {fit.method for fit in low} == {"gradient"}

@@ -19,6 +19,7 @@ from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import FlagError, UserError
 from fairseq_lowrank.parts import METHODS, PARTS
 from fairseq_lowrank.plugin.flags import AttentionOptions, learning_parts
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.fairseq.architecture import AttentionLayer, attention_layers, build_model, our_arguments
 from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_size
@@ -353,7 +354,7 @@ def output_error(first, second, samples: list[dict], pad: int) -> dict[str, floa
         target tokens' log₂ probabilities. `largest`: the largest difference over the entire vocabulary.
     """
     totals, largest = torch.zeros(4, dtype=torch.float64), 0.0
-    for sample in samples:
+    for sample in tracked(samples, "comparing outputs", "sequences"):
         with torch.no_grad():
             before, after = (
                 model.get_normalized_probs(model(**sample["net_input"]), log_probs=True).double() / math.log(2)

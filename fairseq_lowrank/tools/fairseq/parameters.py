@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 from torch import nn
-from tqdm import tqdm
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
 from fairseq_lowrank.messages import FlagError
 from fairseq_lowrank.parts import METHODS, PARTS, evaluate
 from fairseq_lowrank.plugin.architectures import default_arguments
+from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools.axes import axes_of
 from fairseq_lowrank.tools.fairseq.architecture import (
     attention_layers,
@@ -227,7 +227,6 @@ def sweep(
     *,
     methods: Sequence[str] | None = None,
     task: str | None = None,
-    progress: bool = True,
 ) -> list[dict]:
     """Count the parameters of methods over a range of sizes; the attention in `flags` is replaced.
 
@@ -250,10 +249,10 @@ def sweep(
         return [word for stack in names for key, number in pairs for word in (f"--{stack}-{key}", str(number))]
 
     rows = []
-    with tqdm(total=len(methods) * len(SWEEPS[quantity]), desc="building", disable=None if progress else True) as bar:
+    with Progress("building", len(methods) * len(SWEEPS[quantity]), "models") as progress:
         for value in SWEEPS[quantity]:
             for preset in methods:
-                bar.update()
+                progress.update()
                 try:
                     args = parse_architecture(architecture, [*flags, *sizes(value)], task=task)
                     args = with_preset(

@@ -11,6 +11,7 @@ from statistics import fmean
 import torch
 
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tasks.question_answering import QuestionDataset, span_scores
 from fairseq_lowrank.tasks.spans import SubwordOffsets, best_span, has_most_context
 from fairseq_lowrank.tools.fairseq.checkpoints import configuration, load_model, load_state
@@ -122,7 +123,7 @@ def batches(model, task, split: str, max_tokens: int) -> Iterator[dict]:
         )
     iterator = task.get_batch_iterator(task.dataset(split), max_tokens=max_tokens, max_positions=task.max_positions())
     on_gpu = next(model.parameters()).is_cuda
-    for sample in iterator.next_epoch_itr(shuffle=False):
+    for sample in tracked(iterator.next_epoch_itr(shuffle=False), f"predicting {split}", "batches", len(iterator)):
         yield move_to_cuda(sample) if on_gpu else sample
 
 

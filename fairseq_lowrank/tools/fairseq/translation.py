@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_lowrank.files import LINE_BREAK, say
 from fairseq_lowrank.messages import FlagError, UserError
+from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.raw_text import MODEL, RawText, TextSettings
 from fairseq_lowrank.subwords import is_lowercase, kind_of_dictionary
 from fairseq_lowrank.tools.fairseq.checkpoints import load_model
@@ -75,8 +76,9 @@ class Translator:
                 f"{unknown:,} of {tokens:,} tokens are unknown to the model. Check the language, --moses and --subwords."
             )
         generator = self.task.build_generator([self.model], GenerationConfig(beam=beam, lenpen=lenpen))
-        for first in range(0, len(sentences), LINES_AT_ONCE):
-            yield from self._translate(sentences[first : first + LINES_AT_ONCE], generator)
+        with Progress("translating", len(sentences), "lines") as progress:
+            for first in range(0, len(sentences), LINES_AT_ONCE):
+                yield from self._translate(sentences[first : first + LINES_AT_ONCE], generator, progress)
 
     def _encode(self, line: str, number: int) -> Tensor:
         """Return the numbers of the tokens of a line, with the end of the sentence."""
@@ -89,7 +91,7 @@ class Translator:
         return sentence
 
     @torch.inference_mode()
-    def _translate(self, sentences: list[Tensor], generator) -> Iterator[str]:
+    def _translate(self, sentences: list[Tensor], generator, progress: Progress) -> Iterator[str]:
         """Yield the translations of sentences, in their order."""
         full = [number for number, sentence in enumerate(sentences) if len(sentence) > 1]
         chosen = [sentences[number] for number in full]
@@ -108,6 +110,8 @@ class Translator:
                 for number, (best, *_) in zip(sample["id"].tolist(), hypotheses, strict=True):
                     tokens = self.task.target_dictionary.string(best["tokens"].cpu())
                     found[full[number]] = self.text.decode(tokens)
+                progress.update(sample["id"].numel())
+        progress.hide()
         yield from found
 
 

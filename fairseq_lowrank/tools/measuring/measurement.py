@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from fairseq_lowrank.files import say
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools.measuring.directions import energies
 from fairseq_lowrank.tools.measuring.probe import Kind, Probe, statistics
-from fairseq_lowrank.tools.measuring.progress import Progress
 from fairseq_lowrank.tools.measuring.subject import Layer, Subject
 from fairseq_lowrank.tools.measuring.verdict import LIMIT, bounds, verdicts
 
@@ -71,9 +71,10 @@ def measure(
     probe = Probe([layer.limit for layer in subject.layers])
     passes = len(basis) + len(held_out) * (2 if subject.compares else 1)
     passes += len(held_out) * _cuts_of(subject.layers, quick) + len(few) * _cuts_of_layers(subject.layers, layers)
-    progress = Progress(label, passes)
+    say(f"{label}: about {passes:,} passes of one sequence each")
+    progress = Progress(label, passes, "passes", rough=True)
     trial = _Trial(subject, probe, tolerance, seed, quick, progress)
-    with contextlib.closing(progress), subject.hooked(probe):
+    with progress, subject.hooked(probe):
         subject.prepare(held_out)
         for _ in held_out if subject.compares else ():
             progress.update()

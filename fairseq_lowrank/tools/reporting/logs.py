@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
     if text.startswith("epoch ") and " | " in text:
         return tag, dict(field.rsplit(" ", 1) for field in text.split(" | "))
     return None
+
+
+def batches(line: str) -> tuple[int, int] | None:
+    """Return the number of batches that are done and their total, from a line that fairseq or `predict` prints, else None."""
+    found = re.match(r"(?:[^|]* \| INFO \| \S+ \| |[\w ]+):\s+([\d,]+) (?:/|of) ([\d,]+) ", line)
+    return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
 
 
 def summary(tag: str, fields: Mapping[str, str]) -> str:

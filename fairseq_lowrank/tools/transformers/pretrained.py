@@ -18,7 +18,6 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from tqdm import tqdm
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairseq_lowrank.attention import MultiheadAttention, build_attention
@@ -36,6 +35,7 @@ from fairseq_lowrank.huggingface.choice import chosen_axes, open_axes
 from fairseq_lowrank.huggingface.models import head_sizes
 from fairseq_lowrank.huggingface.saving import recorded_attention
 from fairseq_lowrank.messages import FlagError
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.advice.heads import Change, Finding, Heads, head_size_at, score_rank
 from fairseq_lowrank.tools.advice.measured import SCORES, TIMES
 from fairseq_lowrank.tools.inspection import describe
@@ -250,7 +250,7 @@ def measure(model: PreTrainedModel, chosen: list[torch.Tensor], label: str) -> d
         spectra.add(site, layer, head_sizes(module).head_dim, weights.transpose(0, 1))
 
     with attention_weights(model, receive):
-        for tokens in tqdm(chosen, desc=label, disable=None):
+        for tokens in tracked(chosen, label, "sequences"):
             both = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
             model(input_ids=tokens, **both)
     return spectra.summary()

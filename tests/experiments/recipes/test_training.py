@@ -183,7 +183,7 @@ def test_updates_are_shown_now_and_then(tmp_path, capsys, every, shown):
             file.write(f"date | INFO | train_inner | {json.dumps(fields)}\n")
             lines.append(f"train_inner | epoch 1 | loss 8.1 | wps 900 | num_updates {updates}")
     with open(log, "rb") as file:
-        assert follow(subprocess.Popen(["true"]), file, every) == 0
+        assert follow(subprocess.Popen(["true"]), file, "fairseq-train", every) == 0
     assert capsys.readouterr().err == "".join(f"  {said}\n" for said in lines[:shown])
 
 

@@ -235,7 +235,7 @@ def test_the_sizes_of_a_projection_are_those_that_were_built():
 
 def test_a_sweep_has_every_preset(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"layers": (1,)})
-    rows = parameters.sweep(TRANSLATION, 100, "layers", methods=list(PRESETS), progress=False)
+    rows = parameters.sweep(TRANSLATION, 100, "layers", methods=list(PRESETS))
     found = {row["attention_kind"]: row["attention_without_biases"] for row in rows}
     assert found.keys() == PRESETS.keys() - {"gqa"}  # which needs a number of heads
     assert found["xsa"] - found["mha"] == 2 * 8
@@ -245,7 +245,7 @@ def test_a_sweep_has_every_preset(monkeypatch):
 def test_a_sweep_over_heads_keeps_the_head_size(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 4)})
     methods = ("mha", "mixhead-a", "sha")
-    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "heads", methods=methods, progress=False)
+    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "heads", methods=methods)
     found = {(row["attention_kind"], row["heads"]): row["attention_without_biases"] for row in rows}
     for heads in (2, 4):
         assert found["mha", heads] == 6 * 4 * (64 * heads) ** 2
@@ -259,7 +259,7 @@ def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_wer
     methods = ("mha", "sha", "mixhead-a", "fixedhead")
     sizes = ["--encoder-attention-heads", "4", "--decoder-attention-heads", "8", "--encoder-embed-dim", "512"]
     axes = ["--attention-projection", "single", "--head-mixing", "positionwise"]
-    rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], methods=methods, progress=False)
+    rows = parameters.sweep(TRANSLATION, 1000, "layers", [*sizes, *axes], methods=methods)
     found = {row["attention_kind"]: row["total"] for row in rows}
     layers = ["--encoder-layers", "3", "--decoder-layers", "3"]
     for preset in ("mha", "sha", "mixhead-a"):
@@ -272,7 +272,7 @@ def test_a_sweep_keeps_the_head_size_of_each_stack_and_passes_over_axes_that_wer
 def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"heads": (2, 8)})
     flags = ["--embed-rank", "300", "--tokens-per-sample", "64"]
-    chosen = {"methods": ("mha",), "task": "language_modeling", "progress": False}
+    chosen = {"methods": ("mha",), "task": "language_modeling"}
     rows = parameters.sweep("lowrank_transformer_lm", 1000, "heads", flags, **chosen)
     assert [row["heads"] for row in rows] == [8]
 
@@ -280,7 +280,7 @@ def test_a_sweep_leaves_out_sizes_that_other_flags_do_not_allow(monkeypatch):
 def test_a_sweep_over_head_sizes_leaves_out_what_is_refused(monkeypatch):
     monkeypatch.setattr(parameters, "SWEEPS", {"head-dim": (32, 64)})
     methods = ("el", "mqa")
-    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "head-dim", methods=methods, progress=False)
+    rows = parameters.sweep("lowrank_transformer_lm_wiki103_vanilla", 1000, "head-dim", methods=methods)
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "el"] == [64]
     assert [row["head-dim"] for row in rows if row["attention_kind"] == "mqa"] == [32, 64]
 

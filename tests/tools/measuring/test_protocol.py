@@ -1,15 +1,15 @@
 """The protocol of a measurement: which sequences give the basis, rank 0, own bases, the interval, the divergence, progress."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fairseq_lowrank import progress
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
-from fairseq_lowrank.tools.measuring import measurement, progress
+from fairseq_lowrank.tools.measuring import measurement
 from fairseq_lowrank.tools.measuring.directions import best_cut
 from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import _Trial, measure
@@ -196,18 +196,6 @@ def test_passes_are_said_before_they_are_made(flags, capsys, monkeypatch):
     assert ("layers" in result["cuts"]["scores"]) == (flags == {})
     assert ("values" in result["cuts"]) == ("quick" not in flags)
     assert result["cuts"]["own"]["all"]["need"] <= result["cuts"]["scores"]["all"]["need"]
-
-
-def test_line_each_ten_seconds_without_a_terminal(capsys, monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    found = progress.Progress("model", 30)
-    for _ in range(30):
-        clock[0] += 2.0
-        found.update()
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "model: about 30 passes of one sequence each"
-    assert lines[1] == "model: 5 of about 30 passes in 10 s, about 50 s left" and len(lines) == 7
 
 
 def test_rank_of_own_bases_is_the_limit_of_the_layer():

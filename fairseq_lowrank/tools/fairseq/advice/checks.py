@@ -12,6 +12,7 @@ from fairseq.modules import AdaptiveInput
 from torch import nn
 
 from fairseq_lowrank.plugin.embedding import ConvolvedEmbedding
+from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.advice import measured
 from fairseq_lowrank.tools.advice.heads import BOTTLENECK, FINE, NOTE, Change, Finding, head_size_at
 from fairseq_lowrank.tools.advice.measured import HEAD_EMBEDDINGS
@@ -35,7 +36,7 @@ def advise(args: Namespace, vocab_size: int, lengths: dict[str, numpy.ndarray]) 
 
 def advise_on(summary: ModelSummary) -> list[Finding]:
     """Return all findings for a summary."""
-    return [finding for check in CHECKS for finding in check(summary)]
+    return [finding for check in tracked(CHECKS, "advice", "checks") for finding in check(summary)]
 
 
 def kind_of(summary: ModelSummary) -> str:
