@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from experiments.recipes import training
+from experiments.recipes import commands, training
 from experiments.recipes.commands import CommandFailed, Commands, follow
+from fairseq_lowrank import progress
 
 
 def updates(run) -> int:
@@ -185,6 +188,96 @@ def test_updates_are_shown_now_and_then(tmp_path, capsys, every, shown):
     with open(log, "rb") as file:
         assert follow(subprocess.Popen(["true"]), file, "fairseq-train", every) == 0
     assert capsys.readouterr().err == "".join(f"  {said}\n" for said in lines[:shown])
+
+
+class Steps:
+    """A process that ends after some waits, each of ten seconds by the clock, in which it logs some lines."""
+
+    def __init__(self, file, *waits):
+        self.file, self.waits, self.now = file, iter(waits), 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def wait(self, timeout):
+        if (lines := next(self.waits, None)) is None:
+            return 0
+        self.file.write("".join(f"date | INFO | {line}\n" for line in lines))
+        self.file.flush()
+        self.now += 10
+        raise subprocess.TimeoutExpired("command", timeout)
+
+
+@pytest.fixture
+def followed(tmp_path, monkeypatch, capsys):
+    """``followed(*waits)``: the lines that are shown of a command with this log."""
+
+    def call(*waits):
+        with open(tmp_path / "log", "w") as file, open(tmp_path / "log", "rb") as said:
+            steps = Steps(file, *waits)
+            monkeypatch.setattr(commands, "time", steps)
+            monkeypatch.setattr(progress, "time", steps)
+            assert follow(steps, said, "fairseq-generate") == 0
+        return capsys.readouterr().err.splitlines()
+
+    return call
+
+
+def test_silent_command_shows_a_line_each_ten_seconds(followed):
+    assert followed([], ["task | 1000 examples"]) == [f"  fairseq-generate: {n} s so far" for n in (10, 20)]
+
+
+def test_batches_of_a_command_have_an_estimate(followed):
+    line = "fairseq.logging.progress_bar | :      {} / 8 wps=300"
+    assert followed([], [line.format(2), line.format(4)], []) == [
+        "  fairseq-generate: 10 s so far",
+        "  fairseq-generate: 4 of 8 batches in 20 s, about 20 s left",
+        "  fairseq-generate: 4 of 8 batches in 30 s, about 30 s left",
+    ]
+
+
+def test_rare_updates_are_shown_and_not_hidden_by_the_time(followed):
+    fields = {"epoch": 1, "loss": "8.1", "num_updates": "50"}
+    lines = followed([], [f"train_inner | {json.dumps(fields)}"] * 2, [])
+    assert lines == [
+        "  fairseq-generate: 10 s so far",
+        "  train_inner | epoch 1 | loss 8.1 | num_updates 50",
+        "  train_inner | epoch 1 | loss 8.1 | num_updates 50",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flags", "interval"),
+    [
+        (100_000, "--max-tokens 1000", 10),
+        (100_000, "--max-tokens 1000 --update-freq 2,4", 5),
+        (100_000, "--batch-size 10 --tokens-per-sample 100", 10),
+        (100_000, "--max-tokens 1000 --max-update 5", 1),
+        (100_000, "--max-tokens 1000 --max-update 0", 10),
+        (100, "--max-tokens 4096", 1),
+        (10**7, "--max-tokens 1000", 50),
+        (0, "--max-tokens 1000", 50),
+        (100_000, "--max-tokens no-number", 2),
+    ],
+)
+def test_short_epoch_has_lines_of_its_updates(recipe, settings, tokens, flags, interval, tmp_path):
+    own = recipe(mha="--attention mha")
+    own.common = tuple(flags.split())
+    run = replace(own.run(own.rows["mha"], settings()), data=tmp_path / "corpus")
+    run.bin.mkdir(parents=True)
+    if tokens:
+        (run.bin / "train.de-en.en.bin").write_bytes(b"0123" * tokens)
+        (run.bin / "train.de-en.de.bin").write_bytes(b"0123" * (tokens // 2))
+    assert training.log_interval(run) == interval
+
+
+def test_the_interval_that_a_user_gives_comes_last(recipe, settings, request):
+    asked, chosen = [], settings(extra=("--log-interval", "7"), dry_run=True)
+    own = recipe(mha="--attention mha")
+    training.train(
+        own.run(own.rows["mha"], chosen), chosen, request.config.rootpath, lambda words, *_: asked.extend(words)
+    )
+    assert [word for flag, word in pairwise(asked) if flag == "--log-interval"] == ["1", "7"]
 
 
 def test_a_command_that_fails_shows_the_end_of_its_log_and_its_epochs_are_shown(tmp_path, capsys):
