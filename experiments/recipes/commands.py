@@ -33,7 +33,8 @@ class Commands:
 
     def __init__(self, *, dry_run: bool = False, threads: int = 1):
         self.dry_run = dry_run
-        self.environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        # PYTHONUNBUFFERED: so that no line of the log, on standard error, cuts a hypothesis, on standard output
+        self.environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 
     def __call__(self, words: Sequence[str], log: Path, keep: int | None = None) -> None:
         """Run a command to its end, and append its output to `log`.

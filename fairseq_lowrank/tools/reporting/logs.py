@@ -39,7 +39,10 @@ def progress(line: str) -> tuple[str, dict[str, str]] | None:
 
 def batches(line: str) -> tuple[int, int] | None:
     """Return the number of batches that are done and their total, from a line that fairseq or `predict` prints, else None."""
-    found = re.match(r"(?:[^|]* \| INFO \| \S+ \| |[\w ]+):\s+([\d,]+) (?:/|of) ([\d,]+) ", line)
+    fairseq = (
+        r"(?:.* \| INFO \| |INFO:)fairseq\.logging\.progress_bar(?: \| |:):"  # with fairseq's format, or logging's own
+    )
+    found = re.match(rf"(?:{fairseq}|[\w ]+:)\s+([\d,]+) (?:/|of) ([\d,]+) ", line)
     return (int(found[1].replace(",", "")), int(found[2].replace(",", ""))) if found else None
 
 

@@ -280,6 +280,13 @@ def test_the_interval_that_a_user_gives_comes_last(recipe, settings, request):
     assert [word for flag, word in pairwise(asked) if flag == "--log-interval"] == ["1", "7"]
 
 
+def test_lines_of_the_log_cut_no_line_of_the_output(tmp_path):
+    said = "import sys; print('H' * 5000); print('log', file=sys.stderr); print('H' * 5000)"
+    program = f"{said}; print('log', file=sys.stderr)"
+    Commands()([sys.executable, "-c", program], tmp_path / "log")
+    assert (tmp_path / "log").read_text().splitlines()[1:] == ["H" * 5000, "log", "H" * 5000, "log"]
+
+
 def test_a_command_that_fails_shows_the_end_of_its_log_and_its_epochs_are_shown(tmp_path, capsys):
     program = "print('x | INFO | train | epoch 1 | loss 2'); [print('line', n) for n in range(9)]; raise SystemExit(3)"
     with pytest.raises(CommandFailed, match=r"(?s)the end of .*/log:\nline 4\n.*line 8$") as failed:

@@ -72,3 +72,18 @@ def test_a_validation_is_that_of_the_test_set(tmp_path):
     file.write_text(written([("valid", {"valid_ppl": "3"})]))
     with pytest.raises(ValueError, match=r"no perplexity\. Give the log of fairseq-validate"):
         logs.read_validation(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("2026-01-01 00:00:01 | INFO | fairseq.logging.progress_bar | :      3 / 1200 wps=98", (3, 1200)),
+        ("INFO:fairseq.logging.progress_bar::      2 / 3 wps=153", (2, 3)),
+        ("predicting valid1: 1,003 of 1,200 batches in 10 s, about 2 s left", (1003, 1200)),
+        ("2026-01-01 00:00:01 | INFO | train_inner | epoch 001:     50 / 100 loss=9, nll_loss=9", None),
+        ("H-3\t-0.5\twhat : 3 / 4 is more : 1 of 2 times", None),
+        ("2026-01-01 00:00:01 | INFO | fairseq_cli.generate | NOTE: 3 / 4", None),
+    ],
+)
+def test_batches_of_fairseqs_lines_and_ours(line, found):
+    assert logs.batches(line) == found
