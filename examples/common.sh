@@ -30,6 +30,9 @@
 #   LOWRANK_DATA                 folder of published corpora
 #   LOWRANK_WORK                 folder of prepared corpora, checkpoints and logs
 #
+# Each ten seconds a line says how far a training, a translation or another step is. EXTRA="--log-interval 100" changes how often
+# fairseq logs, by default at least ten times in an epoch.
+#
 # A row whose line is in RESULTS is skipped. An interrupted row continues from its last checkpoint. Several processes may run a
 # recipe at once: each skips the rows that another one is running. The folder of a run is named for its flags, so another EXTRA
 # or PRECISION trains in another folder. A checkpoint that other code trained is refused.

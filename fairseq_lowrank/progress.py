@@ -80,7 +80,15 @@ class Progress:
     def _tell(self) -> None:
         while not self.ended.wait(INTERVAL):
             if self.running[-1:] == [self]:
-                print(escape_control(self.text()), file=sys.stderr, flush=True)
+                self._say(escape_control(self.text()))
+
+    def _say(self, line: str) -> None:
+        if sys.stderr.isatty():  # there may be bars
+            from tqdm import tqdm
+
+            tqdm.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def tracked(items: Iterable[T], label: str, unit: str, total: int | None = None) -> Iterator[T]:

@@ -1,5 +1,6 @@
 """Lines of progress, by a clock that only the test moves."""
 
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -142,3 +143,11 @@ def test_lines_of_a_text_are_counted(workers, clock, capsys, tmp_path, monkeypat
     monkeypatch.setattr(Progress, "update", lambda step, count=1: updates.append(step.total))
     files.map_lines(str.upper, source, target, workers)
     assert target.read_text() == "A\nB\nC\n" and updates == [3, 3, 3]
+
+
+def test_there_is_no_second_mechanism():
+    root = Path(progress.__file__).parents[1]
+    sources = [path for folder in ("fairseq_lowrank", "experiments") for path in (root / folder).rglob("*.py")]
+    users = {path.relative_to(root).as_posix() for path in sources if "import tqdm" in path.read_text()}
+    # the second one shows the loss of a row in a terminal, and says a line for each row
+    assert users == {"fairseq_lowrank/progress.py", "experiments/commands/controlled.py"}

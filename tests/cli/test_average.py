@@ -10,6 +10,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils
 
 from fairseq_lowrank.cli import main
+from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.repairs.loading import load_checkpoint
 
 
@@ -34,11 +35,14 @@ def average(tmp_path, *paths):
     return main(["average", *paths, "--output", str(output)]), output
 
 
-def test_parameters_are_the_mean_and_trainings_may_differ_in_their_seed(tmp_path):
+def test_parameters_are_the_mean_and_trainings_may_differ_in_their_seed(tmp_path, monkeypatch):
     paths = [save(tmp_path / f"{value}.pt", value, seed=value) for value in (1, 2, 6)]
+    counts = []
+    monkeypatch.setattr(Progress, "update", lambda step: counts.append((step.label, step.total)))
     status, output = average(tmp_path, *paths)
     state = checkpoint_utils.load_checkpoint_to_cpu(output)
     assert status == 0
+    assert counts == [("averaging", 3)] * 3
     assert state["model"]["w"].tolist() == [3.0, 6.0]
     assert state["model"]["steps"] == 3
     assert state["cfg"].model.arch == "transformer"

@@ -96,6 +96,7 @@ class Translator:
         full = [number for number, sentence in enumerate(sentences) if len(sentence) > 1]
         chosen = [sentences[number] for number in full]
         found = [""] * len(sentences)
+        progress.update(len(sentences) - len(full))
         if full:
             lengths = torch.tensor([len(sentence) for sentence in chosen])
             batches = self.task.get_batch_iterator(

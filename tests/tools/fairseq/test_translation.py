@@ -16,6 +16,7 @@ from sacremoses import MosesDetokenizer
 from experiments.corpora.__main__ import main as prepare
 from fairseq_lowrank import cli
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools.fairseq.translation import Translator, raw_text
 from fairseq_lowrank.tools.reporting.scores import read_hypotheses
 
@@ -91,8 +92,11 @@ def test_standard_input_keeps_its_lines(own, train, monkeypatch, capsys):
     checkpoint = train(own(*CUTS["sentencepiece"]) / "bin")
     text = f"\ufeff{PAIRS[0][0]}\n\n{PAIRS[2][0][:9]}\u2028{PAIRS[2][0][9:]}\r\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="latin-1"))
+    counts = []
+    monkeypatch.setattr(Progress, "hide", lambda step: counts.append((step.label, step.done, step.total)))
     capsys.readouterr()
     assert cli.main(["translate", str(checkpoint)]) == 0
+    assert counts == [("translating", 3, 3)]
     assert capsys.readouterr().out.splitlines() == [PAIRS[0][1], "", PAIRS[2][1]]
 
 
