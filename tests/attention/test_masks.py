@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from needed_axes import PRESETS
 
-from fairseq_lowrank.attention import CAUSAL, masks
+from fairseq_lowrank.attention import CAUSAL, SlidingWindow, masks
 from fairseq_lowrank.attention.masks import attention_mask
+from fairseq_lowrank.ops import AttentionMask
 from fairseq_lowrank.ops.attention.mask import hides
 from fairseq_lowrank.ops.attention.padding import is_right_padding, one_pass
 
@@ -134,6 +135,18 @@ def test_a_mask_on_a_gpu_is_not_read_while_a_graph_is_captured(monkeypatch):
     assert not recognised(mask)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert recognised(mask)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked", "auto"])
+def test_padding_of_the_mask_and_of_the_call_both_hide(backend, make, inputs, device):
+    layer, x = make(self_attention=True, backend=backend), inputs(4, 2, 12)
+    of_mask = torch.tensor([[0, 1, 0, 0], [1, 1, 0, 0]], dtype=torch.bool, device=device)
+    of_call = torch.tensor([[0, 0, 0, 1], [1, 0, 1, 0]], dtype=torch.bool, device=device)
+    for mask in (AttentionMask(), CAUSAL, SlidingWindow(2)):
+        found = layer(x, x, x, of_call, attn_mask=mask.replace(key_padding=of_mask), need_weights=False)[0]
+        expected = layer(x, x, x, of_mask | of_call, attn_mask=mask, need_weights=False)[0]
+        torch.testing.assert_close(found, expected)
+        assert not torch.allclose(expected, layer(x, x, x, of_mask & of_call, attn_mask=mask, need_weights=False)[0])
 
 
 def test_right_padding():

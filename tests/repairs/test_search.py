@@ -106,6 +106,27 @@ def test_diverse_beams_depend_on_no_id(model, ids, caplog):
     assert caplog.text.count("--diverse-beam-groups") == 1
 
 
+def test_diverse_beams_keep_their_overlaps_when_sentences_leave():
+    dictionary, kept = make_task().target_dictionary, torch.tensor([1, 3])
+    lprobs = torch.randn(3, 4, 4, len(dictionary)).log_softmax(-1)
+    lprobs[0, 3] = lprobs[0, 3, 0]  # all groups of this sentence choose the same words, so that its overlaps are large
+
+    def steps(batch, later):
+        """Return the last step of a batch from which all sentences but ``later`` leave after the first step."""
+        strategy = search.DiverseBeamSearch(dictionary, num_groups=2, diversity_strength=0.5)
+        scores = torch.zeros(len(batch), 4, 0)
+        for step, rows in enumerate((batch, batch[later], batch[later])):
+            if step == 1:
+                strategy.prune_sentences(later)
+                scores = scores[later]
+            previous = torch.zeros(4 * len(rows), step + 1).long()
+            found = strategy.step(step, lprobs[step, rows], scores, previous, rows)
+            scores = torch.cat((scores, found[0][:, :4, None]), dim=2)
+        return [tensor.tolist() for tensor in (*found, strategy.group_overlap)]
+
+    assert steps(torch.arange(4), kept) == steps(kept, torch.arange(2))
+
+
 def test_diverse_beams_compile():
     dictionary = make_task().target_dictionary
     strategy = search.DiverseBeamSearch(dictionary, num_groups=2, diversity_strength=2.0)

@@ -121,6 +121,17 @@ def test_the_first_of_more_causal_queries_than_keys_see_none(device):
     assert rows(key_padding=torch.tensor([[False, True]], device=device)) == [False, True, True]
 
 
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 9])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (3, 6), (6, 3)])
+@pytest.mark.parametrize("appended", [0, 1])
+def test_rows_that_window_and_padding_hide_together_see_no_key(window, queries, keys, appended, device):
+    padding = torch.tensor([list(map(int, f"{number:b}".zfill(keys))) for number in range(2**keys)]).bool()
+    mask = AttentionMask(True, padding.to(device), num_appended_keys=appended, window=window)
+    hidden = mask.hidden(queries, keys, torch.device(device))
+    found = mask.has_visible_key(queries, keys, torch.device(device))
+    assert torch.equal(found, ~hidden.all(-1, keepdim=True))
+
+
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("additive", [None, (3, 4), (1, 1, 3, 1)])
 def test_a_mask_grows_with_keys_and_repeats_queries(additive, window, device):

@@ -310,6 +310,17 @@ def test_larger_heads_can_learn():
     )
 
 
+def test_new_rows_of_keys_and_values_have_the_deviation_of_the_old_ones():
+    made = layer(AttentionSpec())
+    for scale, name in ((0.1, "k_proj"), (3.0, "v_proj")):
+        getattr(made, name).weight.data *= scale
+    other, _ = resized(made, head_dim=400, value_dim=400)
+    for name in ("k_proj", "v_proj"):
+        old, new = getattr(made, name).weight, getattr(other, name).weight.unflatten(0, (HEADS, 400))[:, 4:]
+        assert new.std().item() == pytest.approx(old.std().item(), rel=0.03)
+        assert abs(new.mean().item()) < 0.03 * old.std().item()
+
+
 def test_fewer_key_and_value_heads_are_means_of_neighbours():
     made = layer(AttentionSpec())
     other, exact = resized(made, key_value_heads=2)
