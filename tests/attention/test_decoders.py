@@ -275,7 +275,7 @@ def test_a_window_is_its_tensor(preset, make, inputs, device):
     padding = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1]], dtype=torch.bool)
     for options in ({}, {"add_bias_kv": True, "add_zero_attn": True}):
         layer, x = make(preset, head_dim=4, self_attention=True, **options), inputs(6, 2, 12)
-        for size, padded in itertools.product((1, 2, 6), (None, padding)):
+        for size, padded in itertools.product((1, 2, 5, 6), (None, padding)):
             given = None if padded is None else padded.to(device)
             output, _ = layer(x, x, x, given, attn_mask=SlidingWindow(size), need_weights=False)
             hidden = window_mask(6, size).expand(2, 1, 6, 6)
