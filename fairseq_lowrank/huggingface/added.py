@@ -51,10 +51,10 @@ class AddedAttention(NamedTuple):
 
 
 class _Calls(threading.local):
-    """The call of an attention module that runs in this thread: the module, its input, and the call around it."""
+    """The calls of attention modules that run in this thread, from the outermost: each module and its input."""
 
     def __init__(self) -> None:  # in each thread; compilers guard an attribute of the instance, not of the class
-        self.innermost: tuple[nn.Module, Tensor, Any] | None = None
+        self.running: tuple[tuple[nn.Module, Tensor], ...] = ()
 
 
 _calls = _Calls()
@@ -65,8 +65,7 @@ def inputs_of(module: nn.Module) -> Tensor | None:
 
     The attention function gets projected tensors only.
     """
-    call = _calls.innermost
-    return None if call is None or call[0] is not module else call[1]
+    return next((inputs for caller, inputs in _calls.running if caller is module), None)
 
 
 def added_to(module: nn.Module) -> AddedAttention:
@@ -132,7 +131,7 @@ def choose(module: nn.Module, spec: AttentionSpec) -> None:
     hooked = _hand_over_inputs in module._forward_pre_hooks.values()
     if not hooked and any(part.reads_inputs for part in parts.values()):
         module.register_forward_pre_hook(_hand_over_inputs, with_kwargs=True)
-        module.register_forward_hook(_forget_inputs, always_call=True)
+        module.register_forward_hook(_forget_inputs)
     vars(module)[SLOT] = AddedAttention(spec.call_settings, dims if parts else None)
 
 
@@ -159,7 +158,7 @@ def _hand_over_inputs(module: nn.Module, args: tuple, kwargs: dict) -> None:
             f"{type(module).__name__} reads inputs of size {inputs.size(-1)}, and its attention was chosen for "
             f"{added.dims.embed_dim}. Leave this layer out with layers= or sites=, or choose mixing that reads no inputs."
         )
-    _calls.innermost = module, inputs, _calls.innermost
+    _calls.running = (*_calls_around(module), (module, inputs))
 
 
 @functools.cache
@@ -168,6 +167,14 @@ def _first_argument(kind: type[nn.Module]) -> str:
 
 
 def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
-    call = _calls.innermost
-    if call is not None and call[0] is module:  # not if the input was refused
-        _calls.innermost = call[2]
+    _calls.running = _calls_around(module)
+
+
+# A hook that also runs after an exception would have a number of its own in each module, which compilers guard. So the next call
+# of the module replaces what an exception left.
+def _calls_around(module: nn.Module) -> tuple[tuple[nn.Module, Tensor], ...]:
+    """Return the calls that began before that of a module."""
+    for index, (caller, _) in enumerate(_calls.running):
+        if caller is module:
+            return _calls.running[:index]
+    return _calls.running

@@ -106,6 +106,17 @@ def test_parts_that_read_inputs_compile_to_one_graph(preset):
     torch.testing.assert_close(compiled(input_ids=TOKENS).logits, model(input_ids=TOKENS).logits)
 
 
+def test_a_call_after_one_that_failed_gets_its_own_inputs():
+    model, plain = apply_attention(build("llama"), "gated"), build("llama")
+    first, second = (module for module, _, _ in attention_modules(model))
+    handle = second.q_proj.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(input_ids=TOKENS)
+    handle.remove()
+    torch.testing.assert_close(model(input_ids=TOKENS + 1).logits, plain(input_ids=TOKENS + 1).logits)
+    assert inputs_of(first) is inputs_of(second) is None
+
+
 class EveryStep(HeadOutput):
     """A part that fills each step that models of transformers leave open."""
 
