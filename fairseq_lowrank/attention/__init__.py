@@ -7,6 +7,7 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.masks import CAUSAL, SlidingWindow
 from fairseq_lowrank.attention.replace import replace_attention
 from fairseq_lowrank.attention.rotary import RotaryPositions
+from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.parts import AXES, METHODS, PRESETS, Method, Paper, register
 
@@ -26,4 +27,6 @@ __all__ = [
     "parameter_groups",
     "register",
     "replace_attention",
+    "shard_parts",
+    "whole_state_dict",
 ]

@@ -370,9 +370,24 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _project_query(self, modules: Modules, parts: list[nn.Module], query: Tensor) -> Tensor:
         q = self.score.project_query(modules, query)
+        if q.size(1) != self._score_heads:
+            self._check_heads(q)
         if fills(parts, "queries"):
             q = take_step(parts, "queries", q, Context(query.transpose(0, 1)).widened())
         return q if self.q_norm is None else self.q_norm(q)
+
+    def _check_heads(self, q: Tensor) -> None:
+        """Check that this worker has the queries of all heads.
+
+        Raises:
+            UserError: tensor parallelism has split them.
+        """
+        width, weight = q.size(1) * q.size(3), getattr(self.q_proj, "weight", None)
+        if weight is not None and width < weight.size(0):
+            raise UserError(
+                f"q_proj returns {width} of {weight.size(0)} features, so heads are split over workers. Tensor parallelism of "
+                "attention is not computed. Leave its projections out of parallelize_module, or use fully_shard."
+            )
 
     def _context(
         self, modules: Modules, parts: list[nn.Module], query: Tensor, q: Tensor, states: KeyValueStates, beam: int

@@ -16,6 +16,7 @@ Importing this package also lets ``from_pretrained`` read what ``fairseq-lowrank
 """
 
 from fairseq_lowrank.attention.groups import parameter_groups
+from fairseq_lowrank.attention.sharding import shard_parts, whole_state_dict
 from fairseq_lowrank.huggingface import exported
 from fairseq_lowrank.huggingface.adapters import load_adapter, peft_modules, watch_peft
 from fairseq_lowrank.huggingface.added import mixing_state
@@ -46,8 +47,10 @@ __all__ = [
     "parameter_groups",
     "peft_modules",
     "save_attention",
+    "shard_parts",
     "spec_of",
     "supported",
+    "whole_state_dict",
 ]
 
 after_import("peft", watch_peft)

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Collection
 
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from fairseq_lowrank.attention.sharding import is_sharded
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.attention.states import without_default_options
 from fairseq_lowrank.huggingface.added import added_parameters, choose
@@ -56,7 +56,7 @@ def apply_attention(
     for name, values, known in (("sites", sites or (), SITES), ("train", [train], TRAIN)):
         if unknown := [value for value in values if value not in known]:
             raise UserError(f"{name}={unknown[0]!r}: expected {', '.join(known)}")
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if is_sharded(model):
         raise UserError(
             f"{type(model).__name__} is sharded already. Call apply_attention before fully_shard. "
             "Tensor parallelism (tp_plan) is not computed: load the model without it."

@@ -124,7 +124,8 @@ def attention_forward(
                 f"{type(module).__name__}: its {type(declared(part)).__name__} is on the meta device, so it has no values. "
                 "Load them with load_attention, or call to_empty and the reset_parameters of this part."
             )
-        if any(tensor.device != query.device for tensor in tensors):
+        # hooks before the part, such as those of FSDP, bring the tensors themselves
+        if any(tensor.device != query.device for tensor in tensors) and not part._forward_pre_hooks:
             part.to(query.device)
     if added.dims is not None and added.dims.num_heads != query.size(1):
         raise UserError(

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
@@ -28,7 +29,8 @@ WEIGHTS, CONFIG = "lowrank_attention.safetensors", "lowrank_attention.json"
 def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     """Write the mixing alone to a folder: its tensors as safetensors, its choice as JSON.
 
-    ``model.save_pretrained`` needs no help: it writes the mixing with the other weights.
+    ``model.save_pretrained`` needs no help: it writes the mixing with the other weights. If the model is sharded, every worker
+    calls this function, and the first one writes.
 
     Raises:
         UserError: no attention was applied to the model.
@@ -42,8 +44,7 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
             f"the mixing is wrapped in {wrapped[0]}. Save the adapter with its own save_pretrained, or call "
             "merge_and_unload() and give save_attention the model that it returns."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
+    state = {name: whole(tensor).detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
     names = {module: name for name, module in model.named_modules()}
     sizes = [
         {"name": names[module], "site": site, "layer": layer, "num_heads": dims.num_heads, "head_dim": dims.head_dim}
@@ -51,8 +52,13 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
         if mixing_tensors(module)
         for dims in [head_sizes(module)]
     ]
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(record | {"modules": sizes}, indent=1) + "\n", encoding="utf-8")
+    sharded = is_sharded(model)
+    if not sharded or torch.distributed.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(record | {"modules": sizes}, indent=1) + "\n", encoding="utf-8")
+    if sharded:
+        torch.distributed.barrier()  # the others may read the folder next
 
 
 def recorded_attention(folder: Path) -> dict | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, copy_weights, own_weights
 from fairseq_lowrank.parts.projection import AttentionDims, Modules, Projection, split_heads
@@ -58,7 +59,7 @@ class CollaborativeProjection(Projection):
     def reset_parameters(self, modules: Modules) -> None:
         heads, size = self.dims.num_heads, -(-self.shared_dim // self.dims.num_heads)
         blocks = torch.eye(heads).repeat_interleave(size, dim=1)[:, : self.shared_dim]
-        modules["head_features"].copy_(blocks)
+        assign(modules["head_features"], blocks)
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:
         shared = split_heads(modules["q_proj"](query), self.shared_dim)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED
+from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.projection import AttentionDims
@@ -39,7 +40,7 @@ class Difference(HeadOutput):
 
     def weights(self, weights: Tensor, context: Context) -> Tensor:
         assert context.inputs is not None
-        factors = torch.sigmoid(nn.functional.linear(context.inputs, self.weight)).transpose(1, 2)[..., None]
+        factors = torch.sigmoid(nn.functional.linear(context.inputs, at_least_float32(self.weight))).transpose(1, 2)[..., None]
         first, second = weights.unflatten(1, (-1, 2)).unbind(dim=2)
         return first - factors.to(weights.dtype) * second
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_output import HeadOutput
 from fairseq_lowrank.parts.part import Option
@@ -57,7 +58,7 @@ class HeadGate(HeadOutput):
 
     def heads(self, heads: Tensor, context: Context) -> Tensor:
         assert context.inputs is not None
-        gates = self.scale * torch.sigmoid(nn.functional.linear(context.inputs, self.weight))
+        gates = self.scale * torch.sigmoid(nn.functional.linear(context.inputs, at_least_float32(self.weight)))
         return heads * gates.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
@@ -31,10 +32,10 @@ class MapOfFeatures(HeadMap):
         return "de,hdx->hex"
 
     def queries(self, queries: Tensor, context: Context) -> Tensor:
-        return queries @ self.query
+        return queries @ at_least_float32(self.query)
 
     def states(self, states: KeyValueStates, context: Context) -> KeyValueStates:
-        return {"key": states["key"] @ self.key, "value": states["value"] @ self.value}
+        return {name: states[name] @ at_least_float32(getattr(self, name)) for name in ("key", "value")}
 
 
 register(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
+from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.head_map import HeadMap
 from fairseq_lowrank.parts.projection import AttentionDims, KeyValueStates
@@ -31,7 +32,8 @@ class MapOfHeads(HeadMap):
         return "ji,jdx->idx"
 
     def states(self, states: KeyValueStates, context: Context) -> KeyValueStates:
-        return {name: torch.einsum("ji,bjsd->bisd", getattr(self, name), states[name]) for name in ("key", "value")}
+        maps = {name: at_least_float32(getattr(self, name)) for name in ("key", "value")}
+        return {name: torch.einsum("ji,bjsd->bisd", matrix, states[name]) for name, matrix in maps.items()}
 
 
 class MapOfAllHeads(MapOfHeads):
@@ -47,7 +49,7 @@ class MapOfAllHeads(MapOfHeads):
         self.query = nn.Parameter(torch.eye(dims.num_heads))
 
     def queries(self, queries: Tensor, context: Context) -> Tensor:
-        return torch.einsum("ji,bjtd->bitd", self.query, queries)
+        return torch.einsum("ji,bjtd->bitd", at_least_float32(self.query), queries)
 
 
 register(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.parts import AttentionDims, Method, Option, Paper, register
+from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, split_heads
 
 
@@ -70,7 +71,7 @@ class StructuredScores(Projection):
     def reset_parameters(self, modules: Modules) -> None:
         for name in ("query_first", "query_second"):
             inputs = modules[name].size(-2 if name == "query_first" else -1)
-            modules[name].copy_(torch.randn(modules[name].shape) / math.sqrt(inputs))
+            assign(modules[name], torch.randn(modules[name].shape) / math.sqrt(inputs))
         nn.init.ones_(modules["query_scale"])
 
     def project_query(self, modules: Modules, query: Tensor) -> Tensor:

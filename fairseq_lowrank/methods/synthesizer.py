@@ -13,6 +13,7 @@ from fairseq_lowrank.methods.mixhead import MIXHEAD
 from fairseq_lowrank.ops import AttentionMask, DotProduct, RandomSynthesizer, Scores
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import Method, Paper, register
+from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, linear_map, split_heads
 from fairseq_lowrank.parts.score import ScoreFunction
@@ -153,8 +154,10 @@ class DenseScores(Synthesizer):
 
     def reset_parameters(self, modules: Modules) -> None:
         synthesizer = modules["synthesizer"]
-        for weight in synthesizer.weight.data.chunk(self.synthesizer_heads):
+        drawn = torch.empty(synthesizer.weight.shape, dtype=synthesizer.weight.dtype, device=synthesizer.weight.device)
+        for weight in drawn.chunk(self.synthesizer_heads):
             nn.init.xavier_uniform_(weight)
+        assign(synthesizer.weight, drawn)
         if synthesizer.bias is not None:
             nn.init.zeros_(synthesizer.bias)
 

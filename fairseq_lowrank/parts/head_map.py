@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import LayerPart
 
@@ -22,7 +23,7 @@ class HeadMap(LayerPart):
 
     def reset_parameters(self) -> None:
         for matrix in self.parameters():
-            torch.nn.init.eye_(matrix)
+            assign(matrix, torch.eye(len(matrix)))
 
     def equation(self) -> str:
         """Return how a map ``[., .]`` and weights ``[H, D, inputs]`` give mapped weights, for ``torch.einsum``."""

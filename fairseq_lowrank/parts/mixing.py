@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall, HeadMixing, StaticMixing
+from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
@@ -54,9 +55,8 @@ class Mixing(LayerPart):
         """Return the initial M ``[H, H]``, or another tensor from which :meth:`matrix` computes M."""
         return torch.eye(num_heads)
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
-        self.weight.copy_(self.initial_weight(self.num_heads))
+        assign(self.weight, self.initial_weight(self.num_heads))
 
     def matrix(self) -> Tensor:
         """Return what :attr:`rule` takes: M ``[H, H]``, or ``[H]`` for a diagonal M."""

@@ -26,6 +26,16 @@ def exempt_from_decay(parameter: nn.Parameter) -> None:
     vars(parameter).setdefault("optim_overrides", settings)
 
 
+@torch.no_grad()
+def assign(tensor: Tensor, value: Tensor) -> None:
+    """Copy a value into a tensor. If the tensor is sharded, each worker gets its shard of the first worker's value."""
+    if (mesh := getattr(tensor, "device_mesh", None)) is not None:
+        from torch.distributed.tensor import distribute_tensor  # slow to import
+
+        value = distribute_tensor(value.to(tensor.device, tensor.dtype), mesh, tensor.placements)  # type: ignore[attr-defined]
+    tensor.copy_(value)
+
+
 class NoDecayModule(nn.Module):
     """A module whose parameters keep their ``optim_overrides`` in copies: ``copy.deepcopy`` of a parameter drops them.
 

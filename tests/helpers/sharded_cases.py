@@ -1,0 +1,238 @@
+"""Cases for two workers, each a function of the worker's rank. Usage: sharded_cases.py RANK STORE."""
+
+import functools
+import json
+import sys
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fairseq_lowrank.attention import METHODS, build_attention, parameter_groups, shard_parts, whole_state_dict
+from fairseq_lowrank.huggingface import apply_attention, load_attention, mixing_state, save_attention
+from fairseq_lowrank.messages import UserError
+
+SIZE, HEADS = 16, 4
+EXACT, ROUNDED = {"atol": 1e-5, "rtol": 1e-4}, {"atol": 2e-2, "rtol": 2e-2}
+CASES = {}
+
+
+def case(name, *args):
+    def registered(function):
+        CASES[name] = functools.partial(function, *args)
+        return function
+
+    return registered
+
+
+def layer(preset, **axes):
+    options = {"self_attention": True, "max_positions": 8} | METHODS[preset].examples[0] | axes
+    return build_attention(preset, SIZE, HEADS, **options)
+
+
+class Layers(nn.Module):
+    """Two layers of attention and a linear map of ``[T, B, SIZE]``."""
+
+    def __init__(self, preset, dtype):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(layer(preset) for _ in range(2))
+        self.out = nn.Linear(SIZE, 3)
+        self.to(dtype)
+
+    def forward(self, x):
+        for attention in self.layers:
+            x = x + attention(x, x, x, need_weights=False)[0]
+        return self.out(x)
+
+
+def llama(preset, dtype, train="all"):
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, intermediate_size=32, **sizes)).to(dtype)
+    return model if preset is None else apply_attention(model, preset, train=train)
+
+
+def shard(model, **options):
+    from torch.distributed.fsdp import fully_shard
+
+    shard_parts(model)
+    for block in getattr(model, "model", model).layers:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def losses_of(model, batches):
+    rates = {"learning_rate": 0.05, "mixing_learning_rate": 0.5, "weight_decay": 0.1}
+    optimizer, losses = torch.optim.SGD(parameter_groups(model, **rates), lr=0.05), []
+    for batch in batches:
+        optimizer.zero_grad()
+        output = model(batch)
+        losses.append(getattr(output, "logits", output).float().square().mean())
+        losses[-1].backward()
+        optimizer.step()
+    return torch.stack(losses).detach()
+
+
+def check_training(build, batches, dim, rank, close, **options):
+    """Losses and weights are those of training with one worker, which can load the sharded model's state."""
+    one, sharded = build(), shard(build(), **options)
+    mean = losses_of(sharded, [batch.chunk(2, dim)[rank] for batch in batches])
+    dist.all_reduce(mean)
+    torch.testing.assert_close(mean / 2, losses_of(one, batches), **close)
+    state, start = whole_state_dict(sharded), build().state_dict()
+    assert state._metadata == one.state_dict()._metadata
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, **close, msg=lambda text, name=name: f"{name}: {text}")
+    assert any(not torch.equal(state[name], tensor) for name, tensor in start.items())
+    build().load_state_dict(state)
+    return sharded, one
+
+
+def vectors(dtype):
+    return list(torch.randn(3, 5, 4, SIZE, generator=torch.Generator().manual_seed(2)).to(dtype))
+
+
+@case("layers mixhead-b", "mixhead-b")
+@case("layers talking-heads", "talking-heads")
+@case("layers gated", "gated")
+@case("layers dcmha", "dcmha")
+@case("layers mea", "mea")
+@case("layers diff", "diff")
+@case("layers mhe-add", "mhe-add")
+@case("layers mla", "mla")
+@case("layers mixhead-b bfloat16", "mixhead-b", torch.bfloat16)
+@case("layers gated bfloat16", "gated", torch.bfloat16)
+@case("layers mea bfloat16", "mea", torch.bfloat16)
+def layers_train(preset, dtype_or_rank, rank=None):
+    dtype, rank = (torch.float32, dtype_or_rank) if rank is None else (dtype_or_rank, rank)
+    close = EXACT if dtype == torch.float32 else ROUNDED
+    sharded, _ = check_training(lambda: Layers(preset, dtype), vectors(dtype), 1, rank, close)
+    for name, parameter in sharded.named_parameters():
+        part = any(axis in name for axis in ("mixing", "head_output", "head_map"))
+        assert parameter.dtype == (torch.float32 if part else dtype), name
+
+
+@case("layers mixed precision", "own groups")
+@case("parts in the groups of their layers", "one group")
+def mixed_precision(groups, rank):
+    """Weights are in float32, and layers compute in bfloat16; what parts compute is near what float32 gives."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for preset in ("mixhead-b", "gated", "mea", "knocking-linear", "diff"):
+        if groups == "own groups":
+            check_training(lambda p=preset: Layers(p, torch.float32), vectors(torch.float32), 1, rank, ROUNDED, mp_policy=policy)
+        else:
+            sharded, whole = (Layers(preset, torch.float32) for _ in range(2))
+            fully_shard(sharded, mp_policy=policy)
+            x = vectors(torch.float32)[0]
+            torch.testing.assert_close(sharded(x).float(), whole(x), **ROUNDED)
+
+
+@case("llama mixhead-b", "mixhead-b", torch.float32, "all")
+@case("llama gated mixing alone", "gated", torch.float32, "mixing")
+@case("llama dcmha", "dcmha", torch.float32, "all")
+@case("llama mixhead-b bfloat16", "mixhead-b", torch.bfloat16, "all")
+@case("llama talking-heads bfloat16 mixing alone", "talking-heads", torch.bfloat16, "mixing")
+def llama_trains(preset, dtype, train, rank):
+    close = EXACT if dtype == torch.float32 else ROUNDED
+    batches = list(torch.randint(0, 50, (3, 4, 6), generator=torch.Generator().manual_seed(3)))
+    sharded, one = check_training(lambda: llama(preset, dtype, train), batches, 0, rank, close)
+    folders = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folders)
+    save_attention(sharded, folders[0])
+    loaded = mixing_state(load_attention(llama(None, dtype), folders[0]))
+    for name, tensor in mixing_state(one).items():
+        torch.testing.assert_close(loaded[name], tensor, **close)
+
+
+RESET = [*(name for name, method in METHODS.items() if method.preset), "synthesizer-dense", "synthesizer-random"]
+
+
+@case("reset")
+def reset(rank):
+    """A layer is made on the meta device, sharded, emptied and reset; then it has what a layer that is built has."""
+    wrong = []
+    for name in RESET:
+        build = functools.partial(layer, "mha", score=name) if name in SCORES else functools.partial(layer, name)
+        with torch.device("meta"):
+            sharded = build()
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(shard_parts(sharded)).to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*sharded.parameters(), *sharded.buffers()):
+                tensor.fill_(7.0)
+        for module in sharded.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        state, expected = whole_state_dict(sharded), build().state_dict()
+        for key, tensor in expected.items():
+            constant = torch.equal(tensor, build().state_dict()[key])
+            same = torch.equal(state[key], tensor) if constant else 0.3 < state[key].std() / tensor.std() < 3
+            if not same or state[key].eq(7.0).any():
+                wrong.append(f"{name}: {key}")
+    assert not wrong, wrong
+
+
+SCORES = RESET[-2:]
+
+
+@case("order")
+def wrong_order(rank):
+    """Parts that are in the group of a layer already are refused."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(Layers("mixhead-b", torch.float32))
+    refused("PositionwiseMatrix is sharded already. Call shard_parts before fully_shard", shard_parts, model)
+    refused("is sharded already. Call apply_attention before fully_shard", apply_attention, fully_shard(llama(None, torch.float32)), "mha")
+
+
+@case("tensor parallel")
+def tensor_parallel(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2,))
+    plan = {f"{name}_proj": ColwiseParallel() for name in "qkv"} | {"out_proj": RowwiseParallel()}
+    for preset, heads in (("mixhead-b", 4), ("mha", 2), ("mha", 4), ("talking-heads", 2)):
+        attention = parallelize_module(build_attention(preset, SIZE, heads, self_attention=True), mesh, plan)
+        x = torch.randn(3, 2, SIZE)
+        refused("heads are split over workers", attention, x, x, x)
+    plan = {f"model.layers.*.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
+    model = parallelize_module(llama("mixhead-b", torch.float32), mesh, plan)
+    refused("mixing of 4 heads, and the model passes 2", model, torch.arange(6)[None])
+
+
+def refused(text, function, *args):
+    try:
+        function(*args)
+    except UserError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError(f"not refused: {text}")
+
+
+def main(rank, store):
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="(?s).*(returned a view tensor|DTensor random operators)")
+    dist.init_process_group("gloo", rank=rank, world_size=2, init_method=f"file://{store}")
+    results = {}
+    for name, run in CASES.items():
+        try:
+            run(rank)
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+    Path(f"{store}.{rank}").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
