@@ -17,7 +17,7 @@ def results(tmp_path_factory):
     workers = [subprocess.Popen([*command, str(rank), str(store)]) for rank in (0, 1)]
     try:
         for worker in workers:
-            assert worker.wait(timeout=120) == 0
+            assert worker.wait(timeout=600) == 0
     finally:
         for worker in workers:
             worker.kill()

@@ -40,7 +40,9 @@ class Difference(HeadOutput):
 
     def weights(self, weights: Tensor, context: Context) -> Tensor:
         assert context.inputs is not None
-        factors = torch.sigmoid(nn.functional.linear(context.inputs, at_least_float32(self.weight))).transpose(1, 2)[..., None]
+        factors = torch.sigmoid(nn.functional.linear(context.inputs, at_least_float32(self.weight))).transpose(1, 2)[
+            ..., None
+        ]
         first, second = weights.unflatten(1, (-1, 2)).unbind(dim=2)
         return first - factors.to(weights.dtype) * second
 

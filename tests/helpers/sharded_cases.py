@@ -7,6 +7,7 @@ import tempfile
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -90,29 +91,23 @@ def check_training(build, batches, dim, rank, close, **options):
     for name, tensor in one.state_dict().items():
         torch.testing.assert_close(state[name], tensor, **close, msg=lambda text, name=name: f"{name}: {text}")
     assert any(not torch.equal(state[name], tensor) for name, tensor in start.items())
-    build().load_state_dict(state)
-    return sharded, one
+    one.load_state_dict(state)
+    return sharded
 
 
 def vectors(dtype):
-    return list(torch.randn(3, 5, 4, SIZE, generator=torch.Generator().manual_seed(2)).to(dtype))
+    return list(torch.randn(2, 5, 4, SIZE, generator=torch.Generator().manual_seed(2)).to(dtype))
 
 
-@case("layers mixhead-b", "mixhead-b")
-@case("layers talking-heads", "talking-heads")
-@case("layers gated", "gated")
-@case("layers dcmha", "dcmha")
-@case("layers mea", "mea")
-@case("layers diff", "diff")
-@case("layers mhe-add", "mhe-add")
-@case("layers mla", "mla")
+@case("layers mixhead-b", "mixhead-b", torch.float32)
+@case("layers dcmha", "dcmha", torch.float32)
+@case("layers mea", "mea", torch.float32)
+@case("layers mhe-add", "mhe-add", torch.float32)
 @case("layers mixhead-b bfloat16", "mixhead-b", torch.bfloat16)
 @case("layers gated bfloat16", "gated", torch.bfloat16)
-@case("layers mea bfloat16", "mea", torch.bfloat16)
-def layers_train(preset, dtype_or_rank, rank=None):
-    dtype, rank = (torch.float32, dtype_or_rank) if rank is None else (dtype_or_rank, rank)
+def layers_train(preset, dtype, rank):
     close = EXACT if dtype == torch.float32 else ROUNDED
-    sharded, _ = check_training(lambda: Layers(preset, dtype), vectors(dtype), 1, rank, close)
+    sharded = check_training(lambda: Layers(preset, dtype), vectors(dtype), 1, rank, close)
     for name, parameter in sharded.named_parameters():
         part = any(axis in name for axis in ("mixing", "head_output", "head_map"))
         assert parameter.dtype == (torch.float32 if part else dtype), name
@@ -125,31 +120,31 @@ def mixed_precision(groups, rank):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-    for preset in ("mixhead-b", "gated", "mea", "knocking-linear", "diff"):
-        if groups == "own groups":
-            check_training(lambda p=preset: Layers(p, torch.float32), vectors(torch.float32), 1, rank, ROUNDED, mp_policy=policy)
-        else:
-            sharded, whole = (Layers(preset, torch.float32) for _ in range(2))
-            fully_shard(sharded, mp_policy=policy)
-            x = vectors(torch.float32)[0]
-            torch.testing.assert_close(sharded(x).float(), whole(x), **ROUNDED)
+    if groups == "own groups":
+        check_training(
+            lambda: Layers("gated", torch.float32), vectors(torch.float32), 1, rank, ROUNDED, mp_policy=policy
+        )
+        return
+    x = vectors(torch.float32)[0]
+    for preset in ("mixhead-b", "gated", "mea", "headmix", "knocking-linear", "diff"):
+        sharded = fully_shard(Layers(preset, torch.float32), mp_policy=policy)
+        torch.testing.assert_close(sharded(x).float(), Layers(preset, torch.float32)(x), **ROUNDED)
 
 
 @case("llama mixhead-b", "mixhead-b", torch.float32, "all")
-@case("llama gated mixing alone", "gated", torch.float32, "mixing")
-@case("llama dcmha", "dcmha", torch.float32, "all")
-@case("llama mixhead-b bfloat16", "mixhead-b", torch.bfloat16, "all")
+@case("llama dcmha mixing alone", "dcmha", torch.float32, "mixing")
+@case("llama gated bfloat16", "gated", torch.bfloat16, "all")
 @case("llama talking-heads bfloat16 mixing alone", "talking-heads", torch.bfloat16, "mixing")
 def llama_trains(preset, dtype, train, rank):
     close = EXACT if dtype == torch.float32 else ROUNDED
-    batches = list(torch.randint(0, 50, (3, 4, 6), generator=torch.Generator().manual_seed(3)))
-    sharded, one = check_training(lambda: llama(preset, dtype, train), batches, 0, rank, close)
+    batches = list(torch.randint(0, 50, (2, 4, 6), generator=torch.Generator().manual_seed(3)))
+    sharded = check_training(lambda: llama(preset, dtype, train), batches, 0, rank, close)
     folders = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folders)
     save_attention(sharded, folders[0])
-    loaded = mixing_state(load_attention(llama(None, dtype), folders[0]))
-    for name, tensor in mixing_state(one).items():
-        torch.testing.assert_close(loaded[name], tensor, **close)
+    state = whole_state_dict(sharded)
+    for name, tensor in mixing_state(load_attention(llama(None, dtype), folders[0])).items():
+        assert torch.equal(tensor, state[name]), name
 
 
 RESET = [*(name for name, method in METHODS.items() if method.preset), "synthesizer-dense", "synthesizer-random"]
@@ -169,19 +164,39 @@ def reset(rank):
         with torch.no_grad():
             for tensor in (*sharded.parameters(), *sharded.buffers()):
                 tensor.fill_(7.0)
-        for module in sharded.modules():
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
-        state, expected = whole_state_dict(sharded), build().state_dict()
+        sharded.reset_parameters()
+        state, expected, again = whole_state_dict(sharded), build().state_dict(), build().state_dict()
         for key, tensor in expected.items():
-            constant = torch.equal(tensor, build().state_dict()[key])
-            same = torch.equal(state[key], tensor) if constant else 0.3 < state[key].std() / tensor.std() < 3
-            if not same or state[key].eq(7.0).any():
+            drawn = not torch.equal(tensor, again[key])
+            right = state[key].abs().max() < 5 * tensor.abs().max() if drawn else torch.equal(state[key], tensor)
+            if not right or state[key].eq(7.0).any():
                 wrong.append(f"{name}: {key}")
     assert not wrong, wrong
 
 
 SCORES = RESET[-2:]
+
+
+@case("accelerate")
+def accelerate(rank):
+    """Accelerate shards the layers of a model whose parts are sharded already. Its Trainer needs an accelerator."""
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, transformer_cls_names_to_wrap=["LlamaDecoderLayer"]
+    )
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision="no", is_main_process=rank == 0, device="cpu"
+    )
+    batches = [torch.arange(24).view(4, 6)] * 2
+    one, sharded = (llama("gated", torch.bfloat16) for _ in range(2))
+    sharded = fsdp2_prepare_model(accelerator, shard_parts(sharded))
+    losses_of(sharded, [batch.chunk(2)[rank] for batch in batches])
+    losses_of(one, batches)
+    state = whole_state_dict(sharded)
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, **ROUNDED)
 
 
 @case("order")
@@ -191,7 +206,12 @@ def wrong_order(rank):
 
     model = fully_shard(Layers("mixhead-b", torch.float32))
     refused("PositionwiseMatrix is sharded already. Call shard_parts before fully_shard", shard_parts, model)
-    refused("is sharded already. Call apply_attention before fully_shard", apply_attention, fully_shard(llama(None, torch.float32)), "mha")
+    refused(
+        "is sharded already. Call apply_attention before fully_shard",
+        apply_attention,
+        fully_shard(llama(None, torch.float32)),
+        "mha",
+    )
 
 
 @case("tensor parallel")
