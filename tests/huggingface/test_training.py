@@ -1,8 +1,4 @@
-"""What trains after ``apply_attention``, in which groups, and together with PEFT and with sharded parameters."""
-
-import re
-import subprocess
-import sys
+"""What trains after ``apply_attention``, in which groups, and together with PEFT."""
 
 import pytest
 import torch
@@ -173,60 +169,6 @@ def test_two_mixings_in_one_folder_are_refused_where_they_differ(tmp_path):
     apply_attention(model, "mixhead-b").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"mixing is 'static' in .* and 'positionwise'"):
         load_attention(classifier(), tmp_path)
-
-
-# --- sharded parameters
-
-SHARDED = """
-import os, sys, torch, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from transformers import BertConfig, BertForSequenceClassification
-from fairseq_lowrank.huggingface import apply_attention, mixing_state
-from fairseq_lowrank.messages import UserError
-
-dist.init_process_group("gloo", rank=int(sys.argv[1]), world_size=2, init_method=f"file://{sys.argv[2]}")
-def build():
-    torch.manual_seed(1)
-    sizes = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
-    model = BertForSequenceClassification(BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    return apply_attention(model, "mixhead-b")
-def train(model):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(input_ids=torch.arange(2, 12)[None], labels=torch.tensor([1])).loss.backward()
-        optimizer.step()
-whole = build()
-train(whole)
-sharded = build()
-for layer in sharded.bert.encoder.layer:
-    fully_shard(layer)
-fully_shard(sharded)
-train(sharded)
-for name, tensor in mixing_state(whole).items():
-    torch.testing.assert_close(mixing_state(sharded)[name].full_tensor(), tensor, atol=1e-5, rtol=1e-5)
-try:
-    apply_attention(sharded, "mixhead-a")
-except UserError as error:
-    print("refused:", error)
-dist.destroy_process_group()
-"""
-
-
-def test_sharded_training_equals_training_on_one_worker(tmp_path):
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARDED, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
-    for worker in workers:
-        out, err = worker.communicate(timeout=120)
-        assert worker.returncode == 0, err
-        assert re.search(r"refused: .* before fully_shard", out)
 
 
 def test_every_layer_that_is_mixed_has_its_mixing():
