@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
-from fairseq_lowrank.parts.stages import declared, fills, run, take_step
+from fairseq_lowrank.parts.stages import Steps, by_step, declared, run, take_step
 
 
 class RegularizerInput(NamedTuple):
@@ -291,7 +291,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if key is not None and incremental_state is None:
             check_layout(self.input_sizes, query, key, key_padding_mask, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        modules, parts = self._built_modules(), [*parts_of(self).values()]
+        modules, parts = self._built_modules(), parts_of(self).values()
+        steps = by_step(parts)
         key_padding_mask, key_bias = split_key_padding(key_padding_mask)
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
@@ -300,15 +301,15 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
         states, key_padding_mask = self._key_value_states(
-            modules, parts, key, value, key_padding_mask, incremental_state
+            modules, steps, key, value, key_padding_mask, incremental_state
         )
 
         # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = join_beams(self._project_query(modules, parts, query), beam)
-        context = self._context(modules, parts, query, q, states, beam) if parts else Context()
+        q = join_beams(self._project_query(modules, steps, query), beam)
+        context = self._context(modules, parts, query, q, states, keys - queries, beam) if parts else Context()
 
         # The mask: which keys each query sees.
         query_padding = None
@@ -325,8 +326,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Scores and probabilities.
         if before_softmax:
-            call = self._call(modules, parts, q, states, mask, keep_row_constants=True)
-            call = take_step(parts, "call", call, context.widened())
+            call = self._call(modules, steps, q, states, mask, keep_row_constants=True)
+            call = take_step(steps, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
             values = self.projection.expand_values(modules, states)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
@@ -336,7 +337,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
         dropout = modules["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        call = self._call(modules, parts, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        call = self._call(modules, steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -352,7 +353,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 heads = heads.expand(-1, self._score_heads, -1, -1)
             return heads, None if weights is None else weights.expand(-1, self._score_heads, -1, -1)
 
-        heads, weights = run(parts, call, context, attend)
+        heads, weights = run(steps, call, context, attend)
         output = modules["out_proj"](merge_heads(split_beams(heads, beam)))
         if self.batch_first:
             output = output.transpose(0, 1)
@@ -365,15 +366,15 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        q = self._project_query(self._built_modules(), [*parts_of(self).values()], query)
+        q = self._project_query(self._built_modules(), by_step(parts_of(self).values()), query)
         return q.expand(-1, self._score_heads, -1, -1)
 
-    def _project_query(self, modules: Modules, parts: list[nn.Module], query: Tensor) -> Tensor:
+    def _project_query(self, modules: Modules, steps: Steps, query: Tensor) -> Tensor:
         q = self.score.project_query(modules, query)
         if q.size(1) != self._score_heads:
             self._check_heads(q)
-        if fills(parts, "queries"):
-            q = take_step(parts, "queries", q, Context(query.transpose(0, 1)).widened())
+        if "queries" in steps:
+            q = take_step(steps, "queries", q, Context(query.transpose(0, 1)).widened())
         return q if self.q_norm is None else self.q_norm(q)
 
     def _check_heads(self, q: Tensor) -> None:
@@ -390,7 +391,14 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             )
 
     def _context(
-        self, modules: Modules, parts: list[nn.Module], query: Tensor, q: Tensor, states: KeyValueStates, beam: int
+        self,
+        modules: Modules,
+        parts: Iterable[nn.Module],
+        query: Tensor,
+        q: Tensor,
+        states: KeyValueStates,
+        first: int,
+        beam: int,
     ) -> Context:
         """Return what parts may read. Heads that are copies of each other are made several."""
         inputs = own_values = None
@@ -402,7 +410,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             if part.reads_own_value and own_values is None:
                 own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
                 own_values = self.projection.expand_values(modules, own)
-        first = next(iter(states.values())).size(2) - query.size(0)
         if q.size(1) != self._score_heads:
             q = q.expand(-1, self._score_heads, -1, -1)
         return Context(inputs, q, states, first, beam, own_values)
@@ -410,7 +417,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _key_value_states(
         self,
         modules: Modules,
-        parts: list[nn.Module],
+        steps: Steps,
         key: Tensor | None,
         value: Tensor | None,
         padding: Tensor | None,
@@ -425,9 +432,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 )
             return cache.tensors, cache.padding
         states = self.score.project_key_value(modules, key, value)
-        if fills(parts, "states"):
+        if "states" in steps:
             first = 0 if (known := self.cache.get(state)) is None else known.length
-            states = take_step(parts, "states", states, Context(key.transpose(0, 1), first=first).widened())
+            states = take_step(steps, "states", states, Context(key.transpose(0, 1), first=first).widened())
         if self.k_norm is not None:
             states["key"] = self.k_norm(states["key"])
         if self.rotary is not None:
@@ -443,7 +450,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _call(
         self,
         modules: Modules,
-        parts: list[nn.Module],
+        steps: Steps,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -457,7 +464,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         # One query for all heads attends once, as its heads are copies of each other. Dropout, per-head masks and parts make
         # them different; mixing and regularisers compare them.
         if q.size(1) != self._score_heads and (
-            fills(parts, "call") or dropout_p or mask.differs_by_head or self.regulariser is not None
+            "call" in steps or dropout_p or mask.differs_by_head or self.regulariser is not None
         ):
             q = q.expand(-1, self._score_heads, -1, -1)
         # Mixing reads the queries before they are turned.
@@ -469,7 +476,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask,
             training=self.training if training is None else training,
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
-            rows_sum_to_one=not dropout_p and all(declared(part).rows_sum_to_one for part in parts),
+            rows_sum_to_one=not dropout_p and all([declared(part).rows_sum_to_one for part in steps.get("call", ())]),
         )
         return AttentionCall(
             scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings
@@ -489,9 +496,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
-        parts, query = [*parts_of(self).values()], torch.empty(1, 1, self.embed_dim)
-        call = self._call(modules, parts, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
-        call = take_step(parts, "call", call, self._context(modules, parts, query, q, states, 1))
+        parts, query = parts_of(self).values(), torch.empty(1, 1, self.embed_dim)
+        steps = by_step(parts)
+        call = self._call(modules, steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        call = take_step(steps, "call", call, self._context(modules, parts, query, q, states, 0, 1))
         for module, mode in training.items():
             module.training = mode
         return call

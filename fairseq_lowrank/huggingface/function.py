@@ -18,7 +18,7 @@ from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.ops.attention.call import AlreadySet
 from fairseq_lowrank.parts import Context
-from fairseq_lowrank.parts.stages import declared, run
+from fairseq_lowrank.parts.stages import by_step, declared, run
 
 IMPLEMENTATION = "fairseq_lowrank"
 """The name of our function in ``config._attn_implementation``."""
@@ -149,7 +149,7 @@ def attention_forward(
         return attention(call if added.change is None else added.change(call))
 
     try:
-        heads, weights = run(parts, call, context, attend)
+        heads, weights = run(by_step(parts), call, context, attend)
     except AlreadySet as error:
         raise UserError(
             f"{type(module).__name__}: {error} Leave this layer out with layers= or sites=, or choose other attention."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -143,22 +143,28 @@ def declared(part: nn.Module) -> Any:
     return next(module for module in part.modules() if isinstance(module, LayerPart))
 
 
-def fills(parts: Iterable[nn.Module], step: str) -> bool:
-    """Return True if any part fills a step."""
-    return any(step in declared(part).filled for part in parts)
+Steps = dict[str, list[nn.Module]]
+"""The parts that fill each step, in the order in which they change what passes through; a step that no part fills is left out."""
 
 
-def take_step(parts: Iterable[nn.Module], step: str, value: Value, context: Context) -> Value:
-    """Return what all parts make of a value in one step, in the dtype of the value. The context is wide already."""
+def by_step(parts: Iterable[nn.Module]) -> Steps:
+    """Return the parts that fill each step. This is cheap, so a layer asks in each forward pass, and any part may change."""
+    steps: Steps = {}
     for part in parts:
-        declaration = declared(part)
-        if step in declaration.filled:
-            value = _narrowed(part(step, _wide(value), context), value)
+        for step in declared(part).filled:
+            steps.setdefault(step, []).append(part)
+    return steps
+
+
+def take_step(steps: Steps, step: str, value: Value, context: Context) -> Value:
+    """Return what all parts make of a value in one step, in the dtype of the value. The context is wide already."""
+    for part in steps.get(step, ()):
+        value = part(step, value, context) if step == "call" else _narrowed(part(step, _wide(value), context), value)
     return value
 
 
 def run(
-    parts: Sequence[nn.Module],
+    steps: Steps,
     call: AttentionCall,
     context: Context,
     compute: Callable[[AttentionCall], tuple[Tensor, Tensor | None]],
@@ -166,29 +172,27 @@ def run(
     """Compute attention with its parts, from the call to the heads that the output projection reads.
 
     Args:
-        parts: in the order in which they change what passes through.
+        steps: the parts by the steps that they fill.
         call: without what the parts do.
         context: of this forward pass.
         compute: returns the heads of a call, and its weights or ``None``.
     """
-    if not parts:
+    if not steps:
         return compute(call)
     context = context.widened()
-    heads, weights = compute(take_step(parts, "call", call, context))
-    heads = take_step(parts, "heads", heads, context)
-    return heads, None if weights is None else take_step(parts, "weights", weights, context)
+    heads, weights = compute(take_step(steps, "call", call, context))
+    heads = take_step(steps, "heads", heads, context)
+    return heads, None if weights is None else take_step(steps, "weights", weights, context)
 
 
 def _wide(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return at_least_float32(value)
-    return {name: at_least_float32(tensor) for name, tensor in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {name: at_least_float32(tensor) for name, tensor in value.items()}
+    return None if value is None else at_least_float32(value)
 
 
 def _narrowed(value: Any, like: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(like.dtype)
     if isinstance(value, dict):
         (dtype,) = {tensor.dtype for tensor in like.values()}
         return {name: tensor.to(dtype) for name, tensor in value.items()}
-    return value
+    return value.to(like.dtype)
