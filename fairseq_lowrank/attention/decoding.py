@@ -135,9 +135,9 @@ class IncrementalCache:
 
     def update(self, state: IncrementalState, new: KeyValueStates, padding: Tensor | None) -> LayerCache:
         """Append the tensors of a step, and return all of them."""
-        old = self.get(state)
-        cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
-        self.set(state, cache)
+        old = state.get(self.key)
+        state[self.key] = cache = LayerCache(new, padding) if old is None else old.extended(new, padding)
+        self.used = True
         return cache
 
     def reorder(self, state: IncrementalState, order: Tensor, *, encoder_keys: bool, beam_size: int) -> None:

@@ -308,7 +308,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = join_beams(self._project_query(modules, steps, query), beam)
+        q = self._project_query(modules, steps, query)
+        if beam > 1:
+            q = join_beams(q, beam)
         context = self._context(modules, parts, query, q, states, keys - queries, beam) if parts else Context()
 
         # The mask: which keys each query sees.
@@ -318,7 +320,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
-        mask = repeat_heads(mask, self.num_heads, self.spec.queries_per_head)
+        if mask.additive is not None:
+            mask = repeat_heads(mask, self.num_heads, self.spec.queries_per_head)
         if self._has_appended:
             states, mask = append_keys(states, mask, (self.bias_k, self.bias_v), self.add_zero_attn)
         if beam > 1:
@@ -354,7 +357,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             return heads, None if weights is None else weights.expand(-1, self._score_heads, -1, -1)
 
         heads, weights = run(steps, call, context, attend)
-        output = modules["out_proj"](merge_heads(split_beams(heads, beam)))
+        output = modules["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
@@ -469,6 +472,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             q = q.expand(-1, self._score_heads, -1, -1)
         # Mixing reads the queries before they are turned.
         turned = q if self.rotary is None else self._rotated(q, states, mask)
+        rows_sum_to_one = not dropout_p
+        for part in steps.get("call", ()):
+            rows_sum_to_one &= declared(part).rows_sum_to_one
         scores, values = self.score.attention_inputs(
             modules,
             turned,
@@ -476,7 +482,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             mask,
             training=self.training if training is None else training,
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
-            rows_sum_to_one=not dropout_p and all([declared(part).rows_sum_to_one for part in steps.get("call", ())]),
+            rows_sum_to_one=rows_sum_to_one,
         )
         return AttentionCall(
             scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings

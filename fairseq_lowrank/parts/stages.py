@@ -181,7 +181,8 @@ def run(
         return compute(call)
     context = context.widened()
     heads, weights = compute(take_step(steps, "call", call, context))
-    heads = take_step(steps, "heads", heads, context)
+    if "heads" in steps:
+        heads = take_step(steps, "heads", heads, context)
     return heads, None if weights is None else take_step(steps, "weights", weights, context)
 
 
