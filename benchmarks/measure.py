@@ -78,7 +78,7 @@ def new_file(*endings: str) -> Callable[[str], Path]:
             raise argparse.ArgumentTypeError(f"{text}: expected a file ending in {' or '.join(endings)}")
         kind = {".json": "JSON", ".svg": "text"}.get(path.suffix, "picture")
         if path.exists() and (not path.is_file() or kind_of(path) not in ("", kind)):
-            raise argparse.ArgumentTypeError(f"{text}: exists and is no file of results")
+            raise argparse.ArgumentTypeError(f"{text}: exists, and it has no results")
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise argparse.ArgumentTypeError(f"{text}: {nearest} is no folder that can be written to")
         return path

@@ -170,7 +170,7 @@ def _forget_inputs(module: nn.Module, args: tuple, output: object) -> None:
     _calls.running = _calls_around(module)
 
 
-# A hook that also runs after an exception would have a number of its own in each module, which compilers guard. So the next call
+# A hook that also runs after an exception would have another number in each module, which compilers guard. So the next call
 # of the module replaces what an exception left.
 def _calls_around(module: nn.Module) -> tuple[tuple[nn.Module, Tensor], ...]:
     """Return the calls that began before that of a module."""
