@@ -164,7 +164,8 @@ def test_a_published_bert_is_imported_and_gives_the_sizes(recipe, name, corpus, 
     (imported,) = commands(said, "fairseq-lowrank")[:1]
     assert imported[:2] == ["import-bert", str(folder)]
     training = commands(said, "fairseq-train")
-    assert all(f"{imported[-1]}/model.pt" in command for command in training)
+    output = imported[imported.index("--output") + 1]
+    assert all(f"{output}/model.pt" in command for command in training)
     for command in training:
         args = options.parse_args_and_arch(options.get_training_parser(), input_args=command)
         assert (args.encoder_layers, args.encoder_embed_dim, args.encoder_attention_heads) == (2, 16, 4)

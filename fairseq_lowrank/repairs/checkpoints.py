@@ -195,7 +195,11 @@ def lock_save_folder(load: Callable) -> Callable:
     def load_checkpoint(cfg, trainer, **kwargs):
         if not cfg.no_save and trainer.should_save_checkpoint_on_current_rank:
             _lock(Path(cfg.save_dir).resolve(), trainer.checkpoint_suffix)
-        return load(cfg, trainer, **kwargs)
+        try:
+            return load(cfg, trainer, **kwargs)
+        except BaseException:  # this training never begins
+            _unlock()
+            raise
 
     return load_checkpoint
 
@@ -210,6 +214,9 @@ def _lock(folder: Path, suffix: str) -> None:
     file = path.open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.fstat(file.fileno()).st_nlink:  # its holder has removed it since it was opened
+            file.close()
+            return _lock(folder, suffix)
     except (BlockingIOError, PermissionError) as error:  # POSIX allows either
         file.seek(0)
         raise UserError(
@@ -222,6 +229,14 @@ def _lock(folder: Path, suffix: str) -> None:
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
     _locks[path] = file
+
+
+def _unlock() -> None:
+    """Remove the lock of this process."""
+    while _locks:
+        path, file = _locks.popitem()
+        path.unlink(missing_ok=True)
+        file.close()
 
 
 PATCHES = (
