@@ -39,7 +39,10 @@ def attention_page() -> str:
     from fairseq_lowrank.plugin.flags import MODEL_FLAGS
 
     regularisers = [
-        (f"`--{one.name.replace('_', '-')}`", _cell(one.metadata["help"]))
+        (
+            f"`--{one.name.replace('_', '-')}`",
+            _cell(one.metadata["help"].replace("||", "‖").removesuffix(" (default: 0, off)")),
+        )
         for one in dataclasses.fields(RegulariserConfig)
         if "help" in one.metadata
     ]

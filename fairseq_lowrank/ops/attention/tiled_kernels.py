@@ -624,7 +624,7 @@ def _store_matrices(matrix, gradient, batch, start, length, shape):
 
 @triton.jit
 def _key_tile(dk, dv, keys, values, score_matrix, score_backward, forward, backward, q, grad, lse, sums, prob_mixing, batch, heads, start, first, factor, mask, dropout, shape, SCORE_KIND: tl.constexpr, KIND: tl.constexpr, OF: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Tiles are ``[heads, keys, queries]``, or ``[keys, queries]``."""
+    """Add what the queries of a tile ``[heads, keys, queries]``, or ``[keys, queries]``, add to dk and dv."""
     queries = _moving(q, batch, heads, first, mask.queries, shape, shape.HEADS, shape.DIM, shape.BLOCK_M, shape.BLOCK_D, MASKED)  # fmt: skip
     grads = _moving(grad, batch, heads, first, mask.queries, shape, shape.HEADS, shape.VALUE_DIM, shape.BLOCK_M, shape.BLOCK_DV, MASKED)  # fmt: skip
     t, s = first + tl.arange(0, shape.BLOCK_M), start + tl.arange(0, shape.BLOCK_N)
