@@ -46,6 +46,7 @@ from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.methods.gated import HeadGate
+from fairseq_lowrank.parts import Context
 
 TABLE = "matrices"
 METRIC = "relative squared error"
@@ -114,7 +115,7 @@ def layer_map(layer: MultiheadAttention, positions: Tensor) -> tuple[Tensor, Ten
     probabilities = probabilities.squeeze(1)
     if isinstance(layer.head_output, HeadGate):
         ones = probabilities.new_ones(1, layer.num_heads, len(positions), outputs.size(1))
-        gates = layer.head_output(ones, query.transpose(0, 1), None)[0]  # [H, n, d_v]
+        gates = layer.head_output("heads", ones, Context(query.transpose(0, 1)))[0]  # [H, n, d_v]
         probabilities = torch.einsum("htf,hts->hfts", gates, probabilities).flatten(0, 1)
         values, outputs = values.mT.flatten(0, 1).unsqueeze(-1), outputs.flatten(0, 1).unsqueeze(1)
     return probabilities, values, outputs
