@@ -179,7 +179,7 @@ def declared():
             found[recipe] = {
                 Path(line[line.index("--save-dir") + 1]).parent.name.split("-seed")[0]: (
                     line[line.index("--user-dir") + 1],
-                    line[line.index("--save-dir") + 2 :],
+                    line[line.index("--arch") :],
                 )
                 for line in words
             }
