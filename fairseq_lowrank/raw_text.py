@@ -98,7 +98,7 @@ class TextSettings:
         if self.moses is not None and not (isinstance(self.moses, Mapping) and self.moses.keys() <= known.keys()):
             raise ValueError(f"moses is {self.moses!r}, expected null or an object with {', '.join(known)}")
         if not all(isinstance(language, str) for language in (self.source, self.target)):
-            raise ValueError("source and target are names of languages")
+            raise ValueError("source and target: expected names of languages")
 
     def save(self, folder: Path, model: Path) -> None:
         """Write the settings to a folder of binarised data, and copy the model of the subwords."""
@@ -119,7 +119,7 @@ class TextSettings:
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(values, dict):
-                raise ValueError("it has no names and values")
+                raise ValueError("expected an object of names and values")
             return cls(**values)
         except (ValueError, TypeError) as error:
             raise UserError(f"{file} is damaged ({error}). Prepare the corpus again.") from error

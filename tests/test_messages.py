@@ -86,7 +86,7 @@ def of_json():
         (UserError("a\n  b"), "a b"),
         (raised(Exception("cannot load;"), over=UserError("heads differ")), "heads differ"),
         (FileNotFoundError(2, "No such file or directory", "x.pt"), "x.pt: No such file or directory"),
-        (ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu"), "fairseq-lowrank[translation]"),
+        (ModuleNotFoundError("No module named 'sacrebleu'", name="sacrebleu"), "pip install '.[translation]'"),
     ],
     ids=str,
 )
@@ -144,6 +144,8 @@ REMEDY = re.compile(
 WITHOUT_REMEDY = {
     ("fairseq_lowrank/attention/states.py", "StateDictMismatch"): "the class has the remedy",
     ("fairseq_lowrank/plugin/states.py", "StateDictMismatch"): "the class has the remedy",
+    ("fairseq_lowrank/attention/states.py", "UserError"): "IMPORT_PLUGIN has the remedy",
+    ("fairseq_lowrank/cli/record.py", "UserError"): "REFERENCES_SCORED has the remedy",
     ("fairseq_lowrank/cli/__init__.py", "error"): "argparse's own text for flags that do not exist",
     ("fairseq_lowrank/parts/registry.py", "UserError"): "its callers pass the remedy",
     ("fairseq_lowrank/tools/fairseq/architecture.py", "UserError"): "argparse's own text",

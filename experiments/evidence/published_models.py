@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.quantise:
         return quantise(*args.quantise)
     if args.results is None:
-        parser.error("the following arguments are required: --results")
+        parser.error("no file of results given. Add --results FILE.")
     lines = read(args.results)
     if args.has:
         model, *rest = args.has

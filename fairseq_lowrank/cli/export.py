@@ -94,7 +94,7 @@ def run(args) -> None:
         for line, sentence in zip(lines, sentences, strict=False):
             if after.encode(line) != sentence:
                 raise UserError(
-                    f"the exported tokenizer reads {line!r} in another way. Nothing is written. Report the text."
+                    f"the exported tokenizer reads {line!r} in another way. Nothing is written. Choose other sentences with --check."
                 )
         comparison = compare(model.search(sentences), after, sentences)
         (folder / "README.md").write_text(card(model, args.to, str(comparison)), encoding="utf-8")
@@ -113,7 +113,7 @@ def to_transformers(model, folder: Path):
 
 def to_ctranslate2(model, folder: Path):
     if importlib.util.find_spec("ctranslate2") is None:
-        raise FlagError("--to", "ctranslate2", "it is not installed", "Install it: pip install ctranslate2.")
+        raise FlagError("--to", "ctranslate2", "it is not installed", "Run pip install ctranslate2.")
     from fairseq_lowrank.tools.fairseq.ctranslate2 import CTranslate2Model, write
 
     write(model, folder)

@@ -103,7 +103,9 @@ def source_of(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FlagError("--transformers", path, "there is no such file", "Give a GGUF file, or a folder.")
     if importlib.util.find_spec("gguf") is None:
-        raise FlagError("--transformers", path, "transformers reads GGUF with the package gguf", "pip install gguf")
+        raise FlagError(
+            "--transformers", path, "transformers reads GGUF with the package gguf", "Run pip install gguf."
+        )
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name} | LOCAL
 
 

@@ -34,7 +34,9 @@ class InProcess:
             return
         said = self.fairseq_command(words[0].removeprefix("fairseq-"), *words[1:])
         records = [f"date | {record.levelname} | {record.name} | {record.message}" for record in self.caplog.records]
-        printed = said.removeprefix("\n".join([*self.caplog.messages, ""]))  # the rest of what it said is in the records
+        printed = said.removeprefix(
+            "\n".join([*self.caplog.messages, ""])
+        )  # the rest of what it said is in the records
         with open(log, "a", encoding="utf-8") as file:
             file.write("\n".join([f"+ {shlex.join(words)}", *records, printed, ""]))
 
