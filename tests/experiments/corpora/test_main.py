@@ -77,4 +77,6 @@ def test_help_says_what_a_script_takes(name, capsys):
 def test_a_package_that_is_missing_is_named_with_its_extra(prepare, corpus, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)  # as if it were not installed
     status, said = prepare("multi30k", "--data", corpus("multi30k"))
-    assert status == 2 and said.endswith("sacremoses is not installed: pip install 'fairseq-lowrank[translation]'")
+    assert status == 2 and said.endswith(
+        "sacremoses is not installed. In a clone of fairseq_lowrank, run pip install '.[translation]'"
+    )
