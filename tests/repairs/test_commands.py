@@ -77,10 +77,10 @@ def test_command_shows_an_unexpected_exception_in_full(translation_data, tmp_pat
     """Its traceback, with the place in fairseq, and then one last line."""
     (tmp_path / "file").touch()
     done = run(
-        Path(sys.executable).with_name("fairseq-train"), translation_data, *TRAIN, "--save-dir", tmp_path / "file" / "x"
+        Path(sys.executable).with_name("fairseq-train"), translation_data, *TRAIN, "--log-file", tmp_path / "file" / "x"
     )
     assert done.returncode == 1
-    assert "Traceback" in done.stderr and "verify_checkpoint_directory" in done.stderr
+    assert "Traceback" in done.stderr and "FileHandler" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("fairseq-train: error: ")
 
 
