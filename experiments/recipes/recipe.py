@@ -355,16 +355,22 @@ def tokens_of_update(flags: Sequence[str]) -> int:
     return max(1, step * number("--update-freq", 1))
 
 
-def effective_flags(flags: Sequence[str]) -> dict[str, str]:
-    """Return the flags that affect numbers, each with its values in one string; the last of a repeated flag."""
-    found, name = {}, ""
+def parse_flags(flags: Sequence[str]) -> dict[str, str]:
+    """Return the flags, each with its values in one string; the last of a repeated flag."""
+    found: dict[str, str] = {}
+    name = ""
     for word in flags:
         if re.match("--?[a-zA-Z]", word):
             name, equals, value = word.partition("=")
             found[name] = value if equals else ""
         else:
             found[name] = f"{found.get(name, '')} {shlex.quote(word)}".strip()
-    return {name: value for name, value in found.items() if name not in FLAGS_WITHOUT_EFFECT}
+    return found
+
+
+def effective_flags(flags: Sequence[str]) -> dict[str, str]:
+    """Return the flags that affect numbers, each with its values in one string; the last of a repeated flag."""
+    return {name: value for name, value in parse_flags(flags).items() if name not in FLAGS_WITHOUT_EFFECT}
 
 
 def differences(flags: Sequence[str], others: Sequence[str]) -> str:
@@ -471,4 +477,4 @@ def training_flags(name: str) -> Sequence[str]:
 
 def last_value(flags: Sequence[str], name: str, default: str) -> str:
     """Return the value of a flag; the last one if it is repeated."""
-    return effective_flags(flags).get(name, default)
+    return parse_flags(flags).get(name, default)

@@ -272,8 +272,8 @@ def test_slurm_script_of_the_docs_trains_and_queues_again(tmp_path, capsys, stop
     assert re.search(r"^#SBATCH --signal=B:USR1@\d+$", script, re.MULTILINE)
     programs = {
         "scontrol": 'if [ "$1" = show ]; then echo node1; echo node2; else echo "$@" >> requeued; fi',
-        # Slurm signals the script while the training runs
-        "srun": f'{"kill -USR1 $PPID;" * stopped} exec "$@"',
+        # Slurm signals the script while the training runs, which then takes a moment to write its checkpoint
+        "srun": f'{"kill -USR1 $PPID; sleep 0.3;" * stopped} exec "$@"',
         "fairseq-lowrank": 'printf "%s\\n" "$@" > command',
     }
     for name, text in programs.items():

@@ -130,8 +130,10 @@ def test_answers_are_those_of_the_prepared_corpus(prepare_questions, train, tmp_
     assert any(expected.values()) or unanswerable
 
 
-def test_flags_of_text_are_refused_without_it(capsys):
-    assert main(["predict", "model.pt", "--data", "bin", "--labels", "a", "--unanswerable"]) == 2
+def test_flags_of_text_are_refused_without_it(tmp_path, capsys):
+    model = tmp_path / "model.pt"
+    model.touch()
+    assert main(["predict", str(model), "--data", "bin", "--labels", "a", "--unanswerable"]) == 2
     assert "--labels --unanswerable" in capsys.readouterr().err
-    assert main(["predict", "model.pt", "--text", "nowhere"]) == 2
+    assert main(["predict", str(model), "--text", "nowhere"]) == 2
     assert "--text nowhere" in capsys.readouterr().err
