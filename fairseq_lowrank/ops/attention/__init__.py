@@ -151,7 +151,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
         if torch.onnx.is_in_onnx_export():  # it has no operator of this package
             return (reference,)
         # One choice for all lengths.
-        avoid = mixes or call.dropout_p or sdpa.needs_causal_tensor(call) or sdpa.has_two_sizes(call)
+        avoid = mixes or call.dropout_p or sdpa.needs_whole_tensor(call) or sdpa.has_two_sizes(call)
         return (*fused, blocked, reference) if avoid else (sdpa, *fused, blocked, reference)
     _, heads, queries, keys = call.scores.shape
     shared = v.size(1) < heads
@@ -163,7 +163,7 @@ def _preference(call: AttentionCall) -> tuple[ModuleType, ...]:
             return others
         return (sdpa, *others) if gpu_times.prefers_sdpa(call) else (*fused, sdpa, *others)
     drops = call.dropout_p and not prefer.sdpa_drops
-    whole = sdpa.needs_causal_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
+    whole = sdpa.needs_whole_tensor(call) or (sdpa.has_two_sizes(call) and not prefer.sdpa_of_two_sizes)
     if drops or (whole and queries * keys > prefer.mask_scores):
         # SDPA would build a T×S tensor: all weights, or the mask.
         return others

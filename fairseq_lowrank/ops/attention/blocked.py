@@ -35,6 +35,7 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS, without_autocast
 from fairseq_lowrank.ops.attention import recomputing
 from fairseq_lowrank.ops.attention.blocks import Block, KeyGradient, Workspace, group_queries, slice_block
 from fairseq_lowrank.ops.attention.call import AttentionCall
+from fairseq_lowrank.ops.attention.distances import collect, spread
 from fairseq_lowrank.ops.attention.mask import hiding_value
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
 from fairseq_lowrank.ops.attention.tree import empty_heads
@@ -117,6 +118,8 @@ def input_gradients(
                 if mixing
                 for gradient in mixing.gradients()
             ),
+            *([] if call.sinks is None else [problem.sink_gradient()]),
+            *([] if call.distance_bias is None else [problem.biases["distance"].gradient]),
         ]
 
 
@@ -134,7 +137,9 @@ class BlockedAttention:
         self.offset: int | None
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
-            self.positions, self.offset = self.queries, None
+            self.offset = None
+            if call.distance_bias is None:
+                self.positions = self.queries
         self.rows = min(max(self.positions, 1), _rows(call))
         widest = self.num_keys
         if self.mask.window is not None and not self.mask.num_appended_keys:
@@ -148,11 +153,17 @@ class BlockedAttention:
         self.prob_mixing = None if call.prob_mixing is None else call.prob_mixing.blocks()
         self.activation = ACTIVATIONS[call.activation]
         # A mask hides at finite values too, a bias only at −inf.
-        self.biases = {}
+        self.biases: dict[str, _Bias | _DistanceBias] = {}
         if call.score_bias is not None:
             self.biases["score"] = _Bias(call.score_bias, self.dtype, hides_from=float("-inf"))
         if call.mask.bias is not None:
             self.biases["mask"] = _Bias(call.mask.bias, self.dtype, hides_from=hiding_value(call.mask.bias.dtype))
+        if call.distance_bias is not None:
+            self.biases["distance"] = _DistanceBias(call.distance_bias, self.dtype, self.positions)
+        self._sinks: Tensor | None = None
+        if call.sinks is not None:
+            self._sinks = self.activation.logits(call.sinks.detach().to(self.dtype)).view(1, -1, 1, 1)
+            self._grad_sinks = torch.zeros_like(self._sinks)
         # Hidden keys are 1 and times _HIDDEN added to scores: on the CPU 20 times as fast as filling under a bool mask.
         padding, additive = call.mask.key_padding, call.mask.additive
         self._hidden = [] if padding is None else [padding[:, None, None, :].to(self.dtype)]
@@ -206,8 +217,14 @@ class BlockedAttention:
         visible = None
         if self._hidden or self.biases or (self.offset or 0) < 0:
             visible = (scores.amax(dim=-1, keepdim=True) > _HIDDEN / 2).to(self.dtype)
+        share = None
+        if self._sinks is not None:
+            total = self.activation.logits(scores).logsumexp(dim=-1, keepdim=True)
+            share = total.sub_(self._sinks).sigmoid_()
         weights, kept = self.activation.forward(scores, self.work.buffer)
-        return weights if visible is None else weights.mul_(visible), kept
+        for factor in (visible, share):
+            weights = weights if factor is None else weights.mul_(factor)
+        return weights, kept
 
     def _hide_by_position(self, scores: Tensor, block: Block) -> None:
         """Hide the keys after the position of each query, and those before its window."""
@@ -262,6 +279,8 @@ class BlockedAttention:
         sums = None
         if self.prob_mixing is not None:
             grad, sums = self.prob_mixing.backward(weights, grad, block, partial(work.buffer, "unmixed"))
+        if self._sinks is not None:
+            self._differentiate_sinks(weights, grad, sums)
         grad = self.activation.backward(weights, grad, sums, kept)
         for bias in self.biases.values():
             bias.add_gradient(grad, block)
@@ -269,6 +288,23 @@ class BlockedAttention:
             scores = work.buffer("unmixed scores", *weights.shape)
             grad, _ = self.score_mixing.backward(scores, grad, block, partial(work.buffer, "unmixed scores"))
         self.scores.backward(block, grad)
+
+    def _differentiate_sinks(self, weights: Tensor, grad: Tensor, sums: Tensor | None) -> None:
+        """Add −P_sink Σ_s P_s dP_s: the weight of a sink reads no value, so it has no gradient of its own."""
+        sums = (weights * grad).sum(dim=-1, keepdim=True) if sums is None else sums
+        share = 1 - weights.sum(dim=-1, keepdim=True)
+        self._grad_sinks -= (share * sums).sum(dim=(0, 2), keepdim=True)
+
+    def sink_gradient(self) -> Tensor | None:
+        """Return the gradient of the sinks, through the logits of the activation."""
+        sinks = self.call.sinks
+        assert sinks is not None
+        if not sinks.requires_grad:
+            return None
+        with torch.enable_grad():
+            wide = sinks.detach().to(self.dtype).requires_grad_()
+            (gradient,) = torch.autograd.grad(self.activation.logits(wide), wide, self._grad_sinks.flatten())
+        return gradient.to(sinks.dtype)
 
 
 class _Bias:
@@ -292,6 +328,44 @@ class _Bias:
             self._sum = torch.zeros_like(self.bias, dtype=self.dtype)
         part = slice_block(self._sum, block)
         part += grad_scores.sum_to_size(part.shape)
+
+    @property
+    def gradient(self) -> Tensor | None:
+        if not self.bias.requires_grad:
+            return None
+        return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
+
+
+class _DistanceBias:
+    """A term of the scores by distance, see :mod:`.distances`; nothing larger than a block is made of it.
+
+    Args:
+        bias: ``[1 or B, 1 or H, T + S − 1]``; it hides where it is −inf.
+        positions: T.
+    """
+
+    def __init__(self, bias: Tensor, dtype: torch.dtype, positions: int) -> None:
+        self.bias, self.positions, self.dtype = bias, positions, dtype
+        self._finite = torch.where(bias == float("-inf"), _HIDDEN, bias.to(dtype).clamp(min=_LEAST_BIAS))
+        self._sum: Tensor | None = None
+
+    def add_to(self, scores: Tensor, block: Block) -> None:
+        scores.add_(spread(self._part(self._finite, block), _length(block.rows), block.num_keys))
+
+    def add_gradient(self, grad_scores: Tensor, block: Block) -> None:
+        if not self.bias.requires_grad:
+            return
+        if self._sum is None:
+            self._sum = torch.zeros_like(self.bias, dtype=self.dtype)
+        part = self._part(self._sum, block)
+        part += collect(grad_scores.sum_to_size(part.size(0), part.size(1), *grad_scores.shape[2:]))
+
+    def _part(self, tensor: Tensor, block: Block) -> Tensor:
+        """Return the part of a tensor like the bias that a block sees; no block reaches beyond one repeat of the queries."""
+        start = block.rows.start % self.positions
+        stop = start + _length(block.rows)
+        batch = block.batch if tensor.size(0) > 1 else slice(None)
+        return tensor[batch, :, self.positions - stop + block.keys.start : self.positions - start + block.keys.stop - 1]
 
     @property
     def gradient(self) -> Tensor | None:

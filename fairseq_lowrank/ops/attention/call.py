@@ -25,7 +25,7 @@ class AttentionCall(TensorTree):
 
     ::
 
-        scores → cap → score_mixing → + score_bias, mask → activation (with sinks) → prob_mixing → dropout → · v
+        scores → cap → score_mixing → + biases, mask → activation (with sinks) → prob_mixing → dropout → · v
 
     Args:
         scores: what queries and keys make, ``[B, H, T, S]``, such as :class:`~.scores.DotProduct`.
@@ -41,6 +41,8 @@ class AttentionCall(TensorTree):
         need_weights: also return the weights the values were averaged with, after mixing and before dropout.
         score_cap: c in c·tanh(s / c), applied to the scores of each head before they are mixed, as in Gemma 2.
         sinks: ``[H]`` one more score in each row of the mixed scores, whose weight reads no value, as in gpt-oss.
+        distance_bias: ``[1 or B, 1 or H, T + S − 1]`` added to the (mixed) scores by distance: query t adds entry T − 1 − t + s
+            to the score of key s. T counts the queries of one of ``mask.query_repeats``. Of its values −inf alone hides.
     """
 
     scores: Scores
@@ -54,16 +56,17 @@ class AttentionCall(TensorTree):
     need_weights: bool = False
     score_cap: float | None = None
     sinks: Tensor | None = None
+    distance_bias: Tensor | None = None
 
     def adding(self, **fields: Any) -> AttentionCall:
-        """Return the call with further fields. A ``score_bias`` is added to the one that is there.
+        """Return the call with further fields. A bias is added to the one that is there.
 
         Raises:
             AlreadySet: the call has another of these fields already.
         """
         for name in fields:
             if (known := getattr(self, name)) is not None:
-                if name != "score_bias":
+                if name not in ("score_bias", "distance_bias"):
                     raise AlreadySet(
                         f"{name} of this attention is set already, and it can be set once. Remove one of the two."
                     )
@@ -73,9 +76,12 @@ class AttentionCall(TensorTree):
     @property
     def for_reference_alone(self) -> str | None:
         """Return what only the reference computes, in words, or ``None``."""
-        if self.score_cap is not None:
-            return "capped scores"
-        return None if self.sinks is None else "sinks"
+        return None if self.score_cap is None else "capped scores"
+
+    @property
+    def for_blocks_alone(self) -> str | None:
+        """Return what only the reference and blocks compute, in words, or ``None``."""
+        return self.for_reference_alone or (None if self.sinks is None else "sinks")
 
     @property
     def dot_product(self) -> DotProduct:
@@ -135,6 +141,14 @@ class AttentionCall(TensorTree):
             if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
                 kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
                 raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
+        if (bias := self.distance_bias) is not None:
+            expected = (batch, heads, max(queries // mask.query_repeats + keys - 1, 0))
+            if bias.dim() != 3 or bias.size(2) != expected[2] or not _broadcasts(bias, expected):
+                raise ValueError(
+                    f"distance_bias of shape {list(bias.shape)}: expected {list(expected)}, with 1 in place of equal entries"
+                )
+            if not bias.is_floating_point():
+                raise ValueError(f"distance_bias of {bias.dtype}: expected a float tensor")
         for mixing in (self.score_mixing, self.prob_mixing):
             if mixing is not None:
                 mixing.check(shape)

@@ -205,6 +205,8 @@ def test_on_a_gpu_without_triton_pytorchs_kernels_mix_where_they_have_few_column
         mixed(dim=72, length=1024),
         mixed(mask="padding", length=1024),
         mixed(score_bias=torch.zeros(1, 512)),
+        mixed(distance_bias=torch.zeros(1, 1, 1023)),
+        mixed(sinks=torch.zeros(4)),
         mixed(rules=("none", "positionwise")),
         mixed(rules=("static", "static")),
         mixed(activation="sigsoftmax"),

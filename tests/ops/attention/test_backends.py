@@ -12,7 +12,7 @@ from fairseq_lowrank.ops.activation import ACTIVATIONS
 from fairseq_lowrank.ops.attention.tree import TensorTree
 
 # What a backend computes, where that is not everything.
-COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": MIXINGS, "befores": ("none",)}}
+COVERAGE = {"sdpa": {"activations": ("softmax",), "mixings": MIXINGS, "befores": ("none",), "sinks": False}}
 # The kernels of triton run on a GPU, and not in float64: test_triton.py.
 BACKENDS = tuple(backend for backend in BACKENDS if backend not in ("triton", "tiled"))
 FAST = [backend for backend in BACKENDS if backend != "reference"]

@@ -53,6 +53,8 @@ def parted_padding(length):
         {"mask": AttentionMask(True, query_repeats=2)},
         {"mask": AttentionMask(True, parted_padding(2048))},
         {"score_bias": torch.zeros(1, HEADS, 1, 2048)},
+        {"distance_bias": torch.zeros(1, HEADS, 4095, requires_grad=True)},
+        {"sinks": torch.zeros(HEADS, requires_grad=True)},
     ],
     ids=[
         "static",
@@ -65,6 +67,8 @@ def parted_padding(length):
         "repeated",
         "padding",
         "bias",
+        "distances",
+        "sinks",
     ],
 )
 def test_no_tensor_grows_with_the_square_of_the_length(options):
