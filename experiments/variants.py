@@ -13,7 +13,7 @@ from statistics import fmean, geometric_mean, stdev
 import fairseq_lowrank
 from fairseq_lowrank.attention import METHODS, Method, MultiheadAttention, Paper, build_attention
 from fairseq_lowrank.methods.standard import StandardProjection
-from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate
+from fairseq_lowrank.parts import AXES, CLASSES, Mixing, evaluate, parts_of
 from fairseq_lowrank.tools.reporting.results import read_results
 
 PACKAGE = Path(fairseq_lowrank.__file__).parent
@@ -227,10 +227,8 @@ def build_layer(variant: Method, embed_dim: int = EMBED_DIM, heads: int = HEADS,
 def sizes_of(layer: MultiheadAttention) -> dict[str, int]:
     """Return the sizes of a layer by the letters of the formulas."""
     sizes = layer.projection.dims
-    parts = (layer.projection, layer.score, layer.score_mixing, layer.mixing, layer.head_map, layer.head_output)
-    options = {
-        option.letter: getattr(part, option.name) for part in parts if part is not None for option in part.options
-    }
+    parts = (layer.projection, layer.score, *parts_of(layer).values())
+    options = {option.letter: getattr(part, option.name) for part in parts for option in part.options}
     return options | {
         "d": sizes.embed_dim,
         "h": sizes.num_heads,
@@ -413,7 +411,7 @@ def index() -> str:
         "- g is the number of heads of keys and values.\n"
         f"- n is the greatest length, counted with {POSITIONS}.\n"
         "- r is a rank or the size of a latent, r_q the rank of queries.\n"
-        "- D is the size of queries and keys that heads share.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
+        "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
         "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
         "## What a method can add\n\n"
         "Compared with plain attention of the same heads and head size, each preset belongs to one class.\n"

@@ -10,6 +10,7 @@ import torch
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import HeadMap, Mixing, parts_of
 from fairseq_lowrank.parts.plain import NotPlain, Plain, Weights
 from fairseq_lowrank.parts.projection import is_plain_linear
 
@@ -30,9 +31,9 @@ def plain_attention(layer: MultiheadAttention) -> MultiheadAttention:
             )
     if layer.config.qk_norm or layer.rotary is not None:
         raise UserError("qk_norm or rotary: plain attention has neither. Keep the layer as it is.")
-    for axis in ("mixing", "score_mixing", "head_output"):
-        part = getattr(layer, axis)
-        if part is not None and (axis == "head_output" or part.factors() is None):
+    for axis, part in parts_of(layer).items():
+        folds = isinstance(part, HeadMap) or (isinstance(part, Mixing) and part.factors() is not None)
+        if not folds:
             raise NotPlain(axis, getattr(spec, axis))
     queries, keys, values = layer.projection.plain(layer)
     if spec.score != "dot-product" or layer.bias_k is not None or layer.add_zero_attn:

@@ -535,7 +535,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             "qk_norm": self.config.qk_norm,
             "rotary": self.rotary is not None,
         }
-        config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.choices is not None}
+        config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.is_recorded}
         parts: dict[str, LayerPart] = parts_of(self)
         optional = {axis: part for axis, part in parts.items() if part.keeps_stock}
         learned = frozenset(axis for axis, part in optional.items() if [*part.parameters()])

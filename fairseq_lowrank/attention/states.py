@@ -162,7 +162,7 @@ def default_config(num_heads: int, head_dim: int) -> StateConfig:
 
 
 def _default_choices() -> dict[str, Any]:
-    return {name: axis.default for name, axis in AXES.items() if axis.choices is not None}
+    return {name: axis.default for name, axis in AXES.items() if axis.is_recorded}
 
 
 def check_settings(prefix: str, saved: dict[str, int | str], current: dict[str, int | str]) -> None:

@@ -18,6 +18,7 @@ from fairseq_lowrank.parts.mixing import Mixing
 from fairseq_lowrank.parts.part import Option, Part
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
+from fairseq_lowrank.parts.stages import LayerPart
 
 CLASSES = {
     "restricted": "plain attention with tied or factored weights: fewer parameters or a smaller cache, nothing else",
@@ -51,6 +52,11 @@ class Axis:
     def type(self) -> type:
         return str if self.choices is not None else bool if self.default is False else int
 
+    @property
+    def is_recorded(self) -> bool:
+        """True if states have to name its value, which the shapes of their tensors may not show."""
+        return self.choices is not None or (self.type is int and self.default is not None)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.choices or ())
 
@@ -75,6 +81,8 @@ SLOTS: dict[str, Slot] = {
     "mixing": Slot(Mixing, ("prob_mixing",)),
     "head_map": Slot(HeadMap),
     "head_output": Slot(HeadOutput),
+    "score_bias": Slot(LayerPart),
+    "attention_sinks": Slot(LayerPart),
 }
 """The axes whose values are parts."""
 
@@ -95,6 +103,8 @@ class LayerParts:
     mixing: Mixing | None
     head_map: HeadMap | None
     head_output: HeadOutput | None
+    score_bias: LayerPart | None
+    attention_sinks: LayerPart | None
 
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -105,6 +115,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "mixing": {"none": None},
     "head_map": {"none": None},
     "head_output": {"none": None},
+    "score_bias": {"none": None},
+    "attention_sinks": {"none": None},
 }
 """The values of each axis whose values are parts: classes, or ``None``. Activations are objects."""
 
@@ -140,6 +152,12 @@ AXES: dict[str, Axis] = {
     ),
     "head_output": Axis(
         "head_output", "what happens to the outputs of heads before the output projection", PARTS["head_output"], "none"
+    ),
+    "score_bias": Axis(
+        "score_bias", "what is added to scores by the positions of query and key", PARTS["score_bias"], "none"
+    ),
+    "attention_sinks": Axis(
+        "attention_sinks", "what joins the scores of a row without a value of its own", PARTS["attention_sinks"], "none"
     ),
 }
 """The axes and the options of parts, by their names in :class:`~fairseq_lowrank.attention.AttentionSpec`."""

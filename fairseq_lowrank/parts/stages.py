@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts.parameters import NoDecayModule
-from fairseq_lowrank.parts.part import Part
+from fairseq_lowrank.parts.part import Part, Place
 from fairseq_lowrank.parts.projection import KeyValueStates
 
 STEPS = ("queries", "states", "call", "heads", "weights")
@@ -92,6 +92,23 @@ class LayerPart(NoDecayModule, Part):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.filled = frozenset(step for step in STEPS if getattr(cls, step) is not getattr(LayerPart, step))
+
+    @classmethod
+    def needs_self_attention(cls) -> bool:
+        """Return True if it reads positions that queries and keys have in common."""
+        return cls.reads_own_value or cls.reads_positions
+
+    @classmethod
+    def check_place(cls, axis: str, place: Place) -> None:
+        super().check_place(axis, place)
+        if cls.needs_self_attention() and (not place.self_attention or place.has_appended_keys):
+            what = (
+                "the value at each query's own position" if cls.reads_own_value else "the distances of queries and keys"
+            )
+            raise ValueError(
+                f"{axis} {cls.name!r} reads {what}, so it needs self-attention without appended keys. Choose sites without cross "
+                "attention (--attention-sites encoder,decoder, sites=['encoder', 'decoder']), or self_attention=True."
+            )
 
     @property
     def keeps_stock(self) -> bool:

@@ -67,13 +67,7 @@ class LowrankAttention(MultiheadAttention):
     def __init__(self, config: AttentionConfig, *, dropout: float, is_causal: bool, layer_idx: int) -> None:
         super().__init__(config, dropout=dropout)
         self.is_causal, self.layer_idx = is_causal, layer_idx
-        groups = self.projection.state_groups
-        self.cache = PackedStates(
-            {
-                name: (groups.get(name, self.projection.state_heads), size)
-                for name, size in self.score.state_sizes.items()
-            }
-        )
+        self.cache = PackedStates(self.cached_sizes)
 
     def forward(  # type: ignore[override]
         self,

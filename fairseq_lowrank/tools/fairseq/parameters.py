@@ -14,7 +14,7 @@ from torch import nn
 
 from fairseq_lowrank.attention import AXES, PRESETS, AttentionSpec, build_attention
 from fairseq_lowrank.messages import FlagError
-from fairseq_lowrank.parts import METHODS, PARTS, evaluate
+from fairseq_lowrank.parts import METHODS, MODULE_AXES, PARTS, evaluate
 from fairseq_lowrank.plugin.architectures import default_arguments
 from fairseq_lowrank.progress import Progress
 from fairseq_lowrank.tools.axes import axes_of
@@ -101,9 +101,9 @@ def with_preset(args: Namespace, preset: str, keep: Sequence[str]) -> Namespace:
     """Return the arguments with a preset, the axes in `keep`, and the axes that belong to the architecture."""
     args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
-    output = PARTS["head_output"][PRESETS[preset].get("head_output", "none")] if preset in PRESETS else None
-    if output is not None and output.reads_own_value and len(list(stacks(args))) > 1:
-        args.attention_sites = "encoder,decoder"  # cross attention has no value at a query's own position
+    parts = (PARTS[axis][name] for axis, name in PRESETS.get(preset, {}).items() if axis in MODULE_AXES)
+    if any(part.needs_self_attention() for part in parts) and len(list(stacks(args))) > 1:
+        args.attention_sites = "encoder,decoder"
     for name, axis in AXES.items():
         if name not in keep:
             setattr(args, axis.flag, getattr(own, axis.flag, None) if name in AXES_OF_ARCHITECTURES else None)
