@@ -4,7 +4,8 @@ import pytest
 import torch
 from tiny_layers import BATCH, HEADS, SIZE, build, normal
 
-from fairseq_lowrank.attention import METHODS, PRESETS, build_attention
+from fairseq_lowrank.attention import PRESETS, build_attention
+from fairseq_lowrank.parts import parts_of
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -13,8 +14,8 @@ def test_weights_sum_as_the_method_says(preset):
     output, weights = layer(x, x, x, need_head_weights=True)
     assert weights.shape == (HEADS, BATCH, 5, 5)
     torch.testing.assert_close(output, layer(x, x, x, need_weights=False)[0])
-    # mixed or combined weights need not sum to 1
-    if not METHODS[preset].axes.keys() & {"mixing"} and preset != "diff":
+    # combined weights need not sum to 1 either
+    if all(part.rows_sum_to_one for part in parts_of(layer).values()) and layer.spec.queries_per_head == 1:
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(HEADS, BATCH, 5, dtype=torch.double))
 
 
@@ -56,3 +57,43 @@ def test_exclusive_attention_is_refused_outside_self_attention():
 def test_projections_with_several_group_counts_take_no_appended_keys():
     with pytest.raises(ValueError, match="low-rank-kv"):
         build_attention("lrkv", SIZE, HEADS, add_zero_attn=True)
+
+
+def test_slopes_are_those_of_bloom():
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    for heads in range(1, 41):
+        bias = build_attention("alibi", 64, heads, head_dim=2, self_attention=True).score_bias
+        theirs = bloom.build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+        torch.testing.assert_close(bias.slopes(torch.device("cpu")), theirs)
+
+
+@pytest.mark.parametrize("sides", ["both", "past"])
+@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (12, 40), (4, 3)])
+def test_buckets_are_those_of_t5(buckets, longest, sides):
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5").T5Attention
+    axes = {"position_buckets": buckets, "max_distance": longest, "bucket_sides": sides}
+    bias = build_attention("t5-bias", SIZE, HEADS, self_attention=True, **axes).score_bias
+    distances = torch.arange(-300, 301)[None]
+    theirs = t5._relative_position_bucket(distances, sides == "both", buckets, longest)
+    assert torch.equal(bias.buckets(distances), theirs)
+
+
+def test_buckets_that_hold_no_distances_are_refused():
+    for axes in ({"position_buckets": 3}, {"position_buckets": 1, "bucket_sides": "past"}, {"max_distance": 8}):
+        with pytest.raises(ValueError, match=f"{next(iter(axes))}={next(iter(axes.values()))}"):
+            build_attention("t5-bias", SIZE, HEADS, self_attention=True, **axes)
+
+
+def test_a_state_with_other_buckets_is_refused():
+    layer = build_attention("t5-bias", SIZE, HEADS, self_attention=True, max_distance=64)
+    for axes in ({}, {"max_distance": 32}):
+        with pytest.raises(ValueError, match="max_distance"):
+            build_attention("t5-bias", SIZE, HEADS, self_attention=True, **axes).load_state_dict(layer.state_dict())
+    layer.load_state_dict(build_attention("mha", SIZE, HEADS).state_dict())
+
+
+@pytest.mark.parametrize("preset", ["alibi", "t5-bias"])
+def test_a_bias_of_distances_is_refused_without_distances(preset):
+    for place in ({"encoder_decoder_attention": True}, {"self_attention": True, "add_zero_attn": True}):
+        with pytest.raises(ValueError, match="distances of queries and keys"):
+            build_attention(preset, SIZE, HEADS, **place)
