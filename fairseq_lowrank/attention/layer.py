@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
 from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
-from fairseq_lowrank.parts.stages import Steps, by_step, declared, run, take_step
+from fairseq_lowrank.parts.stages import FilledSteps, Steps, declared, run, take_step
 
 
 class RegularizerInput(NamedTuple):
@@ -147,6 +147,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         )
         for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
+        self._filled_steps = FilledSteps.of(self, MODULE_AXES)
         self._call_settings, self._cancels_row_constants = config.spec.call_settings, config.spec.shift_invariant
         self.state_config = self._state_config()
         for name in self.state_config.markers:
@@ -179,6 +180,15 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 "rotary needs queries and keys of one sequence, each with a position. Use self_attention=True, without "
                 "encoder_decoder_attention, add_bias_kv and add_zero_attn."
             )
+
+    def _filled(self) -> FilledSteps:
+        """Return which steps the parts fill. Any part may be replaced, removed or wrapped between two calls."""
+        filled = self._filled_steps
+        if not filled.is_of(self):
+            filled = FilledSteps.of(self, MODULE_AXES)
+            if not torch.compiler.is_compiling():
+                self._filled_steps = filled
+        return filled
 
     def _built_modules(self) -> Modules:
         modules = self._modules  # nn.Module finds an attribute there only after a slow search elsewhere
@@ -291,8 +301,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if key is not None and incremental_state is None:
             check_layout(self.input_sizes, query, key, key_padding_mask, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        modules, parts = self._built_modules(), parts_of(self).values()
-        steps = by_step(parts)
+        modules, filled = self._built_modules(), self._filled()
+        steps = filled.steps
         key_padding_mask, key_bias = split_key_padding(key_padding_mask)
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
@@ -311,7 +321,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         q = self._project_query(modules, steps, query)
         if beam > 1:
             q = join_beams(q, beam)
-        context = self._context(modules, parts, query, q, states, keys - queries, beam) if parts else Context()
+        context = self._context(modules, filled, query, q, states, keys - queries, beam) if steps else Context()
 
         # The mask: which keys each query sees.
         query_padding = None
@@ -369,7 +379,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        q = self._project_query(self._built_modules(), by_step(parts_of(self).values()), query)
+        q = self._project_query(self._built_modules(), self._filled().steps, query)
         return q.expand(-1, self._score_heads, -1, -1)
 
     def _project_query(self, modules: Modules, steps: Steps, query: Tensor) -> Tensor:
@@ -396,7 +406,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _context(
         self,
         modules: Modules,
-        parts: Iterable[nn.Module],
+        filled: FilledSteps,
         query: Tensor,
         q: Tensor,
         states: KeyValueStates,
@@ -405,14 +415,12 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     ) -> Context:
         """Return what parts may read. Heads that are copies of each other are made several."""
         inputs = own_values = None
-        for part in parts:
-            part = declared(part)
-            if part.reads_inputs and inputs is None:
-                inputs = query.transpose(0, 1)
-                inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
-            if part.reads_own_value and own_values is None:
-                own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
-                own_values = self.projection.expand_values(modules, own)
+        if filled.reads_inputs:
+            inputs = query.transpose(0, 1)
+            inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
+        if filled.reads_own_value:
+            own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
+            own_values = self.projection.expand_values(modules, own)
         if q.size(1) != self._score_heads:
             q = q.expand(-1, self._score_heads, -1, -1)
         return Context(inputs, q, states, first, beam, own_values)
@@ -502,10 +510,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
-        parts, query = parts_of(self).values(), torch.empty(1, 1, self.embed_dim)
-        steps = by_step(parts)
-        call = self._call(modules, steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
-        call = take_step(steps, "call", call, self._context(modules, parts, query, q, states, 0, 1))
+        filled, query = self._filled(), torch.empty(1, 1, self.embed_dim)
+        call = self._call(modules, filled.steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        call = take_step(filled.steps, "call", call, self._context(modules, filled, query, q, states, 0, 1))
         for module, mode in training.items():
             module.training = mode
         return call

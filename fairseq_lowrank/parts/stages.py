@@ -165,12 +165,49 @@ Steps = dict[str, list[nn.Module]]
 
 
 def by_step(parts: Iterable[nn.Module]) -> Steps:
-    """Return the parts that fill each step. This is cheap, so a layer asks in each forward pass, and any part may change."""
+    """Return the parts that fill each step."""
     steps: Steps = {}
     for part in parts:
         for step in declared(part).filled:
             steps.setdefault(step, []).append(part)
     return steps
+
+
+class FilledSteps(NamedTuple):
+    """What a layer reads of its parts in each forward pass, found once for the parts that it has.
+
+    Args:
+        children: the parts, or ``None``, by the names that they have in the layer.
+        steps: the parts by the steps that they fill.
+        reads_inputs: a part reads :attr:`Context.inputs`.
+        reads_own_value: a part reads :attr:`Context.own_values`.
+    """
+
+    children: tuple[tuple[str, nn.Module | None], ...]
+    steps: Steps
+    reads_inputs: bool
+    reads_own_value: bool
+
+    @classmethod
+    def of(cls, layer: nn.Module, names: Iterable[str]) -> FilledSteps:
+        """Return the steps that the children of these names fill."""
+        children = tuple((name, layer._modules.get(name)) for name in names)
+        parts = [part for _, part in children if part is not None]
+        declarations = [declared(part) for part in parts]
+        return cls(
+            children,
+            by_step(parts),
+            any(part.reads_inputs for part in declarations),
+            any(part.reads_own_value for part in declarations),
+        )
+
+    def is_of(self, layer: nn.Module) -> bool:
+        """Return False if a part of the layer was replaced, removed or wrapped, by whatever way."""
+        children = layer._modules
+        for name, part in self.children:  # noqa: SIM110 (a generator takes twice the time, in every call)
+            if children.get(name) is not part:
+                return False
+        return True
 
 
 def take_step(steps: Steps, step: str, value: Value, context: Context) -> Value:
