@@ -5,6 +5,7 @@
     python -m tests.mutants            every change of tests/mutants.toml: hours
     python -m tests.mutants --quick    one change of each file
     python -m tests.mutants --only statistics --only "M is transposed"
+    python -m tests.mutants --resume mutants.log    keeps results as they come; run it again to continue
 
 The tree is copied to a temporary folder for each change, so your files stay as they are. The exit code is 1 if a change survives.
 """
@@ -21,6 +22,7 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +31,7 @@ LIMIT = 900
 """Seconds after which tests that run have noticed a change, such as an endless loop."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. It has others if it cannot import or find a test."""
+NOTICED = "noticed"
 
 
 @dataclass(frozen=True)
@@ -86,18 +89,29 @@ def run_tests(tests: str, mutant: Mutant | None = None) -> int | None:
             return None
 
 
-def run_group(tests: str, mutants: list[Mutant]) -> list[Mutant]:
-    """Run the same tests for each change, print what they say, and return the changes that survive or were not tested."""
+def read_noticed(log: Path | None) -> set[str]:
+    """Return the changes that an earlier run noticed, by the lines of its log."""
+    if log is None or not log.exists():
+        return set()
+    lines = (line.partition(": ") for line in log.read_text(encoding="utf-8").splitlines())
+    return {change for said, _, change in lines if said.startswith(NOTICED)}
+
+
+def run_group(tests: str, mutants: list[Mutant], log: Path | None) -> list[Mutant]:
+    """Run the same tests for each change, print and log what they say, and return those that survive or were not tested."""
     if run_tests(tests) != PASSED:
         print(f"not tested: {tests} fails without a change", flush=True)
         return mutants
     survivors = []
     for mutant in mutants:
-        said = {PASSED: "survived", FAILED: "noticed", None: "noticed (time limit)"}.get(
+        said = {PASSED: "survived", FAILED: NOTICED, None: f"{NOTICED} (time limit)"}.get(
             run_tests(tests, mutant), "broken"
         )
         print(f"{said}: {mutant}", flush=True)
-        if not said.startswith("noticed"):
+        if log is not None:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{said}: {mutant}\n")
+        if not said.startswith(NOTICED):
             survivors.append(mutant)
     return survivors
 
@@ -109,17 +123,27 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="number of groups of changes that run at once (default: 1)"
     )
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="file of results: leave out what it says was noticed, and append to it",
+    )
     args = parser.parse_args()
     chosen = [mutant for mutant in read_mutants() if not args.only or any(text in str(mutant) for text in args.only)]
     if args.quick:
         chosen = list({mutant.file: mutant for mutant in reversed(chosen)}.values())[::-1]
     if not chosen:
         parser.error(f"--only {' '.join(args.only)}: no change has this text. See {LIST.name}.")
+    noticed = read_noticed(args.resume)
     groups: dict[str, list[Mutant]] = {}
     for mutant in chosen:
-        groups.setdefault(mutant.tests, []).append(mutant)
+        if str(mutant) not in noticed:
+            groups.setdefault(mutant.tests, []).append(mutant)
     with ThreadPoolExecutor(args.jobs) as pool:
-        survivors = [mutant for group in pool.map(run_group, groups, groups.values()) for mutant in group]
+        survivors = [
+            mutant for group in pool.map(run_group, groups, groups.values(), repeat(args.resume)) for mutant in group
+        ]
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} changes were noticed")
     for mutant in survivors:
         print(f"  not noticed: {mutant} ({mutant.tests})")
