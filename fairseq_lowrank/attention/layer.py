@@ -24,6 +24,7 @@ from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
+from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
 from fairseq_lowrank.ops.attention import check_backend, compute, reference
@@ -69,7 +70,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     Attributes:
         regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
-        call_hook: returns the call that is computed in place of the layer's own, such as one with scores of lower rank.
         beam_size: how many hypotheses in a row may share the keys of one batch entry.
 
     Raises:
@@ -115,7 +115,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self.score = config.spec.score_of(self.projection)
         self.cache = IncrementalCache()
         self.regulariser: Callable[[RegularizerInput], Tensor] | None = None
-        self.call_hook: Callable[[AttentionCall], AttentionCall] | None = None
         self.dropout_module = dropout if isinstance(dropout, nn.Module) else AttentionDropout(dropout)
         check_rate("dropout", self.dropout_module.p)
 
@@ -356,8 +355,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             if check:
                 call.check()
-            if self.call_hook is not None:
-                call = self.call_hook(call)
+            call = changed_call(self, call)
             heads, weights = compute(call, "auto" if need_weights else self.backend)
             if self.regulariser is not None:
                 heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))

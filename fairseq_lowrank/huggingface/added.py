@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.huggingface.models import query_sizes
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.parts import MODULE_AXES, SLOTS, AttentionDims, NoDecayModule
 from fairseq_lowrank.parts import parts_of as children_on_axes
 from fairseq_lowrank.parts.stages import declared
@@ -35,19 +34,15 @@ ADDED_AXES = tuple(sorted(MODULE_AXES, key=lambda axis: (not SLOTS[axis].fields,
 class AddedAttention(NamedTuple):
     """The attention that is chosen for one module.
 
-    It never changes, and holds nothing of a call. A context puts a copy with other values in its place, and then the original again.
+    It never changes, and holds nothing of a call.
 
     Args:
         settings: the fields of :class:`~fairseq_lowrank.ops.AttentionCall` that choices without tensors set, such as the activation.
         dims: the sizes for which the parts were built; ``None`` without parts.
-        receive: gets the weights ``[B, H, T, S]`` of each call; see :func:`.attention_weights`.
-        change: returns the call to compute in place of another; see :func:`.attention_calls`.
     """
 
     settings: dict[str, Any]
     dims: AttentionDims | None = None
-    receive: Callable[[Tensor], None] | None = None
-    change: Callable[[AttentionCall], AttentionCall] | None = None
 
 
 class _Calls(threading.local):
@@ -81,11 +76,6 @@ def added_to(module: nn.Module) -> AddedAttention:
             f'Call load_attention(model, "{folder}"), or model.set_attn_implementation("sdpa") to leave the mixing out.'
         )
     return added
-
-
-def replace_fields(module: nn.Module, **fields: Any) -> None:
-    """Put a copy of what is added to a module in its place, with other values of these fields."""
-    vars(module)[SLOT] = added_to(module)._replace(**fields)
 
 
 def parts_of(module: nn.Module) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from fairseq_lowrank.huggingface.added import added_to, inputs_of, parts_of, replace_fields
+from fairseq_lowrank.attention.watching import changed_call, changing_calls, receivers_of, receiving_weights
+from fairseq_lowrank.huggingface.added import added_to, inputs_of, parts_of
 from fairseq_lowrank.huggingface.models import attention_modules
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
@@ -40,9 +41,9 @@ def attention_weights(
 ) -> contextlib.AbstractContextManager[None]:
     """Call ``receive(module, site, layer, weights)`` with each layer's mixed weights ``[B, H, T, S]`` while the context is open.
 
-    The model has its attention from :func:`apply_attention`.
+    The model has its attention from :func:`apply_attention`. Calls of other threads are not seen.
     """
-    return _watched(model, "receive", lambda index, *place: functools.partial(receive, *place))
+    return receiving_weights({place[0]: functools.partial(receive, *place) for place in _places(model)})
 
 
 def attention_calls(
@@ -51,21 +52,17 @@ def attention_calls(
     """Compute ``change(index, call)`` in place of each layer's call while the context is open.
 
     The index counts :func:`attention_modules`. The model has its attention from :func:`apply_attention`.
+    Calls of other threads are not changed.
     """
-    return _watched(model, "change", lambda index, *place: functools.partial(change, index))
+    return changing_calls({place[0]: functools.partial(change, index) for index, place in enumerate(_places(model))})
 
 
-@contextlib.contextmanager
-def _watched(model: nn.Module, field: str, function_of: Callable[..., Callable]) -> Iterator[None]:
-    """Give each attention module a function while the context is open, in a field of its :class:`AddedAttention`."""
+def _places(model: PreTrainedModel) -> list[tuple[nn.Module, str, int]]:
+    """Return :func:`attention_modules`, each of which has added attention."""
     places = attention_modules(model)
-    for index, place in enumerate(places):
-        replace_fields(place[0], **{field: function_of(index, *place)})
-    try:
-        yield
-    finally:
-        for module, _, _ in places:
-            replace_fields(module, **{field: None})
+    for module, _, _ in places:
+        added_to(module)
+    return places
 
 
 def attention_forward(
@@ -106,7 +103,7 @@ def attention_forward(
             f"{type(module).__name__} passes {unknown[0]} to its attention, which is not computed here. "
             'Call apply_attention(model, "mha"), and then model.set_attn_implementation("sdpa"), to use it without mixing.'
         )
-    added = added_to(module)
+    added, receivers = added_to(module), receivers_of(module)
     query_length, key_length = query.size(2), key.size(2)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     causal = causal and attention_mask is None and query_length > 1
@@ -140,13 +137,13 @@ def attention_forward(
         score_cap=softcap,
         sinks=s_aux,
         dropout_p=dropout,
-        need_weights=bool(output_attentions) or added.receive is not None,
+        need_weights=bool(output_attentions) or bool(receivers),
         **added.settings,
     )
     context = _context(module, parts, query, key, value, attention_mask) if parts else Context()
 
     def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-        return attention(call if added.change is None else added.change(call))
+        return attention(changed_call(module, call))
 
     try:
         heads, weights = run(by_step(parts), call, context, attend)
@@ -154,8 +151,9 @@ def attention_forward(
         raise UserError(
             f"{type(module).__name__}: {error} Leave this layer out with layers= or sites=, or choose other attention."
         ) from error
-    if added.receive is not None and weights is not None:
-        added.receive(weights)
+    if weights is not None:
+        for receive in receivers:
+            receive(weights)
     return heads.transpose(1, 2).contiguous(), None if weights is None else weights.to(query.dtype)
 
 

@@ -40,6 +40,44 @@ def test_one_object_and_the_parts_are_added(axes):
     assert list(model.state_dict()) == names
 
 
+def test_calls_of_another_thread_are_not_watched():
+    model, tokens = apply_attention(build("llama"), "mixhead-a").requires_grad_(False), TOKENS
+    expected, found, seen = model(input_ids=tokens).logits, [], []
+
+    def without_values(index, call):
+        seen.append(threading.get_ident())
+        return call.replace(v=torch.zeros_like(call.v))
+
+    def outputs():
+        return found.append(model(input_ids=tokens).logits)
+
+    with (
+        attention_weights(model, lambda *_: seen.append(threading.get_ident())),
+        attention_calls(model, without_values),
+    ):
+        outputs()
+        thread = threading.Thread(target=outputs)
+        thread.start()
+        thread.join()
+    outputs()
+    own, other, after = found
+    assert not torch.equal(own, expected)
+    torch.testing.assert_close(other, expected)
+    torch.testing.assert_close(after, expected)
+    assert set(seen) == {threading.get_ident()} and len(seen) == 4
+
+
+def test_contexts_within_each_other_all_see_a_call():
+    model, seen = apply_attention(build("llama"), "mixhead-a").requires_grad_(False), []
+    outer = attention_calls(model, lambda index, call: seen.append(("outer", index)) or call)
+    inner = attention_calls(model, lambda index, call: seen.append(("inner", index)) or call)
+    with outer:
+        with inner:
+            model(input_ids=TOKENS)
+        model(input_ids=TOKENS)
+    assert seen == [("outer", 0), ("inner", 0), ("outer", 1), ("inner", 1), ("outer", 0), ("outer", 1)]
+
+
 def test_contexts_leave_the_object_as_it_was():
     model = apply_attention(build("llama"), "gated")
     before = [added_to(module) for module, _, _ in attention_modules(model)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -154,9 +155,15 @@ def sequences(task, subset: str, *, count: int, seed: int, min_length: int, max_
     return samples
 
 
+def _in_this_thread(hook: Callable) -> Callable:
+    """Return a hook that leaves calls of other threads as they are."""
+    thread = threading.get_ident()
+    return lambda *call: hook(*call) if threading.get_ident() == thread else None
+
+
 @contextlib.contextmanager
 def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tensor], None]) -> Iterator[None]:
-    """Call `receive(layer, weights)` with each layer's mixed weights before dropout, `[H, B, T, S]`, while open."""
+    """Call `receive(layer, weights)` with each layer's mixed weights before dropout, `[H, B, T, S]`, in this thread, while open."""
     handles, restored = [], []
     for layer in attention_layers(model):
 
@@ -167,8 +174,8 @@ def attention_weights(model: nn.Module, receive: Callable[[AttentionLayer, Tenso
             receive(layer, output[1])
             return output[0], None
 
-        handles.append(layer.module.register_forward_pre_hook(ask, with_kwargs=True))
-        handles.append(layer.module.register_forward_hook(give, with_kwargs=True))
+        handles.append(layer.module.register_forward_pre_hook(_in_this_thread(ask), with_kwargs=True))
+        handles.append(layer.module.register_forward_hook(_in_this_thread(give), with_kwargs=True))
         if getattr(layer.module, "skip_embed_dim_check", None) is False:
             # fairseq's module returns the weights of single heads only on its slower path
             layer.module.skip_embed_dim_check = True
@@ -192,7 +199,7 @@ def static_mixing(module: nn.Module) -> Tensor | None:
 
 @contextlib.contextmanager
 def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Average the position-wise M_t of each layer over all queries while open; the means are filled in on closing."""
+    """Average the position-wise M_t of each layer over all queries of this thread while open; the means are filled in on closing."""
     totals: dict[str, list] = {}
     handles = []
     for layer in attention_layers(model):
@@ -207,7 +214,7 @@ def mean_mixing(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             total[0] = total[0] + matrices.double().sum(dim=(0, 1))
             total[1] += matrices.size(0) * matrices.size(1)
 
-        handles.append(layer.module.register_forward_pre_hook(gather, with_kwargs=True))
+        handles.append(layer.module.register_forward_pre_hook(_in_this_thread(gather), with_kwargs=True))
     means: dict[str, Tensor] = {}
     try:
         yield means

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lowrank.attention import MultiheadAttention
+from fairseq_lowrank.attention.watching import changing_calls
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.tools.advice.heads import score_rank
@@ -99,16 +100,9 @@ class ClassifierSubject(LayerSubject):
         return decision_bits(logits, self.uncut.get(index, logits)), float(len(logits)), nats / math.log(2)
 
 
-@contextlib.contextmanager
-def hooked(modules: Sequence[MultiheadAttention], hook: CallHook) -> Iterator[None]:
-    """Let ``hook`` change the calls of layers while the context is open."""
-    for index, module in enumerate(modules):
-        module.call_hook = functools.partial(hook, index)
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.call_hook = None
+def hooked(modules: Sequence[MultiheadAttention], hook: CallHook) -> AbstractContextManager[None]:
+    """Let ``hook`` change the calls of layers in this thread while the context is open."""
+    return changing_calls({module: functools.partial(hook, index) for index, module in enumerate(modules)})
 
 
 def layer_of(name: str, site: str, number: int, module: MultiheadAttention) -> Layer:

@@ -5,6 +5,7 @@ import collections
 import csv
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,16 @@ def test_attention_weights_are_mixed(trained, monkeypatch):
         torch.testing.assert_close(weights, expected.transpose(0, 1))
     # two updates at a high learning rate have moved M from I
     assert (seen[0].sum(-1) - 1).abs().max() > 1e-3
+
+
+def test_calls_of_other_threads_are_not_seen(trained):
+    model, task = checkpoints.load_model(trained("mixhead-b"))
+    (sample,) = samples(task, 1)
+    seen = []
+    watched = checkpoints.attention_weights(model, lambda *_: seen.append(True))
+    with watched, checkpoints.mean_mixing(model) as means, ThreadPoolExecutor(1) as pool:
+        pool.submit(model, **sample["net_input"]).result()
+    assert not seen and not means
 
 
 def test_mean_mixing_averages_over_all_queries(trained, monkeypatch):

@@ -13,6 +13,7 @@ from tiny_transformer import SIZES, build, make_task, shake
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import PRESETS, build_attention
+from fairseq_lowrank.attention.watching import changing_calls
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.tools.advice.heads import score_rank
 from fairseq_lowrank.tools.fairseq import checkpoints
@@ -125,9 +126,9 @@ def test_greatest_rank_of_scores_is_reached(preset, mixing):
     if layer.spec.score != "dot-product":
         return
     calls = []
-    layer.call_hook = lambda call: calls.append(call) or call
     x = torch.randn(40, 1, 16, dtype=torch.float64)
-    layer(x, x, x, need_weights=False)
+    with changing_calls({layer: lambda call: calls.append(call) or call}):
+        layer(x, x, x, need_weights=False)
     queries, keys = factors(calls[0])
     keys = keys - keys.mean(2, keepdim=True)
     assert score_rank(layer) == torch.linalg.matrix_rank(queries @ keys.mT).max()
@@ -139,9 +140,9 @@ def test_mixed_scores_have_the_rank_of_all_heads():
     assert query.shape == key.shape == (4, 16, 16)
     assert torch.linalg.matrix_rank(query @ key.mT).tolist() == [16] * 4
     calls = []
-    layer.call_hook = lambda call: calls.append(call) or call
     x = torch.randn(9, 1, 16, dtype=torch.float64)
-    layer(x, x, x)
+    with changing_calls({layer: lambda call: calls.append(call) or call}):
+        layer(x, x, x)
     q, k = factors(calls[0])
     scores = torch.einsum("ji,jts->its", layer.score_mixing.weight, calls[0].scores.dense()[0])
     torch.testing.assert_close((q @ k.mT)[0] * calls[0].scores.factor, scores)

@@ -49,9 +49,12 @@ def test_basis_is_of_the_first_half_and_cuts_are_of_the_second():
     seen = []
 
     class Recorded(LayerSubject):
+        def hooked(self, hook):
+            self.probe = hook
+            return super().hooked(hook)
+
         def evaluate(self, index):
-            probe = self.modules[0].call_hook.func
-            seen.append((index, probe.gathering))
+            seen.append((index, self.probe.gathering))
             return super().evaluate(index)
 
     recorded = subject(first + second)
