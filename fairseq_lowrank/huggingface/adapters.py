@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,20 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.huggingface.added import ADDED_AXES, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.saving import CONFIG, load_attention, recorded_attention
 from fairseq_lowrank.messages import UserError
+
+MARK = " with mixing: load it with fairseq_lowrank.huggingface.load_adapter"
+"""The end of the ``peft_type`` of an adapter whose base model has chosen attention.
+
+PEFT knows no such type. So a process that does not import this package fails with this text, and does not leave the mixing out.
+"""
+
+_saved_choice: ContextVar[dict | None] = ContextVar("_saved_choice", default=None)
+"""The chosen attention of the model that is being saved."""
 
 
 def peft_modules(model: nn.Module) -> list[str]:
@@ -72,25 +84,62 @@ def _base_class(config: Any, folder: Path) -> Any:
 def watch_peft() -> None:
     """Wrap what PEFT does with adapters: it saves the chosen attention with them, and refuses to lose their mixing."""
     from peft import PeftModel
+    from peft.config import PeftConfigMixin
     from peft.tuners.tuners_utils import BaseTuner
 
     for kind, name, wrap in (
         (PeftModel, "save_pretrained", _save_choice),
+        (PreTrainedModel, "save_pretrained", _save_choice),  # of a model with add_adapter
+        (PeftConfigMixin, "save_pretrained", _write_choice),
+        (PeftConfigMixin, "from_json_file", _read_marked),
         (PeftModel, "load_adapter", _refuse_unexpected),
         (BaseTuner, "inject_adapter", _refuse_absent),
     ):
-        setattr(kind, name, wrap(getattr(kind, name)))
+        setattr(kind, name, wrap(inspect.getattr_static(kind, name)))
 
 
 def _save_choice(save: Callable) -> Callable:
     @functools.wraps(save)
-    def save_pretrained(self: Any, save_directory: str, *args: Any, **kwargs: Any) -> None:
-        save(self, save_directory, *args, **kwargs)
-        record = getattr(getattr(self.get_base_model(), "config", None), "lowrank_attention", None)
-        for config in Path(save_directory).glob("**/adapter_config.json") if record is not None else ():
-            config.with_name(CONFIG).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        base = self if isinstance(self, PreTrainedModel) else self.get_base_model()
+        token = _saved_choice.set(getattr(getattr(base, "config", None), "lowrank_attention", None))
+        try:
+            return save(self, *args, **kwargs)
+        finally:
+            _saved_choice.reset(token)
 
     return save_pretrained
+
+
+def _write_choice(save: Callable) -> Callable:
+    """Wrap ``save_pretrained`` of a configuration: write the chosen attention next to it, and mark the adapter."""
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, save_directory: str, *args: Any, **kwargs: Any) -> None:
+        save(self, save_directory, *args, **kwargs)
+        if (record := _saved_choice.get()) is None:
+            return
+        path = Path(save_directory) / "adapter_config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config["peft_type"] = config["peft_type"].removesuffix(MARK) + MARK
+        with whole_file(path) as marked, whole_file(path.with_name(CONFIG)) as choice:
+            marked.write(json.dumps(config, indent=2, sort_keys=True))
+            choice.write(json.dumps(record, indent=1) + "\n")
+
+    return save_pretrained
+
+
+def _read_marked(read: classmethod) -> classmethod:
+    """Wrap ``from_json_file`` of configurations: return the type without the mark."""
+
+    @functools.wraps(read.__func__)
+    def from_json_file(cls: type, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        config = read.__func__(cls, *args, **kwargs)
+        if isinstance(kind := config.get("peft_type"), str):
+            config["peft_type"] = kind.removesuffix(MARK)
+        return config
+
+    return classmethod(from_json_file)
 
 
 # modules_to_save may name parts that a model has not, so the tensors decide.

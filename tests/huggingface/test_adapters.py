@@ -3,9 +3,11 @@
 import peft
 import pytest
 import torch
+from peft.config import PeftConfigMixin
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from fairseq_lowrank.huggingface import apply_attention, load_adapter, peft_modules
+from fairseq_lowrank.huggingface.adapters import MARK
 from fairseq_lowrank.messages import UserError
 
 IDS = torch.arange(9)[None]
@@ -70,10 +72,33 @@ def test_no_way_loses_the_mixing_in_silence(way, adapter, base):
         WAYS[way](base, folder, task)
 
 
+@pytest.mark.parametrize("way", ["PeftModel", "AutoPeftModel", "AutoModel", "load_adapter"])
+def test_no_process_without_this_package_loses_the_mixing(way, adapter, base, monkeypatch):
+    folder, task, _ = adapter
+    monkeypatch.setattr(PeftConfigMixin, "from_json_file", classmethod(PeftConfigMixin.from_json_file.__wrapped__))
+    with pytest.raises(KeyError, match=f"LORA{MARK}"):
+        WAYS[way](base, folder, task)
+
+
+def test_an_adapter_that_transformers_added_keeps_its_mixing(base, tmp_path):
+    model = apply_attention(of(base), "mixhead-a")
+    model.add_adapter(peft.LoraConfig(target_modules=["query"], modules_to_save=[*peft_modules(model), "classifier"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "default" in name:
+                parameter.normal_()
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "lowrank_attention.json").is_file() and MARK in (tmp_path / "adapter_config.json").read_text()
+    loaded = apply_attention(of(base), "mixhead-a")
+    loaded.load_adapter(tmp_path)
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+
 def test_an_adapter_without_mixing_is_left_alone(base, tmp_path):
     model = peft.get_peft_model(of(base), peft.LoraConfig(target_modules=["query"]))
     model.save_pretrained(tmp_path)
     assert not (tmp_path / "lowrank_attention.json").exists()
+    assert MARK not in (tmp_path / "adapter_config.json").read_text()
     peft.PeftModel.from_pretrained(of(base), tmp_path)
     with pytest.raises(UserError, match=r"no lowrank_attention\.json here.* Call apply_attention"):
         load_adapter(tmp_path)
