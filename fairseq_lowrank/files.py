@@ -95,7 +95,12 @@ def whole_file(path: Path, mode: str = "w") -> Iterator:
     Raises:
         UserError: the disk is full, or the path leads to something else than a file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(
+            f"{error.filename}: is a file, so it cannot be the folder of {path.name}. Give another folder."
+        ) from error
     real = regular_file(path)
     part = real.with_name(real.name + ".part")
     try:

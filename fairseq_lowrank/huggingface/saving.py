@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from fairseq_lowrank.attention.sharding import is_sharded, whole
 from fairseq_lowrank.attention.states import refuse_unknown_options
+from fairseq_lowrank.files import whole_file
 from fairseq_lowrank.huggingface.added import mixing_state, mixing_tensors, parts_of
 from fairseq_lowrank.huggingface.apply import apply_attention
 from fairseq_lowrank.huggingface.choice import chosen_axes
@@ -33,7 +34,7 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     calls this function, and the first one writes.
 
     Raises:
-        UserError: no attention was applied to the model.
+        UserError: no attention was applied to the model, the folder cannot take it, or the disk is full.
     """
     folder = Path(folder)
     if (record := getattr(model.config, "lowrank_attention", None)) is None:
@@ -44,6 +45,11 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
             f"the mixing is wrapped in {wrapped[0]}. Save the adapter with its own save_pretrained, or call "
             "merge_and_unload() and give save_attention the model that it returns."
         )
+    if _record(folder / "config.json") is not None:
+        raise UserError(
+            f"{folder} holds a whole model with its mixing, and would hold two. Give another folder, or call "
+            "model.save_pretrained to replace both."
+        )
     state = {name: whole(tensor).detach().cpu().contiguous() for name, tensor in mixing_state(model).items()}
     names = {module: name for name, module in model.named_modules()}
     sizes = [
@@ -53,12 +59,14 @@ def save_attention(model: PreTrainedModel, folder: str | os.PathLike) -> None:
         for dims in [head_sizes(module)]
     ]
     sharded = is_sharded(model)
-    if not sharded or torch.distributed.get_rank() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(record | {"modules": sizes}, indent=1) + "\n", encoding="utf-8")
-    if sharded:
-        torch.distributed.barrier()  # the others may read the folder next
+    try:
+        if not sharded or torch.distributed.get_rank() == 0:
+            with whole_file(folder / WEIGHTS, "wb") as weights, whole_file(folder / CONFIG) as choice:
+                weights.write(save(state, metadata={"format": "pt"}))
+                choice.write(json.dumps(record | {"modules": sizes}, indent=1) + "\n")
+    finally:
+        if sharded:
+            torch.distributed.barrier()  # the others may read the folder next
 
 
 def recorded_attention(folder: Path) -> dict | None:

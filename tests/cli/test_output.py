@@ -1,18 +1,17 @@
 """What commands write: refused before anything is computed, and written whole or not at all."""
 
-import contextlib
 import csv
 import errno
 import io
 import json
 import os
-import resource
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import full_disk
 
 pytest.importorskip("fairseq")
 
@@ -159,22 +158,11 @@ def test_a_picture_that_fails_leaves_no_file(tmp_path, monkeypatch, capsys):
     assert {path.name: path.read_bytes() for path in (tmp_path / "report").iterdir()} == before
 
 
-@contextlib.contextmanager
-def files_up_to(size):
-    """Let writes of larger files fail, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("size", [0, 1000, 50_000, 399_000])
 def test_checkpoint_that_does_not_fit_leaves_the_old_one(tmp_path, size):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"old")
-    with files_up_to(size), pytest.raises(UserError) as caught:
+    with full_disk(size), pytest.raises(UserError) as caught:
         _output.save_checkpoint({"model": {"weight": torch.ones(100_000)}}, path)
     assert str(path) in str(caught.value) and isinstance(caught.value.__cause__, (OSError, RuntimeError))
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"] and path.read_bytes() == b"old"
@@ -185,7 +173,7 @@ def test_full_disk_takes_one_line_and_leaves_nothing(tmp_path, monkeypatch, caps
     output = tmp_path / "new"
     args = types.SimpleNamespace(output=output, width=None)
     axes = pictures.new_figure(3, 3)[0]
-    with files_up_to(500):
+    with full_disk(500):
         with pytest.raises(UserError) as caught:
             _output.write(args, name, {"text": "x" * 10_000}, [{"a": 1}], {})
         assert messages.report(caught.value, "program") == 2

@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 import transformers
+from full_disk import full_disk
 from transformers_families import build
 
 from fairseq_lowrank.attention import AXES, Method, register
-from fairseq_lowrank.huggingface import apply_attention, load_attention, save_attention
+from fairseq_lowrank.huggingface import apply_attention, load_attention, mixing_state, save_attention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import HeadOutput, Option
 
@@ -70,3 +71,34 @@ def test_a_pipeline_of_a_saved_folder_says_what_to_do(tmp_path):
         fill("a [MASK]")
     load_attention(fill.model, tmp_path)
     assert fill("a [MASK]")
+
+
+def test_a_failed_save_leaves_the_earlier_mixing(tmp_path, monkeypatch):
+    model = apply_attention(build("gpt2"), "mixhead-a")
+    save_attention(model, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with torch.no_grad():
+        next(iter(mixing_state(model).values())).add_(1)
+    with full_disk(10), pytest.raises(UserError, match=r"lowrank_attention\.\w+: .*nothing was written"):
+        save_attention(model, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_mixing_is_not_saved_over_that_of_a_whole_model(tmp_path):
+    model = apply_attention(build("gpt2"), "mixhead-a")
+    model.save_pretrained(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError, match=f"{tmp_path} holds a whole model"):
+        save_attention(model, tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_mixing_follows_links_and_refuses_files_as_folders(tmp_path):
+    model, target = apply_attention(build("gpt2"), "mixhead-a"), tmp_path / "target"
+    target.write_bytes(b"")
+    (tmp_path / "mixing").mkdir()
+    (tmp_path / "mixing" / "lowrank_attention.safetensors").symlink_to(target)
+    save_attention(model, tmp_path / "mixing")
+    assert (tmp_path / "mixing" / "lowrank_attention.safetensors").is_symlink() and target.stat().st_size
+    with pytest.raises(UserError, match=f"{target}: is a file"):
+        save_attention(model, target)

@@ -1,14 +1,13 @@
 """A checkpoint is written whole or not at all, and by one training."""
 
-import contextlib
 import fcntl
 import os
-import resource
 import subprocess
 import sys
 
 import pytest
 import torch
+from full_disk import full_disk
 
 pytest.importorskip("fairseq")
 
@@ -25,17 +24,6 @@ TRAIN = [
     *("--decoder-ffn-embed-dim", "16", "--decoder-attention-heads", "2", "--optimizer", "adam", "--batch-size", "40"),
     *("--cpu", "--num-workers", "0", "--no-epoch-checkpoints", "--disable-validation"),
 ]
-
-
-@contextlib.contextmanager
-def full_disk(size: int):
-    """While open, no file of this process grows beyond a size."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def names(folder):
