@@ -542,6 +542,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         }
         config |= {name: getattr(self.spec, name) for name, axis in AXES.items() if axis.is_recorded}
         parts: dict[str, LayerPart] = parts_of(self)
+        for part in (self.projection, self.score, *parts.values()):
+            config |= {option.name: getattr(part, option.name) for option in part.options if not option.choices}
+        if isinstance(self.rotary, RotaryPositions):
+            config["rotary_base"] = self.rotary.base
         optional = {axis: part for axis, part in parts.items() if part.keeps_stock}
         learned = frozenset(axis for axis, part in optional.items() if [*part.parameters()])
         initial = record_initial_states(optional, self._build_axis)

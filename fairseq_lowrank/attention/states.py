@@ -54,7 +54,9 @@ class AttentionConfigInStateDict:
     def save(self, destination: dict[str, Any], prefix: str) -> None:
         """Write the configuration into the metadata of a state."""
         if hasattr(destination, "_metadata"):
-            destination._metadata.setdefault(prefix[:-1], {})["attention"] = without_default_options(self.config)
+            destination._metadata.setdefault(prefix[:-1], {})["attention"] = {
+                name: value for name, value in self.config.items() if not _is_default_choice(name, value)
+            }
 
     def prepare(self, state_dict: dict[str, Tensor], prefix: str, metadata: dict[str, Any]) -> None:
         """Check that a state fits this layer, and give it the names and the parts of this layer.
@@ -137,11 +139,16 @@ def _is_default_option(name: str, value: object) -> bool:
     return name in AXES and bool(AXES[name].readers) and value == AXES[name].default
 
 
+def _is_default_choice(name: str, value: object) -> bool:
+    """Return True for the default of an option with named values; a number's default may be another one in a later version."""
+    return _is_default_option(name, value) and AXES[name].choices is not None
+
+
 def refuse_unknown_options(saved: Mapping[str, Any], unknown: Collection[str]) -> None:
     """Refuse choices with unknown options that change what is computed.
 
-    Version 0.2.0 saved every registered option, so an unknown one is at its default there: it belongs to a part of a plugin, and
-    an unknown part is refused by its name. Later versions save an option only if it is not at its default.
+    Version 0.2.0 saved every registered option with named values, so an unknown one is at its default there: it belongs to a part of a plugin, and
+    an unknown part is refused by its name. Later versions save such an option only if it is not at its default.
 
     Args:
         saved: the choices of a file.
@@ -150,7 +157,7 @@ def refuse_unknown_options(saved: Mapping[str, Any], unknown: Collection[str]) -
     Raises:
         UserError: an unknown option changes what is computed.
     """
-    if unknown and not any(_is_default_option(name, value) for name, value in saved.items()):
+    if unknown and not any(_is_default_choice(name, value) for name, value in saved.items()):
         name = min(unknown)
         raise UserError(f"saved with {name}={saved[name]!r}, an option that is unknown here. {IMPORT_PLUGIN}")
 

@@ -199,3 +199,43 @@ def test_an_unknown_option_is_ignored_only_where_it_is_at_its_default():
         layer.load_state_dict(of_a_later_version)
     of_0_2_0._metadata[""]["attention"] |= {"gate_start": "identity", "switch": "off"}  # lists every option
     layer.load_state_dict(of_0_2_0)
+
+
+class Powered(HeadOutput):
+    name = "powered"
+    options = (Option("power", "a number without tensors", default=1),)
+
+    def __init__(self, dims, power=1):
+        super().__init__(dims)
+        self.power = power
+
+    def forward(self, heads, inputs, values):
+        return heads**self.power
+
+
+@pytest.mark.parametrize(("saved", "current"), [(1, 2), (2, 1)])
+def test_a_number_without_tensors_is_saved(saved, current, methods_leave):
+    register(Method("powered", "A test", "f", {"head_output": Powered}))
+    state = build_attention("powered", 12, 3, power=saved).state_dict()
+    build_attention("powered", 12, 3, power=saved).load_state_dict(state)
+    with pytest.raises(StateDictMismatch) as error:
+        build_attention("powered", 12, 3, power=current).load_state_dict(state)
+    assert (error.value.saved, error.value.current) == ({"power": saved}, {"power": current})
+    del state._metadata[""]["attention"]["power"]  # as earlier versions wrote
+    build_attention("powered", 12, 3, power=current).load_state_dict(state)
+
+
+def test_a_number_that_a_part_computes_is_saved_as_it_is_used():
+    given, computed = build_attention("dcmha", 12, 3, factor_rank=2), build_attention("dcmha", 12, 3)
+    given.load_state_dict(computed.state_dict())
+    computed.load_state_dict(given.state_dict())
+    with pytest.raises(StateDictMismatch, match="factor_rank"):
+        build_attention("dcmha", 12, 3, factor_rank=3).load_state_dict(given.state_dict())
+
+
+def test_the_base_of_rotary_positions_is_saved():
+    first, second = (
+        build_attention("mha", 12, 3, self_attention=True, rotary=RotaryPositions(base)) for base in (1e4, 5e5)
+    )
+    with pytest.raises(StateDictMismatch, match="rotary_base"):
+        second.load_state_dict(first.state_dict())
