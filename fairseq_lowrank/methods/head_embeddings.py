@@ -94,6 +94,13 @@ class HeadEmbeddingMul(SingleHeadProjection):
             embedded[:, -1] = 0
         return embedded
 
+    @torch.no_grad()
+    def share_value(self, layer: Any) -> bool:
+        embedding = layer.head_embeddings.value
+        layer.out_proj.weight.mul_(1 + embedding.flatten())
+        embedding.zero_()
+        return True
+
     def plain(self, layer: Any) -> Plain:
         query, key, value = (self._embedded(layer, name) for name in ("query", "key", "value"))
         return query, key, value
@@ -118,6 +125,9 @@ class HeadEmbeddingAdd(HeadEmbeddingMul):
     """
 
     name = "head-embedding-add"
+
+    def share_value(self, layer: Any) -> bool:
+        return False
 
     def embed_weights(self, weight: Tensor, bias: Tensor, embedding: Tensor) -> Weights:
         return weight, bias + embedding

@@ -9,6 +9,7 @@ from fairseq_lowrank.methods.standard import CACHED, PARAMETERS
 from fairseq_lowrank.ops import DiagonalMixing, HeadMixing, PositionwiseMixing
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts import AttentionDims, Method, Mixing, Option, Paper, register
+from fairseq_lowrank.parts.parameters import assign
 
 MIXHEAD = Paper(
     "Mixhead: Breaking the low-rank bottleneck in multi-head attention language models",
@@ -70,6 +71,9 @@ class PositionwiseMatrix(StaticMatrix):
         super().reset_parameters()
         nn.init.zeros_(self.query_weight)
 
+    def fixed_matrix(self) -> Tensor | None:
+        return None if self.query_weight.any() else self.matrix()
+
     def operation(self, query: Tensor | None, inputs: Tensor | None = None) -> HeadMixing:
         assert query is not None
         mixing = PositionwiseMixing.of_queries(query, self.query_weight, self.weight)
@@ -112,6 +116,7 @@ class FactorOfHead(Mixing):
     name = "diagonal"
     rule = DiagonalMixing
     mixes_heads = False
+    folds = True
     mixing_note = (
         "a gain for each head is a scale that the output projection could hold: it lifts no rank",
         "the formulas: Σ_i w_i P_i V_i W_i = Σ_i P_i V_i (w_i W_i)",
@@ -120,8 +125,8 @@ class FactorOfHead(Mixing):
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.ones(num_heads)
 
-    def factors(self) -> Tensor:
-        return self.weight
+    def set_matrix(self, matrix: Tensor) -> None:
+        assign(self.weight, matrix.diag())
 
 
 register(

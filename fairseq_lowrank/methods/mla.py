@@ -37,6 +37,7 @@ class LatentProjection(Projection):
     keys_reason = "it caches a latent vector, into whose queries the projection of keys is absorbed"
     groups = ()
     factor = "latent_dim"
+    factor_loss = "the norm of the latent depends on the input"
     composes = False
     options = (
         Option(

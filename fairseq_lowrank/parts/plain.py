@@ -54,6 +54,21 @@ def grouped_weights(layer: Any) -> Plain:
     return expand("q_proj"), expand("k_proj"), expand("v_proj")
 
 
+@torch.no_grad()
+def scale_queries(layer: Any, factors: Tensor) -> None:
+    """Multiply the queries of each head by a factor, ``[H]``.
+
+    Raises:
+        ValueError: heads share a query.
+    """
+    if layer.projection.query_heads != layer.num_heads:
+        raise ValueError("its heads share one query")
+    for tensor in (layer.q_proj.weight, layer.q_proj.bias):
+        if tensor is not None:
+            rows = factors.repeat_interleave(len(tensor) // len(factors))
+            tensor.mul_(rows if tensor.dim() == 1 else rows[:, None])
+
+
 def copy_weights(source: Any, target: Any) -> None:
     """Copy weight and bias of a projection."""
     with torch.no_grad():

@@ -84,6 +84,8 @@ class Projection(Part):
     """False if queries and values have a meaning without keys."""
     factor: ClassVar[str | None] = None
     """The option with the size of the factors, if plain attention can be factored into this projection."""
+    factor_loss: ClassVar[str] = ""
+    """Why the outputs of factors differ from those of plain attention at every size, if they do."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 
@@ -189,6 +191,14 @@ class Projection(Part):
             NotPlain: no plain attention computes this.
         """
         raise NotPlain("projection", self.name)
+
+    def share_value(self, layer: Any) -> bool:
+        """Move what differs between the values of heads into the output projection of ``layer``, which has this projection.
+
+        Returns:
+            False if the heads have separate values. Then nothing changes.
+        """
+        return self.state_sizes.keys() == {"key", "value"} and self.state_groups.get("value", self.state_heads) == 1
 
     @classmethod
     def full_size(cls, dims: AttentionDims) -> int:

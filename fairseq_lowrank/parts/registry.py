@@ -237,6 +237,9 @@ class Method:
         return {axis: part.name for axis, part in self.parts.items() if part.name != AXES[axis].default}
 
 
+STOCK = "mha"
+"""The name of the method that other libraries compute, and the choice if there is no other."""
+
 METHODS: dict[str, Method] = {}
 """The declared methods, by name."""
 

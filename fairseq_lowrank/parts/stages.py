@@ -86,6 +86,8 @@ class LayerPart(NoDecayModule, Part):
     """True if the output of a position depends on the position's own value, which only self-attention has."""
     reads_positions: ClassVar[bool] = False
     """True if a step reads :attr:`Context.first`."""
+    folds: ClassVar[bool] = False
+    """True if :meth:`fold` works with all values of the parameters."""
     keeps_float32 = True
     state_sizes: Mapping[str, int] = {}
 
@@ -122,6 +124,22 @@ class LayerPart(NoDecayModule, Part):
 
     def reset_parameters(self) -> None:
         """Set the parameters to their initial values, also after ``to_empty``."""
+
+    def fold(self, layer: Any) -> None:
+        """Change the projections of ``layer``, which lacks this part, so that the layer computes the same as with the part.
+
+        Raises:
+            ValueError: the projections cannot hold it. The message is the reason, as a clause.
+        """
+        raise ValueError("it depends on the input")
+
+    def take_over(self, other: Any) -> None:
+        """Set the parameters so that this part computes the same as ``other``, a different part of the same axis.
+
+        Raises:
+            ValueError: this part cannot compute the same. The message is the reason, as a clause.
+        """
+        raise ValueError("it is a different function")
 
     def forward(self, step: str, value: Any, context: Context) -> Any:
         """Return what ``step``, one of :data:`STEPS`, makes of a value."""

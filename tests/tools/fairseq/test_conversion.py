@@ -13,109 +13,9 @@ from old_checkpoints import NAMES, answer
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
-from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.tools.axes import axes_of
+from fairseq_lowrank.attention import METHODS, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
 from fairseq_lowrank.tools.fairseq import checkpoints
-from fairseq_lowrank.tools.fairseq.conversion import as_state_of, convert, output_error, remix, resize
-
-HEADS, WIDTH = 4, 16
-
-
-def layer(spec, seed=0):
-    torch.manual_seed(seed)
-    made = MultiheadAttention(AttentionConfig(spec, WIDTH, HEADS, self_attention=True)).double().eval()
-    with torch.no_grad():
-        for tensor in made.state_dict().values():
-            tensor.add_(0.3 * torch.randn_like(tensor))
-    return made
-
-
-def outputs(made):
-    torch.manual_seed(5)
-    x = torch.randn(7, 2, WIDTH, dtype=torch.double)
-    return made(x, x, x, attn_mask=CAUSAL, need_weights=False)[0]
-
-
-def converted(made, mixing):
-    spec = AttentionSpec(projection=made.spec.projection, activation=made.spec.activation, mixing=mixing)
-    tensors, _ = remix(dict(made.state_dict()), made.spec, mixing, HEADS, made.head_dim)
-    other = layer(spec, seed=9)
-    other.load_state_dict(tensors)  # strict: nothing lacks, nothing is left
-    return other
-
-
-@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize(
-    "projection", ["independent", "shared-kv", "el", "multi-query", "single", "head-embedding-add"]
-)
-@pytest.mark.parametrize(
-    "before, after",
-    [
-        ("none", "static"),
-        ("none", "positionwise"),
-        ("static", "positionwise"),
-        ("random", "static"),
-        ("average", "positionwise"),
-        ("none", "diagonal"),
-        ("diagonal", "static"),
-        ("diagonal", "positionwise"),
-    ],
-)
-def test_a_richer_mixing_gives_the_same_outputs(projection, activation, before, after):
-    made = layer(AttentionSpec(projection=projection, activation=activation, mixing=before))
-    torch.testing.assert_close(outputs(converted(made, after)), outputs(made), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("projection", ["multi-query", "single", "head-embedding-mul"])
-@pytest.mark.parametrize("before", ["static", "random", "average"])
-def test_any_mixing_over_one_value_folds_into_the_output_projection(projection, before):
-    made = layer(AttentionSpec(projection=projection, mixing=before))
-    assert not torch.equal(made.mixing.weight, made.mixing.weight.diag().diag())
-    torch.testing.assert_close(outputs(converted(made, "none")), outputs(made), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("projection", ["independent", "shared-kv", "el", "head-embedding-add", "head-embedding-mul"])
-@pytest.mark.parametrize("before", ["static", "diagonal"])
-def test_diagonal_mixing_folds_whatever_the_projection(projection, before):
-    made = layer(AttentionSpec(projection=projection, mixing=before))
-    if before == "static":
-        with torch.no_grad():
-            made.mixing.weight.mul_(torch.eye(HEADS))
-        torch.testing.assert_close(outputs(converted(made, "diagonal")), outputs(made), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(outputs(converted(made, "none")), outputs(made), rtol=1e-12, atol=1e-12)
-
-
-def test_positionwise_mixing_that_ignores_the_query_becomes_static():
-    made = layer(AttentionSpec(mixing="positionwise"))
-    with pytest.raises(UserError, match="depends on the query"):
-        converted(made, "static")
-    with torch.no_grad():
-        made.mixing.query_weight.zero_()
-    torch.testing.assert_close(outputs(converted(made, "static")), outputs(made), rtol=1e-12, atol=1e-12)
-
-
-def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
-    made = layer(AttentionSpec(mixing="static"))
-    with torch.no_grad():
-        made.mixing.weight.copy_(torch.eye(HEADS))
-    assert torch.equal(converted(made, "none").out_proj.weight, made.out_proj.weight)
-
-
-@pytest.mark.parametrize(
-    "projection, before, after, message",
-    [
-        ("independent", "static", "none", "separate values"),
-        ("independent", "average", "none", "separate values"),
-        ("head-embedding-add", "static", "none", "separate values"),
-        ("single", "positionwise", "none", "depends on the query"),
-        ("independent", "static", "average", "--head-mixing average: this mixing is fixed"),
-        ("multi-query", "static", "diagonal", "entries off the diagonal"),
-    ],
-)
-def test_what_would_compute_something_else_is_refused(projection, before, after, message):
-    with pytest.raises(UserError, match=message):
-        converted(layer(AttentionSpec(projection=projection, mixing=before)), after)
+from fairseq_lowrank.tools.fairseq.conversion import as_state_of, convert, output_error
 
 
 def changed(path, target, dtype=None, **flags):
@@ -145,12 +45,6 @@ def same_outputs(first, second):
         expected, found = (each.double()(**sample["net_input"])[0] for each in (model, other))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)  # parameters are float32
     return other
-
-
-def test_a_fold_that_overflows_is_refused():
-    tensors = {"out_proj.weight": torch.full((4, 4), 6e4, dtype=torch.float16), "mixing.weight": torch.full((2,), 2.0)}
-    with pytest.raises(UserError, match=r"is too large for torch\.float16"):
-        remix(tensors, AttentionSpec(mixing="diagonal"), "none", 2, 2)
 
 
 OURS = dict.fromkeys(("arch", "_name"), "lowrank_transformer_iwslt_de_en")
@@ -271,70 +165,6 @@ def test_refusals_are_one_line_and_write_nothing(trained, tmp_path, capsys, sour
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def resized(made, **sizes):
-    """A layer of other sizes with the weights of another one, and whether that is exact."""
-    spec = made.spec.replace(**sizes)
-    other = layer(spec, seed=9)
-    tensors, exact = resize(dict(made.state_dict()), made.spec, axes_of(made), axes_of(made, spec))
-    other.load_state_dict(tensors)
-    return other, exact
-
-
-@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
-@pytest.mark.parametrize("mixing", ["none", "static", "positionwise"])
-@pytest.mark.parametrize(
-    "before, after",
-    [
-        ({}, {"head_dim": 7}),
-        ({}, {"head_dim": 4, "value_dim": 6}),
-        ({"key_value_heads": 2}, {"key_value_heads": None}),
-        ({"key_value_heads": 1}, {"key_value_heads": 2}),
-        ({"key_value_heads": 2}, {"key_value_heads": 4, "head_dim": 9, "value_dim": 5}),
-    ],
-)
-def test_larger_sizes_give_the_same_outputs(before, after, mixing, activation):
-    made = layer(AttentionSpec(mixing=mixing, activation=activation, **before))
-    other, exact = resized(made, **after)
-    assert exact and other.spec != made.spec
-    torch.testing.assert_close(outputs(other), outputs(made), rtol=0, atol=1e-12)
-
-
-def test_larger_heads_can_learn():
-    other, _ = resized(layer(AttentionSpec()), head_dim=7)
-    outputs(other).square().sum().backward()
-    new = other.q_proj.weight.grad.unflatten(0, (HEADS, 7))[:, 4:]
-    assert (
-        new.abs().amin(-1).min() > 0 and other.out_proj.weight.grad.unflatten(1, (HEADS, 7))[:, :, 4:].abs().min() > 0
-    )
-
-
-def test_new_rows_of_keys_and_values_have_the_deviation_of_the_old_ones():
-    made = layer(AttentionSpec())
-    for scale, name in ((0.1, "k_proj"), (3.0, "v_proj")):
-        getattr(made, name).weight.data *= scale
-    other, _ = resized(made, head_dim=400, value_dim=400)
-    for name in ("k_proj", "v_proj"):
-        old, new = getattr(made, name).weight, getattr(other, name).weight.unflatten(0, (HEADS, 400))[:, 4:]
-        assert new.std().item() == pytest.approx(old.std().item(), rel=0.03)
-        assert abs(new.mean().item()) < 0.03 * old.std().item()
-
-
-def test_fewer_key_and_value_heads_are_means_of_neighbours():
-    made = layer(AttentionSpec())
-    other, exact = resized(made, key_value_heads=2)
-    assert not exact
-    for name in ("k_proj", "v_proj"):
-        heads = getattr(made, name).weight.unflatten(0, (2, 2, 4))
-        torch.testing.assert_close(getattr(other, name).weight.unflatten(0, (2, 4)), heads.mean(1))
-    torch.testing.assert_close(other.q_proj.weight, made.q_proj.weight)
-
-
-def test_heads_that_are_alike_are_joined_without_a_difference():
-    made, _ = resized(layer(AttentionSpec(key_value_heads=2)), key_value_heads=4)
-    other, _ = resized(made, key_value_heads=2)
-    torch.testing.assert_close(outputs(other), outputs(made), rtol=0, atol=1e-12)
 
 
 def test_convert_takes_the_sizes_that_it_asks_for(trained, tmp_path, capsys):
@@ -485,7 +315,8 @@ def test_a_factorisation_that_loses_says_how_much(flags, trained, tmp_path, caps
 
 
 def test_older_state_gets_the_marker_of_its_activation():
-    model = torch.nn.ModuleDict({"self_attn": layer(AttentionSpec(activation="sigsoftmax"))})
+    layer = MultiheadAttention(AttentionConfig(AttentionSpec(activation="sigsoftmax"), 16, 4))
+    model = torch.nn.ModuleDict({"self_attn": layer})
     old = model.state_dict()
     del old["self_attn.activation_sigsoftmax"]
     assert list(as_state_of(model, dict(old), old)) == list(model.state_dict())
@@ -515,15 +346,6 @@ def test_every_conversion_gives_the_same_outputs_or_is_refused(name, change, tmp
         for before, after in zip(answer(source), converted, strict=True):
             assert before["tokens"] == after["tokens"]
             assert before["scores"] == pytest.approx(after["scores"], abs=2e-4)
-
-
-@pytest.mark.parametrize("part", ["head_map", "head_output"])
-def test_a_resize_refuses_methods_that_it_does_not_know(part):
-    choices = {"head_map": ("features", "heads"), "head_output": ("exclusive", "gate", "head-gate")}[part]
-    for choice in choices:
-        made = layer(AttentionSpec(**{part: choice}))
-        with pytest.raises(UserError, match=f"{part.replace('_', ' ')} {choice}"):
-            resized(made, head_dim=16)
 
 
 @pytest.mark.parametrize("source, options", [("mqa", {"attention": "mha"}), ("mha", {"attention": "lrkv"})])
