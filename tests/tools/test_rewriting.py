@@ -1,19 +1,24 @@
 """Layers with other parts, sizes and projections give the same outputs, or are refused; factors lose what their rank loses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from fairseq_lowrank.attention import (
+    AXES,
     CAUSAL,
     METHODS,
-    PRESETS,
     AttentionConfig,
     AttentionSpec,
+    Method,
     MultiheadAttention,
     build_attention,
+    register,
 )
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import HeadOutput, parts_of
 from fairseq_lowrank.tools.rewriting import expanded, factorize, full_rank, layer_with, reduced, relative_error
 
 SIZE, HEADS = 12, 3
@@ -139,16 +144,85 @@ WIDTH = 16
 
 def random_layer(spec, seed=0):
     torch.manual_seed(seed)
-    made = MultiheadAttention(AttentionConfig(spec, WIDTH, 4, self_attention=True)).double().eval()
+    made = MultiheadAttention(AttentionConfig(spec, WIDTH, 4, self_attention=True, max_positions=8)).double().eval()
     with torch.no_grad():
         for tensor in made.state_dict().values():
             tensor.add_(0.3 * torch.randn_like(tensor))
     return made
 
 
+EXAMPLES = [(name, number) for name, method in METHODS.items() for number in range(len(method.examples))]
+
+
+def spec_of(name, number):
+    method = METHODS[name]
+    axes = {axis: part.name for axis, part in method.parts.items()}
+    return AttentionSpec(**axes | method.examples[number])
+
+
+def starts_as_plain(spec):
+    """Whether the parts of a spec start as the identity of standard attention with sizes that are no smaller."""
+    layer = MultiheadAttention(AttentionConfig(spec, WIDTH, 4, self_attention=True, max_positions=8))
+    plain = all(getattr(spec, axis) == AXES[axis].default for axis in ("projection", "score", "activation"))
+    return (
+        plain
+        and all(part.keeps_stock and part.learns for part in parts_of(layer).values())
+        and spec.key_value_heads in (None, 4)
+        and layer.head_dim >= 4
+    )
+
+
+@pytest.mark.parametrize(("name", "number"), EXAMPLES)
+def test_plain_attention_gets_every_part_that_starts_as_the_identity(name, number):
+    made, spec = random_layer(AttentionSpec()), spec_of(name, number)
+    try:
+        other, loss = rewritten(made, spec)
+    except UserError:
+        assert not starts_as_plain(spec)
+        return
+    if not loss:
+        assert spec == AttentionSpec() or other.spec != made.spec
+        torch.testing.assert_close(outputs(other), outputs(made), rtol=1e-12, atol=1e-12)
+    assert not (loss and starts_as_plain(spec))
+
+
+@pytest.mark.parametrize(("name", "number"), EXAMPLES)
+def test_a_fresh_part_is_left_out_again(name, number):
+    made, spec = random_layer(AttentionSpec()), spec_of(name, number)
+    if starts_as_plain(spec) and spec.head_dim is None:
+        there, _ = rewritten(made, spec)
+        back, loss = rewritten(there, AttentionSpec())
+        assert not loss
+        torch.testing.assert_close(outputs(back), outputs(made), rtol=1e-12, atol=1e-12)
+
+
+class PluginGate(HeadOutput):
+    name = "plugin-gate"
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.weight = torch.nn.Parameter(torch.zeros(dims.num_heads, dims.embed_dim))
+
+    def heads(self, heads, context):
+        gates = torch.exp(context.inputs @ self.weight.T)
+        return heads * gates.mT[..., None]
+
+
+def test_plain_attention_gets_the_gate_of_a_plugin(plugins_leave):
+    register(Method("plugin-gated", "A gate", "O_i exp(x w_i)", {"head_output": PluginGate}))
+    made = random_layer(AttentionSpec())
+    other, loss = rewritten(made, AttentionSpec(head_output="plugin-gate"))
+    assert not loss and isinstance(other.head_output, PluginGate)
+    torch.testing.assert_close(outputs(other), outputs(made), rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        other.head_output.weight.fill_(0.1)
+    with pytest.raises(UserError, match="head_output='plugin-gate': it depends on the input"):
+        rewritten(other, AttentionSpec())
+
+
 def rewritten(made, spec):
     """A layer with other choices, and why its outputs may differ."""
-    target = MultiheadAttention(AttentionConfig(spec, WIDTH, 4, self_attention=True, bias=made.config.bias))
+    target = MultiheadAttention(replace(made.config, spec=spec))
     found, loss = expanded(reduced(made, spec), target)
     other = random_layer(spec, seed=9)
     other.load_state_dict(found.state_dict())  # strict: no tensor is missing or left
@@ -161,7 +235,10 @@ def converted(made, mixing):
     return other
 
 
-@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
+ACTIVATIONS = ["softmax", pytest.param("sigsoftmax", marks=pytest.mark.grid)]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
     "projection", ["independent", "shared-kv", "el", "multi-query", "single", "head-embedding-add"]
 )
@@ -225,8 +302,8 @@ def test_mixing_that_stayed_at_the_identity_is_left_out_without_rounding():
         ("independent", "average", "none", "separate values"),
         ("head-embedding-add", "static", "none", "separate values"),
         ("single", "positionwise", "none", "depends on the query"),
-        ("independent", "static", "average", "--head-mixing average: this mixing is fixed"),
-        ("multi-query", "static", "diagonal", "entries off the diagonal"),
+        ("independent", "static", "average", "'average' is fixed"),
+        ("independent", "static", "diagonal", "cannot have this M"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(projection, before, after, message):
@@ -240,7 +317,7 @@ def resized(made, **sizes):
     return other, not loss
 
 
-@pytest.mark.parametrize("activation", ["softmax", "sigsoftmax"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("mixing", ["none", "static", "positionwise"])
 @pytest.mark.parametrize(
     "before, after",

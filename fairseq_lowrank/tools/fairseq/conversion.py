@@ -88,8 +88,9 @@ def set_flags(args: Namespace, given: dict[str, Any]) -> None:
         setattr(args, name, value)
     kept = parts & _chosen_parts(args)
     for axis in AXES.values():
-        if axis.readers and axis.flag not in given and kept.isdisjoint(axis.readers):
-            setattr(args, axis.flag, None)
+        dropped = axis.flag not in given and axis.readers and kept.isdisjoint(axis.readers)
+        if dropped and getattr(args, axis.flag, None) is not None:
+            setattr(args, axis.flag, False if axis.type is bool else None)
     rate, args.mixing_lr_scale = getattr(args, "mixing_lr_scale", None), None
     if learning_parts(AttentionOptions.from_args(args).spec):
         args.mixing_lr_scale = rate
@@ -202,7 +203,7 @@ def compared(name: str, before: MultiheadAttention, after: MultiheadAttention, l
         _named(name, check_error, error, NOT_EXACT)
     old, new = before.state_dict(), after.state_dict()
     kept = all(torch.equal(old[key], new[key]) for key in old.keys() & new.keys())
-    rounds = error > 0 or not kept or before.spec.projection != after.spec.projection
+    rounds = not kept or before.spec.projection != after.spec.projection
     return Change(name, error, weight_error, loss, rounds)
 
 
@@ -212,8 +213,8 @@ def notes(changes: Collection[Change]) -> list[str]:
     mean = sum(change.error for change in changes) / len(changes)
     if worst.error > NOT_EXACT:
         return [
-            f"not exact: {worst.loss}. Relative error of layers' outputs on random inputs: {mean:.2g} on average, "
-            f"{worst.error:.2g} in {worst.name}. Train further, or measure the error with --data DIR."
+            f"not exact: {worst.loss}. The relative error of layers' outputs on random inputs is {mean:.2g} on average, "
+            f"and {worst.error:.2g} in {worst.name}. Train further, or measure the error with --data DIR."
         ]
     exact = "exact up to rounding" if any(change.rounds for change in changes) else "exact"
     if all(change.weight_error <= NOT_EXACT for change in changes):

@@ -9,11 +9,19 @@ import torch
 pytest.importorskip("fairseq")
 
 from fairseq import checkpoint_utils, tasks
-from old_checkpoints import NAMES, answer
+from old_checkpoints import NAMES, answer, task_of
 from omegaconf import OmegaConf
 
 from fairseq_lowrank import cli
-from fairseq_lowrank.attention import METHODS, PRESETS, AttentionConfig, AttentionSpec, MultiheadAttention
+from fairseq_lowrank.attention import (
+    METHODS,
+    PRESETS,
+    AttentionConfig,
+    AttentionSpec,
+    MultiheadAttention,
+    build_attention,
+)
+from fairseq_lowrank.parts import MODULE_AXES, PARTS, parts_of
 from fairseq_lowrank.tools.fairseq import checkpoints
 from fairseq_lowrank.tools.fairseq.conversion import as_state_of, convert, output_error
 
@@ -56,7 +64,7 @@ def test_a_stock_translation_model_gets_richer_mixing_step_by_step(trained, tmp_
         target = tmp_path / f"{name}.pt"
         assert cli.main(["convert", str(source), "--attention", name, "--output", str(target)]) == 0
         printed = capsys.readouterr().out
-        assert f"--attention {name}" in printed and "exact: the model's outputs" in printed
+        assert f"--attention {name}" in printed and "\nexact" in printed
         model = same_outputs(source, target)
         source = target
     assert model.encoder.layers[0].self_attn.spec.mixing == "positionwise"
@@ -97,7 +105,10 @@ def test_a_rate_of_mixing_goes_with_what_it_was_for(trained, tmp_path):
 def test_a_language_model_and_chosen_sites_keep_their_own(trained, tmp_path, capsys):
     target = tmp_path / "a.pt"
     assert cli.main(["convert", str(trained("mixhead-b")), "--attention", "mixhead-a", "--output", str(target)]) == 2
-    assert "decoder.layers.0.self_attn: its mixing depends on the query" in capsys.readouterr().err
+    assert (
+        "decoder.layers.0.self_attn: mixing 'positionwise' cannot become 'static': M depends on the query"
+        in capsys.readouterr().err
+    )
     source = changed(trained("mixhead-b"), tmp_path / "average.pt", attention="avghead")
     assert cli.main(["convert", str(source), "--attention", "mixhead-b", "--output", str(target)]) == 0
     same_outputs(source, target)
@@ -146,10 +157,16 @@ def test_trained_models_translate_as_before(source, preset, tmp_path, old_checkp
 @pytest.mark.parametrize(
     "source, flags, message",
     [
-        ("mhe", ["--attention", "mixhead-a"], "its projection is independent, the checkpoint's head-embedding-mul"),
+        ("stock", ["--attention", "mqa"], "projection 'multi-query': weights of plain attention cannot be written in"),
+        ("stock", ["--attention", "xsa"], "--attention-sites encoder,decoder"),
+        ("stock", ["--attention", "gated", "--gate-start", "half"], "has an initial value that changes outputs"),
+        ("stock", ["--attention", "diff"], "has an initial value that changes outputs"),
+        ("stock", ["--attention", "avghead"], "mixing 'average' is fixed"),
+        ("stock", ["--attention", "gated", "--nope", "1"], "--nope"),
+        ("stock", ["--attention", "gated", "--embed-rank", "4"], "--embed-rank: a conversion does not change this"),
         ("mhe", ["--attention", "mhe-mul"], "--attention mhe-mul"),
         ("mhe", ["--attention", "nope"], "--attention nope: there is no such attention. Choose from mha"),
-        ("mhe", ["--head-mixing", "random"], "--head-mixing random: this mixing is fixed"),
+        ("mhe", ["--head-mixing", "random"], "mixing 'random' is fixed"),
         ("mhe", [], "Add --attention NAME"),
         ("mhe", ["--head-dim", "8"], "projection head-embedding-mul"),
         ("stock", ["--attention", "fixedhead", "--head-dim", "2"], "--head-dim 2"),
@@ -224,8 +241,11 @@ def in_float64(path):
     """The model of a checkpoint with the checkpoint's own numbers, which a loaded model rounds to float32."""
     state = checkpoints.load_state(path)
     cfg = OmegaConf.create(state["cfg"], flags={"allow_objects": True})
-    model = tasks.setup_task(cfg.task).build_model(cfg.model).double().eval()
-    model.load_state_dict(state["model"])
+    return with_numbers(tasks.setup_task(cfg.task).build_model(cfg.model), state)
+
+
+def with_numbers(model, state):
+    model.double().eval().load_state_dict(state["model"])
     return model
 
 
@@ -266,12 +286,39 @@ def test_a_method_without_biases_becomes_plain_with_them(trained, tmp_path):
     assert model.decoder.layers[0].encoder_attn.q_proj.bias.any()
 
 
+def starts_plain(preset):
+    """Whether every part of a preset starts as the identity of plain attention with the same projection."""
+    parts = METHODS[preset].parts
+    if parts.get("projection", PARTS["projection"]["independent"]).name != "independent" or METHODS[preset].needs:
+        return False
+    layer = build_attention(preset, 8, 2, self_attention=True)
+    return all(part.keeps_stock and part.learns for part in parts_of(layer).values())
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "mha" and starts_plain(preset)])
+def test_a_plain_checkpoint_gets_any_part_that_starts_as_the_identity(preset, old_checkpoint):
+    state, sites = checkpoints.load_state(old_checkpoint("mha-translation")), {}
+    if any(getattr(part, "reads_own_value", False) for part in METHODS[preset].parts.values()):
+        sites["attention_sites"] = "encoder,decoder"
+    result, notes = convert(state, attention=preset, **sites)
+    assert notes[0] == "exact: the model's outputs and the returned attention weights"
+    task = task_of("mha-translation")
+    models = [task.build_model(checkpoints.model_arguments(each)) for each in (state, result)]
+    before, after = (with_numbers(model, each) for model, each in zip(models, (state, result), strict=True))
+    tokens, lengths, inputs = torch.tensor([[5, 6, 7, 2]]), torch.tensor([4]), torch.tensor([[2, 8, 9]])
+    expected, found = (model(tokens, lengths, inputs)[0] for model in (before, after))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert [*parts_of(after.encoder.layers[0].self_attn)] == [
+        axis for axis in MODULE_AXES if axis in METHODS[preset].parts
+    ]
+
+
 REFUSED = {
     "fixedhead": "--head-dim 4: smaller than the checkpoint's 6",
-    "mixhead-a": "its M mixes heads that have separate values",
-    "mixhead-b": "its mixing depends on the query",
-    "mixhead-random": "its M mixes heads that have separate values",
-    "avghead": "its M mixes heads that have separate values",
+    "mixhead-a": "M mixes heads that have separate values",
+    "mixhead-b": "M depends on the query",
+    "mixhead-random": "M mixes heads that have separate values",
+    "avghead": "M mixes heads that have separate values",
     "talking-heads": "mixing='static'",
     "gated-head": "head_output='head-gate'",
     "gated": "head_output='gate'",
@@ -294,6 +341,21 @@ def test_more_than_plain_attention_is_refused(preset, trained, tmp_path, capsys)
     error = capsys.readouterr().err.splitlines()[-1]
     assert "encoder.layers.0.self_attn" in error and REFUSED[preset] in error
     assert not (tmp_path / "b.pt").exists()
+
+
+def test_a_restricted_checkpoint_gets_mixing_in_one_step(trained, tmp_path, capsys):
+    target = command(trained("mhe"), tmp_path, "--attention", "mixhead-a")
+    assert "exact up to rounding" in capsys.readouterr().out
+    layer = same_outputs(trained("mhe"), target).encoder.layers[0].self_attn
+    assert (layer.spec.projection, layer.spec.mixing) == ("independent", "static")
+
+
+def test_options_of_the_old_attention_are_dropped_and_others_kept(old_checkpoint):
+    state = checkpoints.load_state(old_checkpoint("mha-translation"))
+    state, _ = convert(state, attention="gated", gate_start="identity")
+    state, notes = convert(state, head_dim=8, head_output="none")
+    assert state["cfg"]["model"].head_output == "none"
+    assert notes[0].startswith("exact up to rounding")
 
 
 @pytest.mark.parametrize("preset", ["lrkv", "collaborative"])
