@@ -34,17 +34,27 @@ def build_attention(
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     backend: str = "auto",
-    wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
+    wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
     **axes: int | str | None,
 ) -> MultiheadAttention:
     """Return the attention layer of a preset; axes override the choices of the preset.
+
+    ::
+
+        layer = build_attention("mixhead-b", 512, 8, batch_first=True, self_attention=True)
+        x = torch.randn(2, 100, 512)  # [batch, time, embed_dim]
+        output, weights = layer(x, x, x, attn_mask=CAUSAL, need_weights=False)  # [2, 100, 512], None
 
     Args:
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS`.
         device: where the parameters are created, by default on torch's default device. On 'meta' they have no values:
             call ``to_empty``, and then ``reset_parameters`` of the layer or ``load_state_dict``.
         dtype: of the parameters, by default torch's default dtype.
-        axes: values of :data:`~fairseq_lowrank.attention.AXES` that override the preset's; ``None`` keeps the preset's.
+        axes: values that override the preset's; ``None`` keeps the preset's. The axes are ``head_dim``, ``value_dim``,
+            ``key_value_heads``, ``projection``, ``score``, ``score_mixing``, ``activation``, ``mixing``, ``head_map`` and
+            ``head_output``. The options of their parts are ``shared_dim``, ``factor_rank``, ``gate_start``, ``latent_dim``,
+            ``mixing_normalization``, ``blocks``, ``synthesizer_heads``, ``unused_key_projection`` and ``query_rank``. For one,
+            ``AXES["mixing"].help`` says what it decides and ``list(AXES["mixing"])`` what it can be.
 
     The other arguments are those of :class:`~.config.AttentionConfig` and :class:`MultiheadAttention`. The layer can replace
     ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.

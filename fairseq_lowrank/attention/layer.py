@@ -66,7 +66,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             ``apply_during_inference``, like ``FairseqDropout``.
         rotary: turns projected queries and keys ``[B, H, T, D]`` by their positions ``[T]``, like
             :class:`~.rotary.RotaryPositions` or any function or module ``rotary(heads, positions)``. Positions count all keys from 0, padding and cached keys too.
-        wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``.
+        wrap_projection: applied to each projection when it is built, e.g. fairseq's ``quant_noise``; by default nothing is.
 
     Attributes:
         regulariser: sees the heads of every forward pass, see :class:`RegularizerInput`.
@@ -89,7 +89,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         *,
         dropout: float | nn.Module = 0.0,
         rotary: Rotation | None = None,
-        wrap_projection: Callable[[nn.Module], nn.Module] = lambda projection: projection,
+        wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.config, self.spec = config, config.spec
@@ -120,7 +120,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Parameters are built and initialised in fairseq's order: the same seed gives the same weights as fairseq's module.
         def linear(inputs: int, outputs: int, bias: bool = config.bias) -> nn.Module:
-            return wrap_projection(nn.Linear(inputs, outputs, bias=bias))
+            projection = nn.Linear(inputs, outputs, bias=bias)
+            return projection if wrap_projection is None else wrap_projection(projection)
 
         projections = self.score.build_projections(linear)
         self._register(projections)

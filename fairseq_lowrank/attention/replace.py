@@ -22,7 +22,7 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
         preset: one of :data:`~fairseq_lowrank.attention.PRESETS` that has the weights of ``nn.MultiheadAttention``: ``mha``, the mixing
             presets and ``talking-heads``.
         backend: see :func:`~fairseq_lowrank.attention.build_attention`.
-        axes: axis values that override the preset's.
+        axes: values that override the preset's, see :func:`~fairseq_lowrank.attention.build_attention`.
 
     Mixing is initialised to the identity, so outputs do not change. Nothing is replaced if one layer cannot be.
 
