@@ -19,7 +19,7 @@ from fairseq_lowrank.attention.decoding import (
     split_beams,
 )
 from fairseq_lowrank.attention.dropout import AttentionDropout
-from fairseq_lowrank.attention.inputs import InputSizes, check_layout, check_tensors, transposed
+from fairseq_lowrank.attention.inputs import InputSizes, check_dtype, check_layout, check_tensors, transposed
 from fairseq_lowrank.attention.masks import CAUSAL, attention_mask, repeat_heads, split_key_padding
 from fairseq_lowrank.attention.rotary import RotaryPositions, Rotation
 from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateConfig, record_initial_states
@@ -27,7 +27,7 @@ from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchs
 from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.ops import AttentionCall, AttentionMask
-from fairseq_lowrank.ops.attention import check_backend, compute, reference
+from fairseq_lowrank.ops.attention import check_backend, check_device, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
@@ -293,26 +293,29 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             ValueError: tensors or masks that do not fit this layer.
         """
         refuse_torchscript()
-        if self._made_on_meta and not query.is_meta:
+        if self._made_on_meta and isinstance(query, Tensor) and not query.is_meta:
             self._check_values()
         check_tensors(self.input_sizes, query, key, value)
+        check_dtype(query, "query", self.q_proj)
+        if key is not query and key is not None:
+            check_dtype(key, "key", self.k_proj)
+        if value is not key and value is not None:
+            check_dtype(value, "value", self.v_proj)
         if self.batch_first:
             query, key, value = transposed(query, key, value)
+        hidden_keys, key_bias = split_key_padding(key_padding_mask)
         if key is not None and incremental_state is None:
-            check_layout(self.input_sizes, query, key, key_padding_mask, attn_mask, beams=self.beam_size > 1)
+            check_layout(self.input_sizes, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
         modules, filled = self._built_modules(), self._filled()
         steps = filled.steps
-        key_padding_mask, key_bias = split_key_padding(key_padding_mask)
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
                 "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
             )
 
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
-        states, key_padding_mask = self._key_value_states(
-            modules, steps, key, value, key_padding_mask, incremental_state
-        )
+        states, key_padding_mask = self._key_value_states(modules, steps, key, value, hidden_keys, incremental_state)
 
         # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
@@ -357,6 +360,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             if check:
                 call.check()
             call = changed_call(self, call)
+            if need_weights and self.backend != "auto":
+                check_device(self.backend, call)  # fused kernels have no weights, so another backend computes them
             heads, weights = compute(call, "auto" if need_weights else self.backend)
             if self.regulariser is not None:
                 heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))

@@ -32,9 +32,17 @@ def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None
     """Return where a key_padding_mask ``[B, S]`` hides keys (bool), and what it adds to their scores, or None for each.
 
     Like torch, a float mask is added to the scores; it hides where it is −inf. Other masks hide where they are not 0.
+
+    Raises:
+        ValueError: a mask without two dimensions.
     """
-    if mask is None or not mask.is_floating_point():
-        return None if mask is None else mask.to(torch.bool), None
+    if mask is None:
+        return None, None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        kind = f"of shape {list(mask.shape)}" if isinstance(mask, Tensor) else f"is a {type(mask).__name__}"
+        raise ValueError(f"key_padding_mask {kind}: expected a tensor [batch, keys]")
+    if not mask.is_floating_point():
+        return mask.to(torch.bool), None
     hidden = hides(mask)
     added = mask.masked_fill(hidden, 0.0)
     if hides_values(mask) or mask.requires_grad or bool(added.any()):
@@ -72,7 +80,9 @@ def attention_mask(
     if key_padding_mask is not None:
         key_padding_mask = key_padding_mask.to(torch.bool)
         if key_padding_mask.shape != (batch, keys):
-            raise ValueError(f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [{batch}, {keys}]")
+            raise ValueError(
+                f"key_padding_mask of shape {list(key_padding_mask.shape)}: expected [batch, keys] = [{batch}, {keys}]"
+            )
     if attn_mask is None:
         return _NOTHING_HIDDEN if key_padding_mask is None else AttentionMask(False, key_padding_mask)
     if isinstance(attn_mask, str):
@@ -86,6 +96,8 @@ def attention_mask(
         if attn_mask.key_padding is not None and key_padding_mask is not None:
             key_padding_mask = key_padding_mask | attn_mask.key_padding
         return attn_mask if key_padding_mask is None else attn_mask.replace(key_padding=key_padding_mask)
+    if not isinstance(attn_mask, Tensor):
+        raise ValueError(f"attn_mask is a {type(attn_mask).__name__}: expected a tensor, None or 'causal'")
     if attn_mask.dtype == torch.uint8:
         attn_mask = attn_mask.to(torch.bool)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
@@ -96,8 +108,8 @@ def attention_mask(
         attn_mask = attn_mask.view(batch, heads, queries, keys)
     elif attn_mask.dim() not in (2, 4) or attn_mask.shape[-2:] != (queries, keys):
         raise ValueError(
-            f"attn_mask of shape {list(attn_mask.shape)}: expected [{queries}, {keys}], "
-            f"[{batch * heads}, {queries}, {keys}] or [{batch}, {heads}, {queries}, {keys}]"
+            f"attn_mask of shape {list(attn_mask.shape)}: expected [queries, keys] = [{queries}, {keys}], [batch * heads, queries, "
+            f"keys] = [{batch * heads}, {queries}, {keys}] or [batch, heads, queries, keys] = [{batch}, {heads}, {queries}, {keys}]"
         )
     return AttentionMask(False, key_padding_mask, attn_mask)
 

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import METHODS
 
 
 def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: int | str | None) -> nn.Module:
@@ -46,6 +47,12 @@ def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", 
     if not theirs:
         raise UserError(
             f"{type(module).__name__} holds no torch.nn.MultiheadAttention, so there is nothing to replace. Give a model that has one."
+        )
+    need = METHODS[preset].needs if preset in METHODS else None
+    if need is not None and need.axis not in axes:
+        raise UserError(
+            f"attention {preset!r} needs {need.what}, so its projections are not those of torch.nn.MultiheadAttention. "
+            "Choose a preset with the projections of mha, such as mixhead-b."
         )
     made: dict[nn.Module, MultiheadAttention] = {}
     for name, part in theirs.items():

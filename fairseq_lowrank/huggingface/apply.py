@@ -18,7 +18,7 @@ from fairseq_lowrank.huggingface.function import IMPLEMENTATION
 from fairseq_lowrank.huggingface.models import attention_modules, calls_the_interface, describe, other_attention
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
-from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.messages import UserError, did_you_mean
 from fairseq_lowrank.parts import Place
 
 
@@ -50,12 +50,19 @@ def apply_attention(
         UserError: an unknown choice, a preset that changes projections, a model without exchangeable attention or with such attention
             in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is sharded already.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model={model!r}: expected a model. Build or load it first, such as with from_pretrained.")
     spec = spec_of(preset, **axes)
     sites = None if sites is None else collection("sites", sites, str, "['encoder']")
     layers = None if layers is None else collection("layers", layers, int, "[0, 1]")
-    for name, values, known in (("sites", sites or (), SITES), ("train", [train], TRAIN)):
-        if unknown := [value for value in values if value not in known]:
-            raise UserError(f"{name}={unknown[0]!r}: expected {', '.join(known)}")
+    if train not in TRAIN:
+        meanings = ", ".join(f"{value!r} ({meaning})" for value, meaning in TRAIN.items())
+        raise UserError(
+            f"train={train!r}: expected {meanings}. For an adapter of PEFT, keep 'all' and pass peft_modules(model) to its "
+            "configuration."
+        )
+    if unknown := [site for site in sites or () if site not in SITES]:
+        raise UserError(f"sites={unknown[0]!r}: expected {', '.join(SITES)}.{did_you_mean(unknown[0], SITES)}")
     if is_sharded(model):
         raise UserError(
             f"{type(model).__name__} is sharded already. Call apply_attention before fully_shard. "

@@ -220,8 +220,33 @@ def test_a_preset_that_changes_projections_is_refused():
         ("gqa", {"key_value_heads": 2}),
         ("mixhead-a", {"head_dim": 8}),
     ):
-        with pytest.raises(UserError, match=preset):
+        with pytest.raises(UserError, match=next(iter(axes), preset) if preset == "mixhead-a" else preset):
             huggingface.spec_of(preset, **axes)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (
+            {"preset": "gqa"},
+            "'gqa' needs a number of key and value heads, which the projections of the model fix. Choose",
+        ),
+        ({"preset": "fixedhead"}, "'fixedhead' needs a head size, which the projections of the model fix. Choose"),
+        ({"preset": "mixhead"}, "expected one of mha, dcmha.* Did you mean 'mixhead-b'"),
+        ({"head_dim": 8}, "head_dim=8: head_dim is fixed by the projections of the model. Set score_mixing"),
+        ({"heads": 8}, "heads=8: heads is not an axis of attention. Set score_mixing"),
+        ({"train": "adapter"}, r"train='adapter': expected 'all' \(every parameter\).* For an adapter of PEFT"),
+        ({"sites": ["decoder"]}, r"BertModel has attention at \['encoder'\]. Use sites=\['encoder'\]"),
+        ({"sites": []}, r"Use sites=\['encoder'\]"),
+        ({"sites": ["encodr"]}, "sites='encodr': .* Did you mean 'encoder'"),
+        ({"layers": [7]}, "there is no layer 7. BertModel has 2 attention layers at 'encoder'. Count layers from 0"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_a_model_cannot_take_says_what_it_can(choice, message):
+    model = build("bert").base_model
+    with pytest.raises(UserError, match=message):
+        apply_attention(model, **{"preset": "mixhead-b"} | choice)
 
 
 def test_sites_and_layers_are_chosen():

@@ -114,14 +114,24 @@ def explain(call: AttentionCall) -> str:
 
 
 def _requested(backend: str, call: AttentionCall) -> Any:
-    module, device, dtype = check_backend(backend, call), call.v.device, call.v.dtype
+    module = check_backend(backend, call)
     if module in (blocked, triton) and is_traced(call.v) and torch.onnx.is_in_onnx_export():
         raise ValueError(
             f"backend={backend!r} is the operator fairseq_lowrank::{backend}_attention, which ONNX does not have; use backend='auto'"
         )
-    if (reason := module.device_unsupported_reason(device, dtype)) is not None:
-        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
+    check_device(backend, call)
     return module
+
+
+def check_device(backend: str, call: AttentionCall) -> None:
+    """Check that a backend, which is not ``auto``, runs on the device of ``call`` in its dtype.
+
+    Raises:
+        ValueError: it does not.
+    """
+    device, dtype = call.v.device, call.v.dtype
+    if (reason := _BACKENDS[backend].device_unsupported_reason(device, dtype)) is not None:
+        raise ValueError(f"backend={backend!r} does not run on {device.type} in {dtype}: {reason}; use backend='auto'")
 
 
 def check_backend(backend: str, call: AttentionCall) -> Any:

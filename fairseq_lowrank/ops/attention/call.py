@@ -110,7 +110,7 @@ class AttentionCall(TensorTree):
         v, mask = self.v, self.mask
         if v.dim() != 4 or v.size(0) != batch or v.size(2) != keys or v.size(1) < 1 or heads % v.size(1):
             raise ValueError(
-                f"v of shape {list(v.shape)} does not fit scores {list(shape)}: expected [{batch}, G, {keys}, Dv], G dividing {heads}"
+                f"v of shape {list(v.shape)} does not fit scores {list(shape)}: expected [B, G, S, Dv] = [{batch}, G, {keys}, Dv], G dividing {heads}"
             )
         if not v.is_floating_point():
             raise ValueError(f"v of {v.dtype}: expected a float tensor")
@@ -119,7 +119,7 @@ class AttentionCall(TensorTree):
         padding = mask.key_padding
         if padding is not None and (padding.dtype != torch.bool or padding.shape != (batch, keys)):
             raise ValueError(
-                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [{batch}, {keys}]"
+                f"mask.key_padding of shape {list(padding.shape)} and {padding.dtype}: expected bool [B, S] = [{batch}, {keys}]"
             )
         if mask.query_repeats != 1 and (mask.query_repeats < 1 or queries % mask.query_repeats):
             raise ValueError(
@@ -136,7 +136,7 @@ class AttentionCall(TensorTree):
                 continue
             if not _broadcasts(tensor, shape):
                 raise ValueError(
-                    f"{name} of shape {list(tensor.shape)}: expected one that broadcasts to scores {list(shape)}"
+                    f"{name} of shape {list(tensor.shape)}: expected one that broadcasts to scores [B, H, T, S] = {list(shape)}"
                 )
             if not tensor.is_floating_point() and (name == "score_bias" or tensor.dtype != torch.bool):
                 kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"

@@ -91,7 +91,7 @@ class DotProduct(TensorTree):
         groups = k.size(1)
         if groups < 1 or heads % groups or k.shape != (batch, groups, k.size(2), dim):
             raise ValueError(
-                f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [{batch}, G, S, {dim}], G dividing {heads}"
+                f"k of shape {list(k.shape)} does not fit q {list(q.shape)}: expected [B, G, S, D] = [{batch}, G, S, {dim}], G dividing {heads}"
             )
         if not is_traced(q) and not (isinstance(self.factor, (int, float)) and math.isfinite(self.factor)):
             raise ValueError(f"scale={self.scale!r}: expected a finite number")
