@@ -128,7 +128,7 @@ def test_a_question_is_answered_one_click_from_the_readme(question):
 def test_generated_text_is_up_to_date(name):
     if name == "docs/pytorch.md":
         pytest.importorskip("transformers")
-    if name.startswith("docs/evidence/"):
+    if name.startswith(("docs/evidence/", "docs/data/")):
         pytest.importorskip("scipy")
     assert (ROOT / name).read_text(encoding="utf-8") == reference.text_of(name), "run python -m experiments reference"
 

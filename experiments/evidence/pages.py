@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import csv
 import functools
-import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import fmean, median
 
 from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import gains, measure, slowdown
+from experiments.evidence.lines import PLANNED, RESULTS, ROOT, lines
 from fairseq_lowrank.tools.reporting import contrasts
 
-ROOT = Path(__file__).parents[2]
-PAGES, RESULTS, PLANNED = ROOT / "docs" / "evidence", ROOT / "results", ROOT / "examples" / "evidence"
+PAGES = ROOT / "docs" / "evidence"
 LOSSES = {"training loss": "fit", "validation": "valid", "test": "test"}
 BETTER = "better, by the interval"
 SHUFFLED_SOURCE = "bits per token that a shuffled source costs"
@@ -84,17 +82,6 @@ def several(cell: str, values: Iterable[float]) -> str:
     numbers, after = re.fullmatch(r"((?:[−\d.]+(?:, )?)*)(.*)", cell).groups()
     digits = numbers.split(", ")
     return ", ".join(like(digits[min(i, len(digits) - 1)], value) for i, value in enumerate(values)) + after
-
-
-@functools.cache
-def lines(file: str) -> dict[tuple[str, str], dict[int, dict]]:
-    """Return the lines of a file in `results/` by table and row, then by seed. A table of sentence tasks has its task added."""
-    found = defaultdict(dict)
-    for text in (RESULTS / file).read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
-        table = f"{line['table']}/{line['task']}" if line["table"].startswith("published-bert") else line["table"]
-        found[table, line["row"]][line["seed"]] = line
-    return {key: dict(sorted(seeds.items())) for key, seeds in found.items()}
 
 
 def runs(table: str, row: str) -> dict[int, dict]:

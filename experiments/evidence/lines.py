@@ -1,0 +1,28 @@
+"""Read the recorded lines of the evidence in `results/`."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PLANNED = ROOT / "results", ROOT / "examples" / "evidence"
+
+
+@functools.cache
+def lines(file: str) -> dict[tuple[str, str], dict[int, dict]]:
+    """Return the lines of a file in `results/` by table and row, then by seed. A table of sentence tasks has its task added."""
+    found: dict[tuple[str, str], dict[int, dict]] = defaultdict(dict)
+    for text in (RESULTS / file).read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        table = f"{line['table']}/{line['task']}" if line["table"].startswith("published-bert") else line["table"]
+        found[table, line["row"]][line["seed"]] = line
+    return {key: dict(sorted(seeds.items())) for key, seeds in found.items()}
+
+
+def values(table: str, row: str, split: str | None = None, file: str = "evidence.jsonl") -> dict[int, float]:
+    """Return the value of a recorded row by seed, or its loss in bits if a split is given."""
+    found = lines(file).get((table, row), {})
+    return {seed: line["losses"][split]["bits"] if split else line["value"] for seed, line in found.items()}
