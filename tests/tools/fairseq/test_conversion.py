@@ -11,6 +11,7 @@ pytest.importorskip("fairseq")
 from fairseq import checkpoint_utils, tasks
 from old_checkpoints import NAMES, answer, task_of
 from omegaconf import OmegaConf
+from tiny_transformer import needs_self_attention
 
 from fairseq_lowrank import cli
 from fairseq_lowrank.attention import (
@@ -298,7 +299,7 @@ def starts_plain(preset):
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "mha" and starts_plain(preset)])
 def test_a_plain_checkpoint_gets_any_part_that_starts_as_the_identity(preset, old_checkpoint):
     state, sites = checkpoints.load_state(old_checkpoint("mha-translation")), {}
-    if any(getattr(part, "reads_own_value", False) for part in METHODS[preset].parts.values()):
+    if needs_self_attention(preset):
         sites["attention_sites"] = "encoder,decoder"
     result, notes = convert(state, attention=preset, **sites)
     assert notes[0] == "exact: the model's outputs and the returned attention weights"
