@@ -278,8 +278,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             key_padding_mask: ``[B, S]``, true at padding; a float one is added to the scores and hides where it is −inf.
             incremental_state: a dictionary that keeps keys and values of earlier steps while decoding.
             need_weights: return the weights that the layer used (mixed, before dropout), averaged over heads.
-            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL` or
-                :func:`~.masks.SlidingWindow`.
+            attn_mask: ``[T, S]`` float (added) or bool (hidden where true), :data:`~.masks.CAUSAL`,
+                :func:`~.masks.SlidingWindow` or :func:`~.masks.PackedDocuments`.
             before_softmax: return masked scores ``[B*H, T, S]`` and values ``[B*H, S, value_dim]`` instead.
             need_head_weights: return the weights of each head (implies ``need_weights``).
             is_causal: :data:`~.masks.CAUSAL` if there is no ``attn_mask``. With an ``attn_mask`` it changes nothing.
@@ -333,6 +333,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if is_causal and attn_mask is None:
             attn_mask = CAUSAL
         mask = attention_mask(attn_mask, key_padding_mask, (key_batch, self.num_heads, queries, keys), key_bias)
+        if mask.documents is not None and self.encoder_decoder_attention:
+            raise ValueError(
+                "attn_mask of documents in cross attention: queries have no position among the keys. Use a mask [B, H, T, S]."
+            )
         if mask.additive is not None:
             mask = repeat_heads(mask, self.num_heads, self.spec.queries_per_head)
         if self._has_appended:

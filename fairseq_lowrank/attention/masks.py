@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +27,38 @@ def SlidingWindow(size: int) -> AttentionMask:
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f"SlidingWindow({size!r}): expected a positive integer, the number of keys that a query sees")
     return AttentionMask(causal=True, window=size)
+
+
+def PackedDocuments(
+    *, cu_seqlens: Tensor | Sequence[int] | None = None, ids: Tensor | None = None, causal: bool = True
+) -> AttentionMask:
+    """Return an ``attn_mask`` under which a query sees the keys of its own document alone, without a T×T tensor.
+
+    Give ``cu_seqlens`` or ``ids``. Outputs are those of the documents one by one, if scores depend on distances and not on absolute
+    positions.
+
+    Args:
+        cu_seqlens: ``[N + 1]``, where each of N documents begins in a row of S positions, and S at the end: 0 ≤ … ≤ S. All rows of
+            a batch have these documents.
+        ids: ``[S]`` or ``[B, S]`` integers, the document of each position, cached keys too.
+        causal: a query sees no later key.
+
+    Raises:
+        ValueError: both or none are given, or they have another shape, dtype or order.
+    """
+    if (cu_seqlens is None) == (ids is None):
+        raise ValueError("PackedDocuments: give one of cu_seqlens and ids.")
+    if ids is None:
+        starts = torch.as_tensor(cu_seqlens)
+        if starts.dim() != 1 or len(starts) < 2 or starts.is_floating_point() or starts.dtype == torch.bool:
+            raise ValueError(f"cu_seqlens of shape {list(starts.shape)} and {starts.dtype}: expected integers [N + 1]")
+        lengths = starts.diff()
+        if int(starts[0]) != 0 or bool((lengths < 0).any()):
+            raise ValueError(f"cu_seqlens={starts.tolist()}: expected numbers from 0 that do not fall")
+        ids = torch.arange(len(lengths), device=starts.device).repeat_interleave(lengths)
+    if ids.dim() not in (1, 2) or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"ids of shape {list(ids.shape)} and {ids.dtype}: expected integers [S] or [B, S]")
+    return AttentionMask(causal=causal, documents=ids if ids.dim() == 2 else ids[None])
 
 
 def split_key_padding(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -59,7 +92,7 @@ def attention_mask(
     """Return the mask of scores ``[B, H, T, S]`` = ``shape``.
 
     Args:
-        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow` or another mask of their kind, or a tensor ``[T, S]``,
+        attn_mask: :data:`CAUSAL` (also as ``"causal"``), :func:`SlidingWindow`, :func:`PackedDocuments` or another mask of their kind, or a tensor ``[T, S]``,
             ``[B*H, T, S]`` or ``[B, H, T, S]``, bool or float as in :class:`~fairseq_lowrank.ops.AttentionMask`. A
             causal tensor is recognised.
         key_padding_mask: ``[B, S]``, true (or non-zero) at padding.

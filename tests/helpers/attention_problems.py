@@ -77,6 +77,8 @@ def problems(
     additive["-inf"] = lambda: normal(*shape).detach().masked_fill(coin(*shape), float("-inf"))
     scores = (batch, heads, queries, keys)
     causal = draw(st.booleans())
+    has_positions = queries // repeats <= keys - appended
+    documents = torch.randint(3, (draw(st.sampled_from((1, batch))), keys - appended), generator=generator).to(device)
     return {
         "q": normal(batch, heads, queries, dim),
         "k": normal(batch, key_groups, keys, dim),
@@ -88,6 +90,7 @@ def problems(
             query_repeats=repeats,
             num_appended_keys=appended,
             window=draw(st.sampled_from((None, None, 1, 2, 9))) if causal else None,
+            documents=documents if has_positions and draw(st.booleans()) else None,
         ),
         "activation": draw(st.sampled_from(activations)),
         "score_bias": normal(*shape) if draw(st.booleans()) else None,
@@ -135,6 +138,9 @@ def hidden(problem):
                 own_keys, positions = keys - mask.num_appended_keys, queries // mask.query_repeats
                 own = t % positions + own_keys - positions  # the key at the position of the query
                 outside = mask.causal and s < own_keys and (s > own or (mask.window and s <= own - mask.window))
+                if mask.documents is not None and s < own_keys:
+                    document = mask.documents[b % len(mask.documents)]
+                    outside = outside or document[own] != document[s]
                 if outside or (mask.key_padding is not None and mask.key_padding[b, s]):
                     result[b, :, t, s] = True
     return result

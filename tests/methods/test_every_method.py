@@ -10,7 +10,7 @@ from formula import load
 from tiny_layers import BATCH, HEADS, SIZE, WITHOUT_CROSS, build, causal, hidden_keys, normal
 
 from experiments.variants import build_layer, count, sizes_of
-from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, build_attention
+from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, PackedDocuments, build_attention
 from fairseq_lowrank.attention.classes import plain_attention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import AXES, CLASSES, evaluate
@@ -50,6 +50,23 @@ def test_self_attention_equals_the_formula(name, example, masked, backend):
         real = ~hidden_keys(4).T
         output, expected = output[real], expected[real]
     torch.testing.assert_close(output, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+@cases([case for case in CASES if not case[0].startswith("synthesizer")])
+def test_packed_documents_equal_documents_one_by_one(name, example, backend):
+    layer, x = build(name, example, backend=backend), normal(6, BATCH, SIZE, seed=7).requires_grad_()
+    leaves = [x, *layer.parameters()]
+
+    def outputs_and_gradients(*calls):
+        output = torch.cat([layer(y, y, y, attn_mask=mask, need_weights=False)[0] for y, mask in calls])
+        weighted = (output * normal(*output.shape, seed=8)).sum()
+        return output, *torch.autograd.grad(weighted, leaves, allow_unused=True, materialize_grads=True)
+
+    packed = outputs_and_gradients((x, PackedDocuments(cu_seqlens=[0, 3, 4, 6])))
+    apart = outputs_and_gradients(*((document, CAUSAL) for document in x.split([3, 1, 2])))
+    for found, expected in zip(packed, apart, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(2, 5), (5, 2), (1, 4)])

@@ -38,7 +38,7 @@ from fairseq_lowrank.ops.attention.call import AttentionCall
 from fairseq_lowrank.ops.attention.distances import collect, spread
 from fairseq_lowrank.ops.attention.mask import hiding_value
 from fairseq_lowrank.ops.attention.recomputing import RecomputeBackend
-from fairseq_lowrank.ops.attention.tree import empty_heads
+from fairseq_lowrank.ops.attention.tree import empty_heads, hides_values
 
 # Queries of a block: more make better matrix products, but a causal block computes rows² / 2 scores a head for nothing. So it has the
 # fewest up to MANY_KEYS, where that still counts.
@@ -106,11 +106,12 @@ def input_gradients(
             if block.num_keys:
                 problem.differentiate(block, grad_output[block.batch, :, block.rows], values)
         problem.work.release()  # before the copies, so that both never stand side by side
-        mask_tensors = [tensor for tensor in (call.mask.key_padding, call.mask.additive) if tensor is not None]
+        mask = call.mask
+        mask_tensors = [tensor for tensor in (mask.key_padding, mask.additive, mask.documents) if tensor is not None]
         return [
             *problem.scores.gradients(),
             values.result(),
-            *(problem.biases["mask"].gradient if tensor is call.mask.bias else None for tensor in mask_tensors),
+            *(problem.biases["mask"].gradient if tensor is mask.bias else None for tensor in mask_tensors),
             *([] if call.score_bias is None else [problem.biases["score"].gradient]),
             *(
                 gradient
@@ -138,8 +139,9 @@ class BlockedAttention:
         self.positions, self.offset = call.mask.visible_prefix(self.queries, self.num_keys)
         if not call.mask.causal:
             self.offset = None
-            if call.distance_bias is None:
+            if call.distance_bias is None and call.mask.documents is None:
                 self.positions = self.queries
+        self._documents, self._spans = call.mask.documents, _document_spans(call.mask.documents)
         self.rows = min(max(self.positions, 1), _rows(call))
         widest = self.num_keys
         if self.mask.window is not None and not self.mask.num_appended_keys:
@@ -186,15 +188,26 @@ class BlockedAttention:
             for row in starts:
                 end = min(row + self.rows, row - row % self.positions + self.positions)
                 batch, rows = slice(first, min(first + self.entries, self.batch)), slice(row, end)
-                yield Block(index, batch, rows, self._keys(rows))
+                yield Block(index, batch, rows, self._keys(batch, rows))
                 index += 1
 
-    def _keys(self, rows: slice) -> slice:
-        """Return the keys that these queries read, from the first that the first query sees to the last that the last one sees."""
-        if self.offset is None or self.mask.num_appended_keys:
-            return slice(0, self.num_keys)
-        stop = min(max((rows.stop - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
-        return slice(max(self._first_later_key(rows) - self.mask.window, 0) if self.mask.window else 0, stop)
+    def _keys(self, batch: slice, rows: slice) -> slice:
+        """Return the keys that these queries read, from the first to the last that one of them sees."""
+        start, stop = 0, self.num_keys
+        if self.mask.num_appended_keys:
+            return slice(start, stop)
+        if self.offset is not None:
+            stop = min(max((rows.stop - 1) % self.positions + 1 + self.offset, 0), self.num_keys)
+            start = max(self._first_later_key(rows) - self.mask.window, 0) if self.mask.window else 0
+        if self._spans is not None:
+            first, last = (span[batch if len(span) > 1 else slice(None), self._own_keys(rows)] for span in self._spans)
+            start, stop = max(start, int(first.min())), min(stop, int(last.max()) + 1)
+        return slice(start, stop)
+
+    def _own_keys(self, rows: slice) -> slice:
+        """Return the keys at the positions of these queries."""
+        start = rows.start % self.positions + self.num_keys - self.mask.num_appended_keys - self.positions
+        return slice(start, start + _length(rows))
 
     def _first_later_key(self, rows: slice) -> int:
         """Return the first key after the position of the first of these queries; it may lie before key 0."""
@@ -212,6 +225,8 @@ class BlockedAttention:
             bias.add_to(scores, block)
         for hidden in self._hidden:
             scores.add_(slice_block(hidden, block).to(self.dtype), alpha=_HIDDEN)
+        if self._documents is not None:
+            self._hide_other_documents(scores, block)
         if self.offset is not None:
             self._hide_by_position(scores, block)
         visible = None
@@ -225,6 +240,14 @@ class BlockedAttention:
         for factor in (visible, share):
             weights = weights if factor is None else weights.mul_(factor)
         return weights, kept
+
+    def _hide_other_documents(self, scores: Tensor, block: Block) -> None:
+        """Hide the keys of other documents than that of each query."""
+        assert self._documents is not None
+        documents = self._documents[block.batch] if len(self._documents) > 1 else self._documents
+        own, keys = documents[:, self._own_keys(block.rows)], documents[:, block.keys]
+        apart = own[:, None, :, None] != keys[:, None, None, :]
+        scores[..., : keys.size(1)].add_(apart.to(self.dtype), alpha=_HIDDEN)
 
     def _hide_by_position(self, scores: Tensor, block: Block) -> None:
         """Hide the keys after the position of each query, and those before its window."""
@@ -372,6 +395,25 @@ class _DistanceBias:
         if not self.bias.requires_grad:
             return None
         return torch.zeros_like(self.bias) if self._sum is None else self._sum.to(self.bias.dtype)
+
+
+def _document_spans(documents: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Return the first and the last key of the document of each key, ``[B or 1, S]``, or ``None`` where values cannot be read.
+
+    A GPU would be waited for, so its blocks read all keys that causality shows.
+    """
+    if documents is None or documents.device.type != "cpu" or hides_values(documents) or not documents.numel():
+        return None
+    known, index = documents.unique(return_inverse=True)
+    index = index + torch.arange(len(documents))[:, None] * len(known)
+    positions = torch.arange(documents.size(1)).expand_as(index)
+    empty = positions.new_zeros(len(documents) * len(known))
+    ends = (
+        empty.scatter_reduce(0, index.flatten(), positions.flatten(), how, include_self=False)
+        for how in ("amin", "amax")
+    )
+    first, last = (end[index] for end in ends)
+    return first, last
 
 
 def _rows(call: AttentionCall) -> int:

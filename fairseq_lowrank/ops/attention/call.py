@@ -131,6 +131,19 @@ class AttentionCall(TensorTree):
             )
         if mask.window is not None and not (mask.causal and isinstance(mask.window, int) and mask.window > 0):
             raise ValueError(f"mask.window={mask.window!r}: expected a positive integer, together with causal=True")
+        if (documents := mask.documents) is not None:
+            expected = (batch, keys - mask.num_appended_keys)
+            if documents.dim() != 2 or documents.size(0) not in (1, batch) or documents.size(1) != expected[1]:
+                raise ValueError(
+                    f"mask.documents of shape {list(documents.shape)}: expected {list(expected)}, or 1 in place of {batch}"
+                )
+            if documents.is_floating_point() or documents.is_complex() or documents.dtype == torch.bool:
+                raise ValueError(f"mask.documents of {documents.dtype}: expected integers")
+            if queries // mask.query_repeats > expected[1]:
+                raise ValueError(
+                    f"mask.documents for {queries // mask.query_repeats} queries and {expected[1]} keys: every query needs the "
+                    "position of a key"
+                )
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
                 continue

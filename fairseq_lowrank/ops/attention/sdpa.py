@@ -178,8 +178,8 @@ def needs_causal_tensor(call: AttentionCall) -> bool:
 
 
 def needs_whole_tensor(call: AttentionCall) -> bool:
-    """Return True if causality or a bias of distances has to become a tensor of queries and keys."""
-    return call.distance_bias is not None or needs_causal_tensor(call)
+    """Return True if causality, documents or a bias of distances have to become a tensor of queries and keys."""
+    return call.distance_bias is not None or call.mask.documents is not None or needs_causal_tensor(call)
 
 
 def has_other_masks(call: AttentionCall) -> bool:
@@ -188,7 +188,7 @@ def has_other_masks(call: AttentionCall) -> bool:
     SDPA takes that as a tensor, which flash attention does not take.
     """
     mask = call.mask
-    parts = (mask.key_padding, mask.additive, mask.window, call.score_bias, call.distance_bias)
+    parts = (mask.key_padding, mask.additive, mask.window, mask.documents, call.score_bias, call.distance_bias)
     return any(part is not None for part in parts)
 
 

@@ -55,6 +55,7 @@ def parted_padding(length):
         {"score_bias": torch.zeros(1, HEADS, 1, 2048)},
         {"distance_bias": torch.zeros(1, HEADS, 4095, requires_grad=True)},
         {"sinks": torch.zeros(HEADS, requires_grad=True)},
+        {"mask": AttentionMask(True, documents=torch.arange(2048)[None] // 300)},
     ],
     ids=[
         "static",
@@ -69,6 +70,7 @@ def parted_padding(length):
         "bias",
         "distances",
         "sinks",
+        "documents",
     ],
 )
 def test_no_tensor_grows_with_the_square_of_the_length(options):
