@@ -32,7 +32,7 @@ def SlidingWindow(size: int) -> AttentionMask:
 def PackedDocuments(
     *, cu_seqlens: Tensor | Sequence[int] | None = None, ids: Tensor | None = None, causal: bool = True
 ) -> AttentionMask:
-    """Return an ``attn_mask`` under which a query sees the keys of its own document alone, without a T×T tensor.
+    """Return an ``attn_mask`` under which a query sees the keys of the same document alone, without a T×T tensor.
 
     Give ``cu_seqlens`` or ``ids``. Outputs are those of the documents one by one, if scores depend on distances and not on absolute
     positions.

@@ -61,13 +61,13 @@ class BucketBias(DistanceBias):
         """Return the bucket of each distance, key minus query."""
         single = self.of_side // 2
         if self.bucket_sides == "both":
-            side, distances = (distances > 0) * self.of_side, distances.abs()
+            first, distances = (distances > 0) * self.of_side, distances.abs()
         else:
-            side, distances = 0, -distances.clamp(max=0)
+            first, distances = torch.zeros_like(distances), -distances.clamp(max=0)
         # In float32 and in this order, like T5: the borders of its buckets depend on rounding.
         growth = torch.log(distances.clamp(min=1).float() / single) / math.log(self.max_distance / single)
         ranges = (single + (growth * (self.of_side - single)).long()).clamp(max=self.of_side - 1)
-        return side + torch.where(distances < single, distances, ranges)
+        return first + torch.where(distances < single, distances, ranges)
 
     def bias(self, distances: Tensor) -> Tensor:
         return self.weight[:, self.buckets(distances)].transpose(0, 1)

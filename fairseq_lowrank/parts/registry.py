@@ -157,7 +157,7 @@ AXES: dict[str, Axis] = {
         "score_bias", "what is added to scores by the positions of query and key", PARTS["score_bias"], "none"
     ),
     "attention_sinks": Axis(
-        "attention_sinks", "what joins the scores of a row without a value of its own", PARTS["attention_sinks"], "none"
+        "attention_sinks", "what joins the denominator of the softmax", PARTS["attention_sinks"], "none"
     ),
 }
 """The axes and the options of parts, by their names in :class:`~fairseq_lowrank.attention.AttentionSpec`."""

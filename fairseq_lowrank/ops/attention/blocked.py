@@ -313,7 +313,7 @@ class BlockedAttention:
         self.scores.backward(block, grad)
 
     def _differentiate_sinks(self, weights: Tensor, grad: Tensor, sums: Tensor | None) -> None:
-        """Add −P_sink Σ_s P_s dP_s: the weight of a sink reads no value, so it has no gradient of its own."""
+        """Add −P_sink Σ_s P_s dP_s: the weight of a sink reads no value, so it gets no other gradient."""
         sums = (weights * grad).sum(dim=-1, keepdim=True) if sums is None else sums
         share = 1 - weights.sum(dim=-1, keepdim=True)
         self._grad_sinks -= (share * sums).sum(dim=(0, 2), keepdim=True)

@@ -141,8 +141,8 @@ class AttentionCall(TensorTree):
                 raise ValueError(f"mask.documents of {documents.dtype}: expected integers")
             if queries // mask.query_repeats > expected[1]:
                 raise ValueError(
-                    f"mask.documents for {queries // mask.query_repeats} queries and {expected[1]} keys: every query needs the "
-                    "position of a key"
+                    f"mask.documents for {queries // mask.query_repeats} queries: expected at most {expected[1]}, the number of "
+                    "keys, because each query has the position of a key"
                 )
         for name, tensor in (("mask.additive", mask.additive), ("score_bias", self.score_bias)):
             if tensor is None:
@@ -155,10 +155,10 @@ class AttentionCall(TensorTree):
                 kinds = "a float tensor" if name == "score_bias" else "a bool or float tensor"
                 raise ValueError(f"{name} of {tensor.dtype}: expected {kinds}")
         if (bias := self.distance_bias) is not None:
-            expected = (batch, heads, max(queries // mask.query_repeats + keys - 1, 0))
-            if bias.dim() != 3 or bias.size(2) != expected[2] or not _broadcasts(bias, expected):
+            distances = max(queries // mask.query_repeats + keys - 1, 0)
+            if bias.dim() != 3 or bias.size(2) != distances or not _broadcasts(bias, (batch, heads, distances)):
                 raise ValueError(
-                    f"distance_bias of shape {list(bias.shape)}: expected {list(expected)}, with 1 in place of equal entries"
+                    f"distance_bias of shape {list(bias.shape)}: expected {[batch, heads, distances]}, with 1 in place of equal entries"
                 )
             if not bias.is_floating_point():
                 raise ValueError(f"distance_bias of {bias.dtype}: expected a float tensor")

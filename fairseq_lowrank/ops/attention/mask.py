@@ -28,8 +28,8 @@ class AttentionMask(TensorTree):
         query_repeats: causality counts queries from 0 again this many times, each time over T / query_repeats of them.
         window: n of a causal mask: of the keys that causality shows, a query sees the last n alone, its own position among
             them. Padding counts. Appended keys are hidden from nobody.
-        documents: ``[B or 1, S]`` integers, the document of each key without the appended ones. A query sees the keys of its own
-            document alone. The last query has the position of the last key. Appended keys are hidden from nobody.
+        documents: ``[B or 1, S]`` integers, the document of each key without the appended ones. A query sees the keys of the
+            same document alone. The last query has the position of the last key. Appended keys are hidden from nobody.
     """
 
     causal: bool = False
