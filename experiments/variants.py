@@ -249,7 +249,7 @@ def flags(variant: Method) -> str:
         return "`--embed-rank R`, `--embed-kernel K`, or both"
     own, of_parts = (
         "".join(
-            f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type is int else value}"
+            f" --{AXES[axis].flag.replace('_', '-')} {'N' if AXES[axis].type in (int, float) else value}"
             for axis, value in axes.items()
         )
         for axes in (variant.page_sizes, variant.axes)

@@ -12,6 +12,7 @@ from fairseq_lowrank.attention.config import AttentionConfig
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.rotary import Rotation
 from fairseq_lowrank.attention.spec import AttentionSpec
+from fairseq_lowrank.parts.part import Value
 
 
 def build_attention(
@@ -35,7 +36,7 @@ def build_attention(
     dtype: torch.dtype | None = None,
     backend: str = "auto",
     wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
-    **axes: int | str | None,
+    **axes: Value,
 ) -> MultiheadAttention:
     """Return the attention layer of a preset; axes override the choices of the preset.
 

@@ -12,9 +12,10 @@ from fairseq_lowrank.attention.build import build_attention
 from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import METHODS
+from fairseq_lowrank.parts.part import Value
 
 
-def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: int | str | None) -> nn.Module:
+def replace_attention(module: nn.Module, preset: str, *, backend: str = "auto", **axes: Value) -> nn.Module:
     """Replace every ``torch.nn.MultiheadAttention`` inside a module, keep its weights, and return the module.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
-from numbers import Integral
 from typing import Any
 
 import fairseq_lowrank.methods  # noqa: F401  registers the methods
@@ -22,6 +21,7 @@ from fairseq_lowrank.parts import (
     ScoreFunction,
 )
 from fairseq_lowrank.parts.parameters import exempt_from_decay
+from fairseq_lowrank.parts.part import Value, check_size, check_value
 
 LARGEST_PROJECTION = 2**31
 """The most numbers that the weight of one projection may hold (8 GiB in float32): more is a mistake in a size."""
@@ -37,18 +37,14 @@ class AttentionSpec:
         ValueError: an unknown axis or value, or values that do not go together.
     """
 
-    def __init__(self, **choices: int | str | None) -> None:
+    def __init__(self, **choices: Value) -> None:
         if unknown := choices.keys() - AXES.keys():
             raise ValueError(
                 f"unknown attention axis {', '.join(sorted(unknown))}: expected {', '.join(AXES)}.{did_you_mean(min(unknown), AXES)}"
             )
         for name, axis in AXES.items():
             value = choices.get(name)
-            if axis.type is bool and not isinstance(value, bool | None):
-                raise ValueError(f"{name}={value!r}: expected True or False")
-            if axis.type is int and value is not None:
-                _check_size(name, value)
-            value = axis.default if value is None else value
+            value = axis.default if value is None else check_value(name, axis.type, value)
             if axis.choices is not None and value not in tuple(axis):
                 raise ValueError(
                     f"{name}={value!r}: expected one of {', '.join(axis)}.{did_you_mean(value, axis)} {IMPORT_PLUGIN}"
@@ -70,7 +66,7 @@ class AttentionSpec:
         """The values that differ from those of plain attention."""
         return {name: value for name, value in vars(self).items() if value != AXES[name].default}
 
-    def replace(self, **choices: int | str | None) -> AttentionSpec:
+    def replace(self, **choices: Value) -> AttentionSpec:
         """Return a spec with other values; ``None`` is the default."""
         return AttentionSpec(**self.choices | choices)
 
@@ -144,7 +140,7 @@ class AttentionSpec:
         return 1 if output is None else output.heads_per_output
 
     @classmethod
-    def from_preset(cls, preset: str, **axes: int | str | None) -> AttentionSpec:
+    def from_preset(cls, preset: str, **axes: Value) -> AttentionSpec:
         """Return the spec of a preset; each axis in ``axes`` that is not ``None`` overrides it.
 
         Raises:
@@ -213,7 +209,7 @@ class AttentionSpec:
                 cannot work with these sizes.
         """
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
-            _check_size(name, size)
+            check_size(name, size)
         head_dim = self.head_dim
         if head_dim is None:
             if embed_dim % num_heads:
@@ -261,8 +257,3 @@ class AttentionSpec:
                 f"that make at most {LARGEST_PROJECTION:,}"
             )
         return score
-
-
-def _check_size(name: str, size: object) -> None:
-    if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"{name}={size!r}: expected a positive integer")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairseq_lowrank.messages import IMPORT_PLUGIN, StateDictMismatch, UserError
 from fairseq_lowrank.parts import AXES, SLOTS
 
-StateConfig = dict[str, int | str | bool]
+StateConfig = dict[str, int | float | str | bool]
 """Sizes and choices of a layer, by name."""
 
 
@@ -172,7 +172,7 @@ def _default_choices() -> dict[str, Any]:
     return {name: axis.default for name, axis in AXES.items() if axis.is_recorded}
 
 
-def check_settings(prefix: str, saved: dict[str, int | str], current: dict[str, int | str]) -> None:
+def check_settings(prefix: str, saved: StateConfig, current: StateConfig) -> None:
     """Check that a layer has the settings of the layer that was saved.
 
     Raises:

@@ -54,7 +54,7 @@ def _axis_flag(axis: Axis) -> Flag:
     if axis.type is bool:
         return bool, {}, axis.help
     if axis.choices is None:
-        return axis.type, {"metavar": "N"}, axis.help
+        return axis.type, {"metavar": "N" if axis.type is int else "X"}, axis.help
     default = axis.default if axis.readers else "the preset's choice"
     return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: {default})"
 
