@@ -127,6 +127,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self._register(projections)
         self.out_proj = linear(self.num_heads * self.projection.dims.value_dim, self.embed_dim)
         state_sizes, state_heads = self.score.state_sizes, self.projection.state_heads
+        self._state_heads = {name: self.projection.state_groups.get(name, state_heads) for name in state_sizes}
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
         self._has_appended = appended
         self._score_heads = self.num_heads * config.spec.queries_per_head
@@ -238,8 +239,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     @property
     def cached_sizes(self) -> dict[str, tuple[int, int]]:
         """The heads and the size of each tensor that is cached while decoding, by name."""
-        groups, heads = self.projection.state_groups, self.projection.state_heads
-        sizes = {name: (groups.get(name, heads), size) for name, size in self.score.state_sizes.items()}
+        sizes = {name: (self._state_heads[name], size) for name, size in self.score.state_sizes.items()}
         for part in parts_of(self).values():
             sizes |= {name: (self.num_heads, size) for name, size in declared(part).state_sizes.items()}
         return sizes
@@ -406,10 +406,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         """
         width, weight = q.size(1) * q.size(3), getattr(self.q_proj, "weight", None)
         if weight is not None and width < weight.size(0):
-            raise UserError(
-                f"q_proj returns {width} of {weight.size(0)} features, so heads are split over workers. Tensor parallelism of "
-                "attention is not computed. Leave its projections out of parallelize_module, or use fully_shard."
-            )
+            raise _split("queries", width, weight.size(0))
 
     def _context(
         self,
@@ -451,6 +448,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 )
             return cache.tensors, cache.padding
         states = self.score.project_key_value(modules, key, value)
+        for name, heads in self._state_heads.items():
+            if states[name].size(1) < heads:  # fewer heads would be read as groups of heads
+                raise _split(f"heads of {name}", states[name].size(1), heads)
         if "states" in steps:
             first = 0 if (known := self.cache.get(state)) is None else known.length
             states = take_step(steps, "states", states, Context(key.transpose(0, 1), first=first).widened())
@@ -578,3 +578,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     ) -> None:
         self.state_config.prepare(state_dict, prefix, local_metadata)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+
+def _split(what: str, here: int, whole: int) -> UserError:
+    """Return the error for projections that return a part of their features."""
+    return UserError(
+        f"{what}: {here} of {whole} are here, so heads are split over workers. Tensor parallelism of attention is not "
+        "computed. Leave its projections out of parallelize_module, or use fully_shard."
+    )

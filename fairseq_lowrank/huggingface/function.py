@@ -129,6 +129,16 @@ def attention_forward(
             f"{type(module).__name__}: mixing of {added.dims.num_heads} heads, and the model passes {query.size(1)}. "
             "This layer repeats or splits its heads; leave it out with layers= or sites=."
         )
+    groups = getattr(module, "num_key_value_groups", 1)
+    for name, states in (("keys", key), ("values", value)):
+        if query.size(1) not in (
+            states.size(1),
+            states.size(1) * groups,
+        ):  # fewer heads would be read as groups of heads
+            raise UserError(
+                f"{type(module).__name__}: {name} of {states.size(1)} heads for queries of {query.size(1)} heads, in groups of "
+                f"{groups}. Tensor parallelism of attention is not computed: load the model without it."
+            )
     call = AttentionCall(
         DotProduct(query, key, scaling),
         value,

@@ -225,13 +225,24 @@ def tensor_parallel(rank):
 
     mesh = init_device_mesh("cpu", (2,))
     plan = {f"{name}_proj": ColwiseParallel() for name in "qkv"} | {"out_proj": RowwiseParallel()}
-    for preset, heads in (("mixhead-b", 4), ("mha", 2), ("mha", 4), ("talking-heads", 2)):
-        attention = parallelize_module(build_attention(preset, SIZE, heads, self_attention=True), mesh, plan)
+    for preset, heads, split in (
+        ("mixhead-b", 4, "qkv"),
+        ("mha", 2, "qkv"),
+        ("mha", 4, "kv"),
+        ("talking-heads", 4, "v"),
+    ):
+        chosen = {name: plan[name] for name in plan if name[0] in split}
+        attention = parallelize_module(build_attention(preset, SIZE, heads, self_attention=True), mesh, chosen)
         x = torch.randn(3, 2, SIZE)
         refused("heads are split over workers", attention, x, x, x)
-    plan = {f"model.layers.*.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
-    model = parallelize_module(llama("mixhead-b", torch.float32), mesh, plan)
-    refused("mixing of 4 heads, and the model passes 2", model, torch.arange(6)[None])
+    for split, reason in (
+        ("qkv", "mixing of 4 heads, and the model passes 2"),
+        ("kv", "keys of 1 heads"),
+        ("v", "values of 1"),
+    ):
+        plan = {f"model.layers.*.self_attn.{name}_proj": ColwiseParallel() for name in split}
+        model = parallelize_module(llama("mixhead-b", torch.float32), mesh, plan)
+        refused(reason, model, torch.arange(6)[None])
 
 
 def refused(text, function, *args):
