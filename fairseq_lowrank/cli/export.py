@@ -19,6 +19,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from fairseq_lowrank import __version__
 from fairseq_lowrank.cli import _output
 from fairseq_lowrank.messages import FlagError, UserError
 
@@ -138,9 +139,21 @@ def card(model, target: str, comparison: str) -> str:
             *exported.card,
             f"- compared with fairseq: {comparison}",
             "",
+            *(_needs(exported.text) if target == "transformers" else ()),
             *USE[target, exported.translates],
         ]
     )
+
+
+def _needs(text) -> list[str]:
+    """Return the lines of the model card on the packages that read a folder for transformers."""
+    packages = ["torch", "transformers", "safetensors"]
+    packages += ["sacremoses"] if text.moses is not None else []
+    packages += [text.subwords.replace("_", "-")] if text.subwords is not None else []
+    return [
+        f"Run `pip install {' '.join(packages)}`, and `pip install .` in a clone of fairseq_lowrank {__version__}.",
+        "",
+    ]
 
 
 _TRANSFORMERS = [
