@@ -313,27 +313,35 @@ class EndAtLimit(LogitsProcessor):
         return ended
 
 
-class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
-    """An exported translation model."""
+class LowrankGenerator(LowrankPreTrainedModel, GenerationMixin):
+    """A decoder with its output projection, and an encoder if the model translates."""
 
     def __init__(self, config: LowrankConfig) -> None:
         super().__init__(config)
         self._tied_weights_keys = tied_weights(config)
-        self.encoder = LowrankEncoder(config)
+        if config.is_encoder_decoder:
+            self.encoder = LowrankEncoder(config)
         self.decoder = LowrankDecoder(config)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.encoder.embed_tokens
+        return self._inputs().embed_tokens
 
     def set_input_embeddings(self, value: Any) -> None:
-        self.encoder.embed_tokens = value
+        self._inputs().embed_tokens = value
 
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder.output_projection
 
     def set_output_embeddings(self, value: Any) -> None:
         self.decoder.output_projection = value
+
+    def _inputs(self) -> LowrankStack:
+        return self.encoder if self.config.is_encoder_decoder else self.decoder
+
+
+class LowrankForSeq2SeqLM(LowrankGenerator):
+    """An exported translation model."""
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Return the inputs of the decoder ``[B, T]``: the labels after the start, with padding for ignored labels."""
@@ -403,26 +411,8 @@ class LowrankForSeq2SeqLM(LowrankPreTrainedModel, GenerationMixin):
         )
 
 
-class LowrankForCausalLM(LowrankPreTrainedModel, GenerationMixin):
+class LowrankForCausalLM(LowrankGenerator):
     """An exported language model."""
-
-    def __init__(self, config: LowrankConfig) -> None:
-        super().__init__(config)
-        self._tied_weights_keys = tied_weights(config)
-        self.decoder = LowrankDecoder(config)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.decoder.embed_tokens
-
-    def set_input_embeddings(self, value: Any) -> None:
-        self.decoder.embed_tokens = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.decoder.output_projection
-
-    def set_output_embeddings(self, value: Any) -> None:
-        self.decoder.output_projection = value
 
     @can_return_tuple
     def forward(
