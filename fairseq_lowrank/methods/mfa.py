@@ -31,7 +31,8 @@ class FactorizedQuery(MultiQuery):
         self.latent_dim = latent_dim or dims.embed_dim
 
     def score_rank(self, *, mixed: bool) -> int:
-        return min(super().score_rank(mixed=mixed), self.latent_dim)
+        # the bias of the queries is one more direction
+        return min(super().score_rank(mixed=mixed), self.latent_dim + 1)
 
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         dims = self.dims

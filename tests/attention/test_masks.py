@@ -41,7 +41,8 @@ def recognised(mask, keys=None):
 
 
 def test_causal_tensors_are_recognised(device):
-    assert recognised(future(4, device))
+    for length in (2, 4, masks.LONGEST_KEPT + 1):
+        assert recognised(future(length, device))
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         assert recognised(additive(4, dtype).to(device))
     with torch.inference_mode():

@@ -112,6 +112,11 @@ def test_at_its_start_a_mixhead_layer_computes_what_the_standard_layer_computes(
     torch.testing.assert_close(mixhead(x, x, x, attn_mask="causal", need_weights=False)[0], expected)
 
 
+def test_heads_of_collaborative_attention_start_with_features_of_their_own():
+    features = build_attention("collaborative", 12, 3).head_features
+    assert torch.equal(features, torch.eye(3).repeat_interleave(4, dim=1))
+
+
 def test_average_mixing_is_the_mean_of_heads(make, inputs):
     layer, x = make("avghead"), inputs(4, 2, 12)
     torch.testing.assert_close(layer.mixing.weight, torch.full_like(layer.mixing.weight, 1 / 3))

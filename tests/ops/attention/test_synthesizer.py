@@ -83,7 +83,9 @@ def test_values_and_gradients_are_the_references(backend, drawn):
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])
 @pytest.mark.parametrize("shape", [(2, 4, 4), (2, 2, 4, 4)], ids=["shared", "by-entry"])
-def test_gradients_are_slopes(backend, shape):
+def test_gradients_are_slopes(backend, shape, monkeypatch):
+    monkeypatch.setattr(blocked, "_max_block_elements", lambda *_: 1)  # a block for each entry of the batch
+
     def heads(weight, v, mixing):
         call = AttentionCall(RandomSynthesizer(weight, 2), v, AttentionMask(True), prob_mixing=StaticMixing(mixing))
         return attention(call, backend)[0]

@@ -119,7 +119,12 @@ def test_cut_to_the_whole_rank_changes_no_output(preset):
 def test_greatest_rank_of_scores_is_reached(preset, mixing):
     if preset == "diff" and mixing != "none":  # two heads for each output are not mixed
         return
-    needed = {"gqa": {"key_value_heads": 2}, "mla": {"latent_dim": 10}, "fixedhead": {"head_dim": 6}}.get(preset, {})
+    needed = {
+        "gqa": {"key_value_heads": 2},
+        "mla": {"latent_dim": 10},
+        "mfa": {"latent_dim": 2},
+        "fixedhead": {"head_dim": 6},
+    }.get(preset, {})
     layer = (
         shake(build_attention(preset, 16, 4, self_attention=True, **needed | {"score_mixing": mixing})).double().eval()
     )
