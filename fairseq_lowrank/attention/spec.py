@@ -79,6 +79,10 @@ class AttentionSpec:
     def __repr__(self) -> str:
         return f"AttentionSpec({', '.join(f'{name}={value!r}' for name, value in self.choices.items())})"
 
+    def is_default(self, *axes: str) -> bool:
+        """Return True if the choices on these axes are those of plain attention."""
+        return all(getattr(self, axis) == AXES[axis].default for axis in axes)
+
     @property
     def parts(self) -> Iterator[tuple[str, Any]]:
         """The chosen parts by axis: classes, or objects for activations."""

@@ -19,7 +19,7 @@ from fairseq_lowrank.huggingface.models import attention_modules, calls_the_inte
 from fairseq_lowrank.huggingface.sites import SITES
 from fairseq_lowrank.huggingface.training import TRAIN, freeze
 from fairseq_lowrank.messages import UserError, did_you_mean
-from fairseq_lowrank.parts import Place
+from fairseq_lowrank.parts import PLAIN, Place
 
 
 def apply_attention(
@@ -88,7 +88,7 @@ def apply_attention(
     left = [module for module, _, _ in found if module not in chosen] + others
     changed = {axis: value for axis, value in record.items() if value != getattr(AttentionSpec(), axis)}
     if changed or train != "all":
-        name = preset if preset != "mha" else ", ".join(f"{axis} {value}" for axis, value in changed.items()) or preset
+        name = preset if preset != PLAIN else ", ".join(f"{axis} {value}" for axis, value in changed.items()) or preset
         print(_summary(name, model, chosen, left), file=sys.stderr)
     return model
 

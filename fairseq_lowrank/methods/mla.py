@@ -34,6 +34,7 @@ class LatentProjection(Projection):
     """
 
     name = "latent"
+    key_state = "latent"
     keys_reason = "it caches a latent vector, into whose queries the projection of keys is absorbed"
     groups = ()
     factor = "latent_dim"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairseq_lowrank.ops.activation import Softmax
-from fairseq_lowrank.parts import STOCK, Method, Need, Paper, register
+from fairseq_lowrank.parts import PLAIN, Method, Need, Paper, register
 from fairseq_lowrank.parts.plain import Plain, grouped_weights
 from fairseq_lowrank.parts.projection import Projection
 from fairseq_lowrank.parts.score import ScoreFunction
@@ -47,7 +47,7 @@ def class_of_sizes(layer: Any) -> str:
 
 register(
     Method(
-        name=STOCK,
+        name=PLAIN,
         title="Standard multi-head attention",
         formula=(
             "Q_i = x W_Q,i   K_i = y W_K,i   V_i = y W_V,i\n"

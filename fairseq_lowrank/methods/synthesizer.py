@@ -111,6 +111,7 @@ class DenseScores(Synthesizer):
     """
 
     name = "synthesizer-dense"
+    calls_modules = False
     options = (
         Option(
             "synthesizer_heads",
@@ -135,6 +136,15 @@ class DenseScores(Synthesizer):
                 f"synthesizer_heads={self.synthesizer_heads}: expected a divisor of num_heads={projection.dims.num_heads}"
             )
         self.unused_key_projection = unused_key_projection
+        self.unused_modules = ("k_proj",) if unused_key_projection else ()
+
+    @property
+    def key_heads(self) -> int:
+        return self.synthesizer_heads
+
+    def rank(self, *, mixed: bool) -> int:
+        """Return the greatest rank of a head's scores. Features are no linear map of inputs, so the width does not bound them."""
+        return (self.key_heads if mixed else 1) * self.projection.dims.head_dim
 
     @property
     def num_parameters(self) -> int:

@@ -27,6 +27,7 @@ class TensorProduct(Projection):
     """
 
     name = "tensor-product"
+    key_state, value_state = "key_features", "value_features"
     keys_reason = "it caches factors of keys, not keys"
     groups = ()
     composes = False

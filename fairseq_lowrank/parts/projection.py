@@ -86,6 +86,10 @@ class Projection(Part):
     """The option with the size of the factors, if plain attention can be factored into this projection."""
     factor_loss: ClassVar[str] = ""
     """Why the outputs of factors differ from those of plain attention at every size, if they do."""
+    key_state: ClassVar[str] = "key"
+    """The name of the cached tensor that keys are made of."""
+    value_state: ClassVar[str] = "value"
+    """The name of the cached tensor that values are made of, if it is another one."""
     groups: ClassVar[tuple[int, ...] | None] = None
     """The numbers of key and value heads that may be requested; ``None`` means any divisor of the heads."""
 

@@ -244,8 +244,8 @@ class Method:
         return {axis: part.name for axis, part in self.parts.items() if part.name != AXES[axis].default}
 
 
-STOCK = "mha"
-"""The name of the method that other libraries compute, and the choice if there is no other."""
+PLAIN = "mha"
+"""The name of plain attention, which other libraries compute, and the choice if none is given."""
 
 METHODS: dict[str, Method] = {}
 """The declared methods, by name."""

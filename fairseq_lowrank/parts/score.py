@@ -32,6 +32,10 @@ class ScoreFunction(Part):
     """False if scores are computed without queries."""
     bounded_rank: ClassVar[bool] = True
     """False if the head size does not bound the rank of scores."""
+    calls_modules: ClassVar[bool] = True
+    """False if it reads the weight of a module that it does not call."""
+    unused_modules: tuple[str, ...] = ()
+    """The modules whose parameters nothing reads."""
     positions_reason: ClassVar[str | None] = None
     """Why rotary positions have no meaning, if they have none."""
 
@@ -45,6 +49,19 @@ class ScoreFunction(Part):
         super().check_place(axis, place)
         if place.rotary and cls.positions_reason is not None:
             raise ValueError(f"rotary with {axis} {cls.name!r}: {cls.positions_reason}. Use {axis} 'dot-product'.")
+
+    @property
+    def key_heads(self) -> int:
+        """The number of different keys that heads compare queries with, whose scores static mixing adds up."""
+        return self.projection.key_heads
+
+    def rank(self, *, mixed: bool) -> int:
+        """Return the greatest rank of a head's scores.
+
+        Args:
+            mixed: the scores of all heads are mixed.
+        """
+        return min(self.projection.dims.embed_dim, self.projection.score_rank(mixed=mixed))
 
     @property
     def num_parameters(self) -> int:

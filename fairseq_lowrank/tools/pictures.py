@@ -26,6 +26,7 @@ from matplotlib.transforms import BboxBase
 from fairseq_lowrank.attention import AXES, METHODS, PRESETS, AttentionSpec
 from fairseq_lowrank.files import kind_of, whole_file
 from fairseq_lowrank.messages import UserError
+from fairseq_lowrank.parts import PLAIN
 
 STOCK = "stock"
 """The name of fairseq's own attention in figures."""
@@ -58,7 +59,7 @@ def attention_kind(preset: str | None, axes: Mapping[str, object] = MappingProxy
 
     found = values(preset, axes)
     for known in (preset, *METHODS):
-        if found == values("mha", METHODS[known].axes if known in METHODS else {}):
+        if found == values(PLAIN, METHODS[known].axes if known in METHODS else {}):
             return known
     own = values(preset, {})
     return ", ".join([preset, *(f"{name} {value}" for name, value in found.items() if value != own[name])])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_lowrank.attention import AXES, MultiheadAttention
 from fairseq_lowrank.messages import FlagError, UserError
-from fairseq_lowrank.parts import METHODS, MODULE_AXES, PARTS, PRESETS, STOCK
+from fairseq_lowrank.parts import METHODS, MODULE_AXES, PARTS, PLAIN, PRESETS
 from fairseq_lowrank.plugin.flags import AttentionOptions, learning_parts
 from fairseq_lowrank.progress import tracked
 from fairseq_lowrank.tools.axes import axes_of
@@ -77,7 +77,7 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
 
 def set_flags(args: Namespace, given: dict[str, Any]) -> None:
     """Set new flags in a model's arguments, and drop what belongs to the old attention alone."""
-    old = getattr(args, "attention", None) or STOCK
+    old = getattr(args, "attention", None) or PLAIN
     parts = _chosen_parts(args)
     if "attention" in given:  # a new preset, without the parts that were chosen in addition to the old one
         for axis in MODULE_AXES:
@@ -98,7 +98,7 @@ def set_flags(args: Namespace, given: dict[str, Any]) -> None:
 
 def _chosen_parts(args: Namespace) -> set[tuple[str, str]]:
     """Return the axes and the names of the chosen parts."""
-    preset = PRESETS[getattr(args, "attention", None) or STOCK]
+    preset = PRESETS[getattr(args, "attention", None) or PLAIN]
     return {
         (axis, getattr(args, AXES[axis].flag, None) or preset.get(axis) or str(AXES[axis].default)) for axis in PARTS
     }

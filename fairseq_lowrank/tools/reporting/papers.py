@@ -14,6 +14,11 @@ def load_papers() -> dict:
     return json.loads(resources.files(__package__).joinpath("papers.json").read_text(encoding="utf-8"))
 
 
+def poster_presets() -> dict[str, str]:
+    """Return the presets that the MHE poster's ratios compare with (``prr``, ``peop``), and its own one (``cost``)."""
+    return load_papers()["mhe"]["presets"]
+
+
 def canonical_paper(name: str) -> str:
     return name.lower().replace("-", "_")
 
