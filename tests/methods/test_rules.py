@@ -4,8 +4,10 @@ import pytest
 import torch
 from tiny_layers import BATCH, HEADS, SIZE, build, normal
 
-from fairseq_lowrank.attention import PRESETS, build_attention
+from fairseq_lowrank.attention import METHODS, PRESETS, build_attention
 from fairseq_lowrank.parts import parts_of
+
+CASES = [(name, number) for name, method in METHODS.items() for number in range(len(method.examples))]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -14,21 +16,25 @@ def test_weights_sum_as_the_method_says(preset):
     output, weights = layer(x, x, x, need_head_weights=True)
     assert weights.shape == (HEADS, BATCH, 5, 5)
     torch.testing.assert_close(output, layer(x, x, x, need_weights=False)[0])
-    # combined weights need not sum to 1 either
-    if all(part.rows_sum_to_one for part in parts_of(layer).values()) and layer.spec.queries_per_head == 1:
+    if all(part.rows_sum_to_one and "weights" not in part.filled for part in parts_of(layer).values()):
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(HEADS, BATCH, 5, dtype=torch.double))
 
 
-@pytest.mark.parametrize(("preset", "axes"), [("gated", {"gate_start": "half"}), ("diff", {}), ("mla", {})])
-def test_a_stock_state_is_refused_where_outputs_would_change(preset, axes):
-    layer = build_attention(preset, SIZE, HEADS, self_attention=True, **axes)
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_a_stock_state_is_refused_where_outputs_would_change(name, example):
+    layer = build(name, example, noise=0.0)
+    if all(part.keeps_stock for part in parts_of(layer).values()):
+        return
     with pytest.raises(RuntimeError):
-        layer.load_state_dict(build_attention("mha", SIZE, HEADS).state_dict())
+        layer.load_state_dict(build("mha").state_dict())
 
 
-def test_a_half_start_halves_the_outputs():
+@pytest.mark.parametrize(
+    "preset", [name for name, method in METHODS.items() if {"gate_start": "half"} in method.examples]
+)
+def test_a_half_start_halves_the_outputs(preset):
     torch.manual_seed(1)
-    layer = build_attention("gated", SIZE, HEADS, bias=False, self_attention=True, gate_start="half")
+    layer = build_attention(preset, SIZE, HEADS, bias=False, self_attention=True, gate_start="half")
     stock, x = build_attention("mha", SIZE, HEADS, bias=False), normal(5, BATCH, SIZE).float()
     stock.load_state_dict({name: tensor for name, tensor in layer.state_dict().items() if "head_output" not in name})
     torch.testing.assert_close(2 * layer(x, x, x)[0], stock(x, x, x)[0])
