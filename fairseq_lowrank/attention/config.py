@@ -26,8 +26,8 @@ class AttentionConfig:
         max_positions: the greatest length of a sentence: synthesizers need it, other scores take any length.
         qk_norm: divide each head's queries and keys by their root mean square, and multiply them by a learned gain for each feature
             (``q_norm``, ``k_norm``: ``torch.nn.RMSNorm``, shared by heads, before rotary positions), as Qwen3 does.
-        backend: see :func:`fairseq_lowrank.ops.attention`. It must run on the device of the inputs. If weights are requested and it has
-            none, another one computes them.
+        backend: one of :data:`fairseq_lowrank.ops.BACKENDS` that runs on the device of the inputs. If weights are requested and it
+            has none, another one computes them.
     """
 
     spec: AttentionSpec
