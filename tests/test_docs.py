@@ -163,3 +163,10 @@ MOST_WORDS = {"README.md": 1300}
 def test_page_is_short(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(text.split()) <= MOST_WORDS[page]
+
+
+def test_changelog_names_breaking_changes_first():
+    order = ["Breaking", "Fixed (results change)", "Added", "Changed"]
+    for version in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]:
+        headings = re.findall(r"^### (.*)$", version, flags=re.MULTILINE)
+        assert headings and headings == [heading for heading in order if heading in headings]
