@@ -2,8 +2,8 @@
 # Evidence, above the head size: texts that are longer than the heads. Multi30k with four consecutive sentences concatenated,
 # n about 58, 3+3 layers, d 128, 10 epochs, 32 heads of 4 against 4 of 32.
 # Two controls have equal parameters: a wider feed-forward layer for fixedhead, and a narrower one for head embeddings
-# (tests/test_evidence.py counts). The last two rows are gain at mixing's rate, see docs/evidence/controls-at-mixings-rate.md.
-# See docs/evidence/above-head-size.md for the predictions, and ../common.sh for environment variables.
+# (tests/test_evidence.py counts). The last two rows are gain at mixing's rate, see docs/evidence/translation.md.
+# See docs/evidence/translation.md for the predictions, and ../common.sh for environment variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=above-head-size SPLIT=test_2016_flickr CORPUS=multi30k-x4 FIT=2000

@@ -2,7 +2,7 @@
 # Evidence, head maps: the byte language model whose queries, keys and values are mixed over heads by learned h × h matrices, which
 # fold into the projections. So they can only change how the model learns. The controls are one factor per head and the projection
 # of values, each at the same rate. 4 heads of 32 and 32 heads of 4, 2,000 updates.
-# Its rows were trained on a GPU, in float32: PRECISION="". See docs/evidence/head-maps.md for the predictions, and ../common.sh for
+# Its rows were trained on a GPU, in float32: PRECISION="". See docs/evidence/language-models.md for the predictions, and ../common.sh for
 # environment variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"

@@ -3,7 +3,7 @@
 # d 128, 10 epochs. One rate is of the paper's kind, and the others are tuned and decay to 0.
 # The paper's kind is fairseq's recipe for IWSLT'14: its 5e-4 for d 512 is 1e-3 for d 128 by the rule of d^-0.5, and its warm-up
 # of 4,000 updates is 4.3 epochs there, as 560 updates are 4.2 epochs here. It does not decay to 0.
-# See docs/evidence/joined-by-ten.md for the results, and ../common.sh for environment variables.
+# See docs/evidence/translation.md for the results, and ../common.sh for environment variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=joined-by-ten SPLIT=test_2016_flickr CORPUS=multi30k-x10 PLUGIN=examples/evidence/controls FIT=2000

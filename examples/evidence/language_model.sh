@@ -2,7 +2,7 @@
 # Evidence, language model: what small heads cost, and what gives it back. The Brown corpus by bytes (257 subwords are the single
 # bytes), pre-norm as in the papers' models, 4 layers, d 128, n 256, with 4 heads of 32 and 32 of 4. Trainings have 2,000 updates
 # of 2,048 bytes, at a rate that decays to 0.
-# See docs/evidence/language-model.md for the predictions, and ../common.sh for environment variables.
+# See docs/evidence/language-models.md for the predictions, and ../common.sh for environment variables.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 source "$ROOT/examples/settings.sh"
 PAPER=evidence TABLE=language-model CORPUS=brown-bpe257 PLUGIN=examples/evidence/controls FIT=256

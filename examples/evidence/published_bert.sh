@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Evidence, a published BERT: fine-tuned with mixing on sentence polarity (one epoch) and RTE 1 to 3 (two epochs), next to its
-# control gain. Mixing alone is trained next to the head alone. See docs/evidence/published-bert.md for the predictions.
+# control gain. Mixing alone is trained next to the head alone. See docs/evidence/published-models.md for the predictions.
 #
 #   BERT=all-MiniLM-L6-v2 SEED=1 examples/evidence/published_bert.sh     a folder in transformers' layout, with 12 heads
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

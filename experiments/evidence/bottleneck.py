@@ -2,7 +2,7 @@
 
 Left: the scores Q Kᵀ of one head are fitted to random positive patterns of 16 positions, without a mask and with a causal one.
 No model is trained: queries and keys are free, so the error is what the head size alone costs. Right: recorded trainings of the
-task that needs one score of full rank (docs/evidence/nearest-point.md).
+task that needs one score of full rank (docs/evidence/heads.md).
 
     python -m experiments.evidence.bottleneck --output docs/pictures/bottleneck.png
 """

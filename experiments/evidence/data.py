@@ -19,7 +19,7 @@ from statistics import fmean, median
 from experiments.controlled import regression
 from experiments.controlled.runs import geometric_mean
 from experiments.evidence import measure, predictions, published_models, slowdown
-from experiments.evidence.lines import PLANNED, RESULTS, lines, values
+from experiments.evidence.lines import PLANNED, RESULTS, differences, lines, values
 from fairseq_lowrank.tools.reporting import contrasts
 from fairseq_lowrank.tools.reporting.statistics import equivalence_p, holm, student
 
@@ -144,14 +144,17 @@ def by_seed(name: str) -> list[str]:
                 line["commit"][:8] + "-dirty" * line["commit"].endswith("-dirty"),
             ]
             cells.append([f"`{row}`", str(seed), *losses, *[f"{line['value']:.2f}"] * translation, *cost, *origin])
+    averages = [
+        [f"`{row}`", str(len(seeds))]
+        + [number(fmean(line["losses"][split]["bits"] for line in seeds.values()), 4) for split in LOSSES.values()]
+        + [f"{fmean(line['value'] for line in seeds.values()):.1f}"] * translation
+        for row, seeds in rows.items()
+    ]
     note = "*Shuffled source*: bits per token that the source of another text costs." if source else ""
     leads = []
     for row in rows:
         if plain := plain_of(row, rows):
-            found = {
-                split: predictions.differences([plain, row], table=name, split=split)
-                for split in ("fit", "valid", "test")
-            }
+            found = {split: differences([plain, row], table=name, split=split) for split in ("fit", "valid", "test")}
             if not found["fit"]:
                 continue
             means = [
@@ -175,6 +178,8 @@ def by_seed(name: str) -> list[str]:
     return [
         f"## Rows by seed\n\nLoss in bits per {unit}; less is better. {note}".strip(),
         table(head, cells),
+        "## Means over seeds",
+        table(["row", "seeds", *LOSSES, *["BLEU"] * translation], averages),
         f"## Leads over plain attention\n\nLoss of the plain row minus that of the row, bits per {unit}, within each seed; above 0 is better. "
         "Intervals are 95 % t intervals over seeds.",
         table(head_of_leads, leads),
@@ -223,7 +228,7 @@ def unplanned(name: str, split: str) -> list[str]:
     """Return the differences that pages cite, over the seeds that both rows have."""
     cells = []
     for worse, better in UNPLANNED[name]:
-        found = predictions.differences([worse, better], table=name, split=split)
+        found = differences([worse, better], table=name, split=split)
         cells.append([f"`{worse}` − `{better}`", ", ".join(map(number, found)), number(fmean(found)), interval(found)])
     return [
         f"## Further differences\n\n{'Training loss' if split == 'fit' else 'Test loss'} of the first row minus that of the second, in bits. They are not corrected for their number.",
@@ -474,17 +479,14 @@ def bert() -> list[str]:
     name, metrics = "published-bert-all-MiniLM-L6-v2", ("sentence-polarity", "rte")
     cells, pairs = [], [("mixhead-b", "mha"), ("gain", "mha"), ("mixing-alone", "head-alone")]
     for row in dict.fromkeys(row for of, row in lines("evidence.jsonl") if of.startswith("published-bert")):
-        found = [values(f"{name}/{metric}", row) for metric in metrics]
+        scores = [values(f"{name}/{metric}", row) for metric in metrics]
         cells += [
-            [f"`{row}`", str(seed), *(f"{one[seed]:.2f}" if seed in one else "–" for one in found)] for seed in found[0]
+            [f"`{row}`", str(seed), *(f"{one[seed]:.2f}" if seed in one else "–" for one in scores)]
+            for seed in scores[0]
         ]
-        cells.append([f"`{row}`", "mean", *(f"{fmean(one.values()):.2f}" for one in found)])
-    differences = {
-        (a, b, metric): predictions.differences([a, b], table=f"{name}/{metric}")
-        for metric in metrics
-        for a, b in pairs
-    }
-    corrected = holm([student(one)[3] for one in differences.values()])
+        cells.append([f"`{row}`", "mean", *(f"{fmean(one.values()):.2f}" for one in scores)])
+    found = {(a, b, metric): differences([a, b], table=f"{name}/{metric}") for metric in metrics for a, b in pairs}
+    corrected = holm([student(one)[3] for one in found.values()])
     rows = [
         [
             f"{metric}: `{a}` − `{b}`",
@@ -493,7 +495,7 @@ def bert() -> list[str]:
             small(p),
             margin,
         ]
-        for ((a, b, metric), one), p in zip(differences.items(), corrected, strict=True)
+        for ((a, b, metric), one), p in zip(found.items(), corrected, strict=True)
         for margin in [f"p = {small(equivalence_p(one, MARGINS[metric]))}" if b == "mha" or metric == "rte" else ""]
     ]
     return [

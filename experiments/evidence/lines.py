@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PLANNED = ROOT / "results", ROOT / "examples" / "evidence"
@@ -26,3 +28,10 @@ def values(table: str, row: str, split: str | None = None, file: str = "evidence
     """Return the value of a recorded row by seed, or its loss in bits if a split is given."""
     found = lines(file).get((table, row), {})
     return {seed: line["losses"][split]["bits"] if split else line["value"] for seed, line in found.items()}
+
+
+def differences(rows: Sequence[str], **of: Any) -> list[float]:
+    """Return by seed the value of the first row minus that of the second, or the value of a single row."""
+    first, *others = (values(row=row, **of) for row in rows)
+    seeds = sorted(first.keys() & others[0]) if others else sorted(first)
+    return [first[seed] - others[0][seed] if others else first[seed] for seed in seeds]

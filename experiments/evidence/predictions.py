@@ -16,7 +16,7 @@ import re
 from statistics import fmean
 from typing import Any
 
-from experiments.evidence.lines import RESULTS, values
+from experiments.evidence.lines import RESULTS, differences
 from fairseq_lowrank.tools.reporting.statistics import student
 
 INTRODUCTION = """The words are those of the commit in the last column. Later pages have other words for some things: *fit* is the
@@ -36,13 +36,6 @@ FILE = RESULTS / "predictions.json"
 def groups() -> list[dict[str, Any]]:
     """Return the groups of predictions in the order of the file."""
     return json.loads(FILE.read_text(encoding="utf-8"))
-
-
-def differences(rows: list[str], **of: Any) -> list[float]:
-    """Return by seed the value of the first row minus that of the second, or the value of a single row."""
-    first, *others = (values(row=row, **of) for row in rows)
-    seeds = sorted(first.keys() & others[0]) if others else sorted(first)
-    return [first[seed] - others[0][seed] if others else first[seed] for seed in seeds]
 
 
 def computed(

@@ -160,7 +160,7 @@ PREDICTIONS: dict[str, Callable[[list[Line]], str]] = {
     ),
     "P12": pairs(SMOLLM2, MINILM, lambda a, b: share(a) > share(b) + 0.05, lambda a, b: share(a) < share(b)),
 }
-"""By their names on docs/evidence/published-models.md."""
+"""By their names in results/predictions.json."""
 
 
 def outcomes(lines: list[Line]) -> dict[str, str]:

@@ -26,7 +26,7 @@ LOGS = gains.RESULTS.parent / "logs.tar.xz"
 UPDATES = {"": 2000, "-equal-time": 3200, "-6000": 6000, "-9600": 9600}
 """Updates of a training, by the end of its row's name."""
 TIME = {"h32-score-mixing": 1.6}
-"""Time of an update, in updates of plain attention with as many heads; see docs/evidence/language-model.md."""
+"""Time of an update, in updates of plain attention with as many heads; see docs/evidence/language-models.md."""
 WINDOW = 200
 CONTRASTS = (
     ("h32-mha", "h4-mha"),
