@@ -56,13 +56,8 @@ class Axis:
 
     @property
     def is_recorded(self) -> bool:
-        """True if states record the value, because no tensor has to show it: that of a choice, or of a number that is no size."""
-        return self.type in (str, float)
-
-    @property
-    def is_recorded(self) -> bool:
-        """True if states have to name its value, which the shapes of their tensors may not show."""
-        return self.choices is not None or (self.type is int and self.default is not None)
+        """True if states name the value, because no tensor has to show it: a choice, a float, or a whole number with a default."""
+        return self.type in (str, float) or (self.type is int and self.default is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.choices or ())

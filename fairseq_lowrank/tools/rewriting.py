@@ -7,6 +7,7 @@ adds what the old layer lacks, and needs the new layer. In between the caller ca
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -143,7 +144,7 @@ def _with_part(layer: MultiheadAttention, axis: str, target: AttentionSpec) -> M
         raise UserError(f"{axis} {old!r} cannot become {new!r}: {reason}. Keep the {axis}.") from error
 
 
-def _of_axis(spec: AttentionSpec, axis: str) -> dict[str, int | str | None]:
+def _of_axis(spec: AttentionSpec, axis: str) -> dict[str, Any]:
     """Return the choice on an axis, and the options of its part."""
     return {axis: getattr(spec, axis)} | spec.options_of(PARTS[axis][getattr(spec, axis)])
 

@@ -97,8 +97,8 @@ def _of_architecture(name: str) -> bool:
 def plain(args: Namespace) -> Namespace:
     """Return the arguments with plain attention. The head size is kept, unless it is all that the preset changes."""
     method = METHODS.get(getattr(args, "attention", None) or PLAIN)
-    is_size = method is not None and method.needs is not None and not method.axes
-    keep = {"head_dim"} - ({method.needs.axis} if is_size else set())
+    size = method.needs.axis if method and method.needs and not method.axes else None
+    keep = {"head_dim"} - {size}
     return with_preset(args, PLAIN, keep=keep)
 
 
@@ -107,7 +107,10 @@ def with_preset(args: Namespace, preset: str, keep: Collection[str]) -> Namespac
     args, own = copy(args), default_arguments(args.arch)
     args.attention = preset
     parts = METHODS[preset].parts if preset in METHODS else {}
-    if any(part.needs_self_attention() for axis, part in parts.items() if axis in MODULE_AXES) and len(list(stacks(args))) > 1:
+    if (
+        any(part.needs_self_attention() for axis, part in parts.items() if axis in MODULE_AXES)
+        and len(list(stacks(args))) > 1
+    ):
         args.attention_sites = "encoder,decoder"
     for name, axis in AXES.items():
         if name not in keep:

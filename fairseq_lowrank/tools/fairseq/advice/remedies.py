@@ -88,7 +88,7 @@ class ModelSummary(Heads):
             for found in self.priced(**self._preset_for("key_value_heads"), key_value_heads=number)
         ]
 
-    def _preset_for(self, axis: str) -> dict[str, str]:
+    def _preset_for(self, axis: str) -> dict[str, Any]:
         """Return the flag of the preset that is plain attention with another size, if the model's attention is plain."""
         if (getattr(self.args, "attention", None) or PLAIN) != PLAIN:
             return {}
