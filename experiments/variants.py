@@ -411,7 +411,7 @@ def index() -> str:
         "- g is the number of heads of keys and values.\n"
         f"- n is the greatest length, counted with {POSITIONS}.\n"
         "- r is a rank or the size of a latent, r_q the rank of queries.\n"
-        "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
+        "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- e is the number of rotary features of `mla`, counted with 0.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
         "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
         "## What a method can add\n\n"
         "Compared with plain attention of the same heads and head size, each preset belongs to one class.\n"

@@ -110,6 +110,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             cross=config.encoder_decoder_attention,
             has_appended_keys=appended,
             max_positions=config.max_positions,
+            qk_norm=config.qk_norm,
         )
         self.head_dim = self.projection.dims.head_dim
         self.score = config.spec.score_of(self.projection)
@@ -131,7 +132,9 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self.bias_k, self.bias_v = build_appended(state_sizes, state_heads, config.add_bias_kv)
         self._has_appended = appended
         self._score_heads = self.num_heads * config.spec.queries_per_head
-        self.rotary = rotary
+        chosen = self.projection.rotary_size if rotary is None else 0
+        # A projection with a size for rotary positions alone has them without being given any.
+        self.rotary = RotaryPositions() if 0 < chosen < self.projection.score_size else rotary
         self._check_choices()
         self._reset_projections()
         self._built: tuple[str, ...] = (*projections, "dropout_module", "out_proj")
@@ -144,8 +147,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self._built += tuple(further)
         self.score.reset_parameters(self._built_modules())
         self.q_norm, self.k_norm = (
-            nn.RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
+            nn.RMSNorm(self.projection.score_size, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
         )
+        # Keys that are computed from the cache in each step are normalised and turned after that.
+        self._late_keys = config.qk_norm and "key" not in self.score.state_sizes
         for axis in MODULE_AXES:
             setattr(self, axis, self._build_axis(axis))
         self._filled_steps = FilledSteps.of(self, MODULE_AXES)
@@ -174,8 +179,14 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self.spec.check_place(Place(self.self_attention, self._has_appended, self.config.qk_norm, rotates))
         if not rotates:
             return
+        if not self.projection.rotary_size:
+            raise ValueError(
+                f"rotary with projection {self.spec.projection!r}: it caches no features that turn. Give their number, rotary_dim=N, or "
+                "remove rotary."
+            )
         if isinstance(self.rotary, RotaryPositions):
-            self.rotary.check_size(self.head_dim)
+            of_heads = self.projection.rotary_state == "key"
+            self.rotary.check_size(self.projection.rotary_size, "head_dim" if of_heads else "rotary_dim")
         if not self.self_attention or self._has_appended:
             raise ValueError(
                 "rotary needs queries and keys of one sequence, each with a position. Use self_attention=True, without "
@@ -454,13 +465,13 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if "states" in steps:
             first = 0 if (known := self.cache.get(state)) is None else known.length
             states = take_step(steps, "states", states, Context(key.transpose(0, 1), first=first).widened())
-        if self.k_norm is not None:
+        if self.k_norm is not None and not self._late_keys:
             states["key"] = self.k_norm(states["key"])
-        if self.rotary is not None:
-            cache = self.cache.get(state)
-            first = 0 if cache is None else cache.tensors["key"].size(2)
-            keys = states["key"]
-            states["key"] = self.rotary(keys, torch.arange(first, first + keys.size(2), device=keys.device))
+        if self.rotary is not None and not self._late_keys:
+            first = 0 if (cache := self.cache.get(state)) is None else cache.length
+            keys = states[self.projection.rotary_state]
+            positions = torch.arange(first, first + keys.size(2), device=keys.device)
+            states[self.projection.rotary_state] = self.rotary(keys, positions)
         if state is None:
             return states, padding
         cache = self.cache.update(state, states, padding)
@@ -500,6 +511,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
             rows_sum_to_one=rows_sum_to_one,
         )
+        if self._late_keys:
+            scores = scores.replace(k=self._finished_keys(scores.k))
         return AttentionCall(
             scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings
         )
@@ -507,8 +520,21 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
     def _rotated(self, q: Tensor, states: KeyValueStates, mask: AttentionMask) -> Tensor:
         """Return queries whose last one has the position of the last key; several beams count from the same position."""
         assert self.rotary is not None
-        count, first = mask.visible_prefix(q.size(2), states["key"].size(2))
-        return self.rotary(q, torch.arange(first, first + count, device=q.device).repeat(mask.query_repeats))
+        count, first = mask.visible_prefix(q.size(2), states[self.projection.rotary_state].size(2))
+        return self._turn(q, torch.arange(first, first + count, device=q.device).repeat(mask.query_repeats))
+
+    def _finished_keys(self, keys: Tensor) -> Tensor:
+        """Return normalised keys ``[B, H, S, D]``, turned by their positions if the layer has positions."""
+        assert self.k_norm is not None
+        keys = self.k_norm(keys)
+        return keys if self.rotary is None else self._turn(keys, torch.arange(keys.size(2), device=keys.device))
+
+    def _turn(self, heads: Tensor, positions: Tensor) -> Tensor:
+        """Return queries or keys whose last features are turned by their positions."""
+        assert self.rotary is not None
+        if (size := self.projection.rotary_size) == heads.size(3):
+            return self.rotary(heads, positions)
+        return torch.cat([heads[..., :-size], self.rotary(heads[..., -size:], positions)], dim=-1)
 
     @torch.no_grad()
     def _smallest_call(self) -> AttentionCall:

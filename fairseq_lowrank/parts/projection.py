@@ -28,6 +28,7 @@ class AttentionDims(NamedTuple):
         cross: keys and values come from an encoder.
         has_appended_keys: the layer appends keys that have no position.
         max_positions: the greatest length of a sentence, if it is known.
+        qk_norm: the layer normalises the queries and keys of heads.
     """
 
     embed_dim: int
@@ -42,6 +43,7 @@ class AttentionDims(NamedTuple):
     cross: bool = False
     has_appended_keys: bool = False
     max_positions: int | None = None
+    qk_norm: bool = False
 
 
 class AttentionInputs(NamedTuple):
@@ -69,6 +71,9 @@ class Projection(Part):
         state_heads: G, heads of the cached tensors.
         query_size: size of a head's own queries, which mixing reads.
         state_sizes: names of the cached tensors, and their size for one head.
+        score_size: size of what a head compares, before anything is absorbed; scores are divided by its root.
+        rotary_size: how many of its last features rotary positions turn; 0 if there are none to turn.
+        rotary_state: the cached tensor that has these features of the keys.
         state_groups: heads of the cached tensors that have other numbers of heads than ``state_heads``. Such projections take no
             appended keys.
 
@@ -102,7 +107,8 @@ class Projection(Part):
             raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
         self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
         self.state_groups: dict[str, int] = {}
-        self.query_size = dims.head_dim
+        self.query_size = self.score_size = self.rotary_size = dims.head_dim
+        self.rotary_state = "key"
 
     @classmethod
     def check_place(cls, axis: str, place: Place) -> None:

@@ -42,7 +42,7 @@ class ScoreFunction(Part):
     def __init__(self, projection: Projection) -> None:
         self.projection = projection
         self.state_sizes = projection.state_sizes
-        self.scale = projection.dims.head_dim**-0.5
+        self.scale = projection.score_size**-0.5
 
     @classmethod
     def check_place(cls, axis: str, place: Place) -> None:
