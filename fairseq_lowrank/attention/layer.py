@@ -31,7 +31,7 @@ from fairseq_lowrank.ops.attention import check_backend, check_device, compute, 
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import AXES, MODULE_AXES, Context, LayerPart, LayerParts, Place, parts_of
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, merge_heads
+from fairseq_lowrank.parts.projection import KeyValueStates, merge_heads
 from fairseq_lowrank.parts.stages import FilledSteps, Steps, declared, run, take_step
 
 
@@ -124,8 +124,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             projection = nn.Linear(inputs, outputs, bias=bias)
             return projection if wrap_projection is None else wrap_projection(projection)
 
-        projections = self.score.build_projections(linear)
-        self._register(projections)
+        self._adopt(self.score.build_projections(linear))
         self.out_proj = linear(self.num_heads * self.projection.dims.value_dim, self.embed_dim)
         state_sizes, state_heads = self.score.state_sizes, self.projection.state_heads
         self._state_heads = {name: self.projection.state_groups.get(name, state_heads) for name in state_sizes}
@@ -137,15 +136,10 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         self.rotary = RotaryPositions() if 0 < chosen < self.projection.score_size else rotary
         self._check_choices()
         self._reset_projections()
-        self._built: tuple[str, ...] = (*projections, "dropout_module", "out_proj")
-        extra = self.projection.build_extra_parameters()
-        self._register(extra)
-        self._built += tuple(extra)
-        self.projection.reset_parameters(self._built_modules())
-        further = self.score.build_extra_parameters(linear)
-        self._register(further)
-        self._built += tuple(further)
-        self.score.reset_parameters(self._built_modules())
+        self._adopt(self.projection.build_extra_parameters())
+        self.projection.reset_parameters(self)
+        self._adopt(self.score.build_extra_parameters(linear))
+        self.score.reset_parameters(self)
         self.q_norm, self.k_norm = (
             nn.RMSNorm(self.projection.score_size, eps=1e-6) if config.qk_norm else None for _ in ("query", "key")
         )
@@ -162,7 +156,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if config.backend != "auto":
             check_backend(config.backend, self._smallest_call())
 
-    def _register(self, built: dict[str, Any]) -> None:
+    def _adopt(self, built: dict[str, Any]) -> None:
+        """Register what the projection or the score function built, under fairseq's names."""
         for name, module in built.items():
             setattr(self, name, module)
 
@@ -202,10 +197,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                 self._filled_steps = filled
         return filled
 
-    def _built_modules(self) -> Modules:
-        modules = self._modules  # nn.Module finds an attribute there only after a slow search elsewhere
-        return {name: modules[name] if name in modules else getattr(self, name) for name in self._built}
-
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Give every parameter its initial value, also after ``to_empty``. A layer that is built has them already."""
@@ -213,9 +204,8 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             if callable(reset := getattr(child, "reset_parameters", None)):
                 reset()
         self._reset_projections()
-        modules = self._built_modules()
-        self.projection.reset_parameters(modules)
-        self.score.reset_parameters(modules)
+        self.projection.reset_parameters(self)
+        self.score.reset_parameters(self)
         for name in self.state_config.markers:
             self.get_buffer(name).zero_()
 
@@ -318,24 +308,25 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         if key is not None and incremental_state is None:
             check_layout(self.input_sizes, query, key, hidden_keys, attn_mask, beams=self.beam_size > 1)
         need_weights = need_weights or need_head_weights
-        modules, filled = self._built_modules(), self._filled()
+        filled = self._filled()
         steps = filled.steps
+        children: dict[str, Any] = self._modules  # a quick way to what nn.Module finds last among its attributes
         if key_bias is not None and incremental_state is not None:
             raise ValueError(
                 "a float key_padding_mask with incremental_state: what it adds is not cached. Use a bool mask, or attn_mask."
             )
 
         # Cached states: the tensors from which keys and values are made, with those of earlier steps.
-        states, key_padding_mask = self._key_value_states(modules, steps, key, value, hidden_keys, incremental_state)
+        states, key_padding_mask = self._key_value_states(steps, key, value, hidden_keys, incremental_state)
 
         # Queries: those of the heads. The hypotheses of a sentence are further queries to its keys.
         queries, batch, _ = query.shape
         key_batch, _, keys, _ = next(iter(states.values())).shape
         beam = 1 if batch == key_batch else infer_beam_size(batch, key_batch, self.beam_size)
-        q = self._project_query(modules, steps, query)
+        q = self._project_query(steps, query)
         if beam > 1:
             q = join_beams(q, beam)
-        context = self._context(modules, filled, query, q, states, keys - queries, beam) if steps else Context()
+        context = self._context(filled, query, q, states, keys - queries, beam) if steps else Context()
 
         # The mask: which keys each query sees.
         query_padding = None
@@ -357,18 +348,18 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
         # Scores and probabilities.
         if before_softmax:
-            call = self._call(modules, steps, q, states, mask, keep_row_constants=True)
+            call = self._call(steps, q, states, mask, keep_row_constants=True)
             call = take_step(steps, "call", call, context.widened())
             scores = reference.masked_scores(call).expand(-1, self._score_heads, -1, -1)
-            values = self.projection.expand_values(modules, states)
+            values = self.projection.expand_values(self, states)
             return split_beams(scores, beam).flatten(0, 1), values.flatten(0, 1)
 
         if self.self_attention and mask.causal and mask.key_padding is not None and not need_weights:
             # Queries at real positions see none of the padding to their right.
             mask = mask.replace(key_padding=None) if is_right_padding(mask.key_padding) else mask
-        dropout = modules["dropout_module"]
+        dropout = children["dropout_module"]
         dropout_p = dropout.p if self.training or getattr(dropout, "apply_during_inference", False) else 0.0
-        call = self._call(modules, steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
+        call = self._call(steps, q, states, mask, dropout_p=dropout_p, need_weights=need_weights)
         check = mask.additive is not None or isinstance(attn_mask, AttentionMask)
 
         def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -380,13 +371,13 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             heads, weights = compute(call, "auto" if need_weights else self.backend)
             if self.regulariser is not None:
                 heads = self.regulariser(RegularizerInput(self, call, heads, query_padding))
-            heads = self.projection.finalize_heads(modules, heads, call)
+            heads = self.projection.finalize_heads(self, heads, call)
             if heads.size(1) != self._score_heads:
                 heads = heads.expand(-1, self._score_heads, -1, -1)
             return heads, None if weights is None else weights.expand(-1, self._score_heads, -1, -1)
 
         heads, weights = run(steps, call, context, attend)
-        output = modules["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
+        output = children["out_proj"](merge_heads(heads if beam == 1 else split_beams(heads, beam)))
         if self.batch_first:
             output = output.transpose(0, 1)
         if weights is None:
@@ -398,11 +389,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def project_query(self, query: Tensor) -> Tensor:
         """Return the queries that mixing reads, ``[B, H, T, D]``, for ``query [T, B, embed_dim]``."""
-        q = self._project_query(self._built_modules(), self._filled().steps, query)
+        q = self._project_query(self._filled().steps, query)
         return q.expand(-1, self._score_heads, -1, -1)
 
-    def _project_query(self, modules: Modules, steps: Steps, query: Tensor) -> Tensor:
-        q = self.score.project_query(modules, query)
+    def _project_query(self, steps: Steps, query: Tensor) -> Tensor:
+        q = self.score.project_query(self, query)
         if q.size(1) != self._score_heads:
             self._check_heads(q)
         if "queries" in steps:
@@ -421,7 +412,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _context(
         self,
-        modules: Modules,
         filled: FilledSteps,
         query: Tensor,
         q: Tensor,
@@ -436,14 +426,13 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             inputs = inputs if beam == 1 else join_beams(inputs[:, None], beam)[:, 0]
         if filled.reads_own_value:
             own = {name: cached[:, :, -query.size(0) :] for name, cached in states.items()}
-            own_values = self.projection.expand_values(modules, own)
+            own_values = self.projection.expand_values(self, own)
         if q.size(1) != self._score_heads:
             q = q.expand(-1, self._score_heads, -1, -1)
         return Context(inputs, q, states, first, beam, own_values)
 
     def _key_value_states(
         self,
-        modules: Modules,
         steps: Steps,
         key: Tensor | None,
         value: Tensor | None,
@@ -458,7 +447,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
                     "key and value may be None only together, and only if incremental_state has saved ones. Pass both."
                 )
             return cache.tensors, cache.padding
-        states = self.score.project_key_value(modules, key, value)
+        states = self.score.project_key_value(self, key, value)
         for name, heads in self._state_heads.items():
             if states[name].size(1) < heads:  # fewer heads would be read as groups of heads
                 raise _split(f"heads of {name}", states[name].size(1), heads)
@@ -479,7 +468,6 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
 
     def _call(
         self,
-        modules: Modules,
         steps: Steps,
         q: Tensor,
         states: KeyValueStates,
@@ -503,7 +491,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         for part in steps.get("call", ()):
             rows_sum_to_one &= declared(part).rows_sum_to_one
         scores, values = self.score.attention_inputs(
-            modules,
+            self,
             turned,
             states,
             mask,
@@ -541,12 +529,11 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
         """Build the call for one query and one key."""
         q = torch.empty(1, self._score_heads, 1, self.projection.query_size)
         states = {name: torch.empty(1, heads, 1, size) for name, (heads, size) in self.cached_sizes.items()}
-        modules = self._built_modules()
         training = {module: module.training for module in self.modules()}
         self.eval()  # in training mode, a projection wrapped in quantisation noise draws numbers
         filled, query = self._filled(), torch.empty(1, 1, self.embed_dim)
-        call = self._call(modules, filled.steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
-        call = take_step(filled.steps, "call", call, self._context(modules, filled, query, q, states, 0, 1))
+        call = self._call(filled.steps, q, states, AttentionMask(), dropout_p=self.dropout_module.p)
+        call = take_step(filled.steps, "call", call, self._context(filled, query, q, states, 0, 1))
         for module, mode in training.items():
             module.training = mode
         return call

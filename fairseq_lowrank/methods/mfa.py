@@ -11,7 +11,7 @@ from fairseq_lowrank.methods.multi_query import MultiQuery
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.part import Option
 from fairseq_lowrank.parts.plain import Plain, own_weights
-from fairseq_lowrank.parts.projection import AttentionDims, Modules, split_heads
+from fairseq_lowrank.parts.projection import AttentionDims, Layer, split_heads
 
 
 class FactorizedQuery(MultiQuery):
@@ -43,8 +43,8 @@ class FactorizedQuery(MultiQuery):
             "q_proj": linear(self.latent_dim, dims.num_heads * dims.head_dim),
         }
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        return split_heads(modules["q_proj"](modules["q_latent_proj"](query)), self.dims.head_dim)
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return split_heads(layer.q_proj(layer.q_latent_proj(query)), self.dims.head_dim)
 
     def plain(self, layer: Any) -> Plain:
         queries = layer.q_proj.weight @ layer.q_latent_proj.weight, layer.q_proj.bias

@@ -106,10 +106,6 @@ class MeanOfHeads(Mixing):
         "Mixhead paper, §4.4.2, table 7",
     )
 
-    @property
-    def rows_sum_to_one(self) -> bool:
-        return True
-
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.full((num_heads, num_heads), 1 / num_heads)
 

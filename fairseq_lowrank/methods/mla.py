@@ -17,7 +17,7 @@ from fairseq_lowrank.parts.projection import (
     AttentionDims,
     AttentionInputs,
     KeyValueStates,
-    Modules,
+    Layer,
     Projection,
     check_value_is_key,
     is_plain_linear,
@@ -94,49 +94,49 @@ class LatentProjection(Projection):
     def build_extra_parameters(self) -> dict[str, nn.Module | nn.Parameter]:
         return {"latent_norm": nn.RMSNorm(self.latent_dim)}
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         check_value_is_key(self.name, key, value)
-        states = {"latent": modules["latent_norm"](modules["latent_proj"](key))}
+        states = {"latent": layer.latent_norm(layer.latent_proj(key))}
         if self.rotary_dim:
-            states[self.rotary_state] = modules["rotary_key_proj"](key)
+            states[self.rotary_state] = layer.rotary_key_proj(key)
         return {name: tensor.transpose(0, 1)[:, None] for name, tensor in states.items()}
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        return split_heads(modules["q_proj"](query), self.query_size)
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return split_heads(layer.q_proj(query), self.query_size)
 
-    def attention_inputs(self, modules: Modules, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
+    def attention_inputs(self, layer: Layer, q: Tensor, states: KeyValueStates, **needs: bool) -> AttentionInputs:
         latent = states["latent"]
         heads, size = self.dims.num_heads, self.dims.head_dim
-        if self._absorbs(modules, q, q.size(2), latent.size(2)):
-            up = modules["k_proj"].weight.view(heads, size, self.latent_dim)
+        if self._absorbs(layer, q, q.size(2), latent.size(2)):
+            up = layer.k_proj.weight.view(heads, size, self.latent_dim)
             absorbed = q[..., :size] @ up.to(q.dtype)
             if not self.rotary_dim:
                 return AttentionInputs(absorbed, latent, latent)
             q = torch.cat([absorbed, q[..., size:]], dim=-1)
             return AttentionInputs(q, torch.cat([latent, states[self.rotary_state]], dim=-1), latent)
-        keys = modules["k_proj"](latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)
+        keys = layer.k_proj(latent[:, 0]).unflatten(-1, (heads, -1)).transpose(1, 2)
         if self.rotary_dim:
             keys = torch.cat([keys, states[self.rotary_state].expand(-1, heads, -1, -1)], dim=-1)
-        return AttentionInputs(q, keys, self.expand_values(modules, states))
+        return AttentionInputs(q, keys, self.expand_values(layer, states))
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
-        if not self._absorbs(modules, heads, heads.size(2), call.scores.shape[3]):
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
+        if not self._absorbs(layer, heads, heads.size(2), call.scores.shape[3]):
             return heads
-        up = modules["v_proj"].weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
+        up = layer.v_proj.weight.view(self.dims.num_heads, self.dims.value_dim, self.latent_dim)
         return heads @ up.mT.to(heads.dtype)
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
-        values = modules["v_proj"](states["latent"][:, 0])
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
+        values = layer.v_proj(states["latent"][:, 0])
         return values.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
-    def _absorbs(self, modules: Modules, tensor: Tensor, queries: int, keys: int) -> bool:
+    def _absorbs(self, layer: Layer, tensor: Tensor, queries: int, keys: int) -> bool:
         """Return True if absorbing takes fewer multiplications than computing the keys and values of all heads.
 
         Only plain projections are absorbed: the weight of an adapter or a quantised layer is not all that it computes.
         """
         if self.dims.qk_norm or is_traced(tensor):  # keys are normalised whole; a trace has one form for all lengths
             return False
-        if not is_plain_linear(modules["k_proj"]) or not is_plain_linear(modules["v_proj"]):
+        if not is_plain_linear(layer.k_proj) or not is_plain_linear(layer.v_proj):
             return False
         size = self.dims.head_dim + self.dims.value_dim
         return queries * self.latent_dim * (size + 2 * keys) < keys * size * (self.latent_dim + queries)

@@ -15,7 +15,7 @@ from fairseq_lowrank.ops.attention.padding import is_right_padding
 from fairseq_lowrank.parts import Method, Paper, register
 from fairseq_lowrank.parts.parameters import assign
 from fairseq_lowrank.parts.part import Option
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection, linear_map, split_heads
+from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection, linear_map, split_heads
 from fairseq_lowrank.parts.score import ScoreFunction
 
 SYNTHESIZER = Paper(
@@ -66,12 +66,12 @@ class Synthesizer(ScoreFunction):
     def build_projections(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | None]:
         return {**super().build_projections(linear), "k_proj": None}
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
-        return {name: split_heads(modules["v_proj"](value), size) for name, size in self.state_sizes.items()}
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
+        return {name: split_heads(layer.v_proj(value), size) for name, size in self.state_sizes.items()}
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -91,9 +91,9 @@ class Synthesizer(ScoreFunction):
         padding, positions = mask.key_padding, None
         if padding is not None and not is_right_padding(padding):
             positions = (~padding).cumsum(dim=1).sub(1).clamp(min=0)
-        return self.scores(modules, q, values, positions, training), values
+        return self.scores(layer, q, values, positions, training), values
 
-    def scores(self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> Scores:
+    def scores(self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> Scores:
         """Return the scores of the queries, whose positions are the last ones of the keys.
 
         Args:
@@ -162,8 +162,8 @@ class DenseScores(Synthesizer):
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         return {"synthesizer": linear(self.projection.dims.head_dim, self.synthesizer_heads * self.max_positions)}
 
-    def reset_parameters(self, modules: Modules) -> None:
-        synthesizer = modules["synthesizer"]
+    def reset_parameters(self, layer: Layer) -> None:
+        synthesizer = layer.synthesizer
         drawn = torch.empty(synthesizer.weight.shape, dtype=synthesizer.weight.dtype, device=synthesizer.weight.device)
         for weight in drawn.chunk(self.synthesizer_heads):
             nn.init.xavier_uniform_(weight)
@@ -171,13 +171,11 @@ class DenseScores(Synthesizer):
         if synthesizer.bias is not None:
             nn.init.zeros_(synthesizer.bias)
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
-        return F.relu(super().project_query(modules, query))
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
+        return F.relu(super().project_query(layer, query))
 
-    def scores(
-        self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
-    ) -> DotProduct:
-        keys, synthesizer = values.size(2), modules["synthesizer"]
+    def scores(self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool) -> DotProduct:
+        keys, synthesizer = values.size(2), layer.synthesizer
         if training:  # an empty call runs the hooks of the module, such as quantisation noise
             synthesizer(synthesizer.weight.new_empty(0, self.projection.dims.head_dim))
         weight, bias = synthesizer.weight, synthesizer.bias
@@ -185,7 +183,7 @@ class DenseScores(Synthesizer):
             weight, bias = linear_map(synthesizer, self.projection.dims.head_dim, q)
         if self.unused_key_projection:
             # Distributed training waits for the gradient of every parameter: these get zeros.
-            weight = weight + sum(parameter[:0].sum() for parameter in modules["k_proj"].parameters())
+            weight = weight + sum(parameter[:0].sum() for parameter in layer.k_proj.parameters())
         table = weight.unflatten(0, (self.synthesizer_heads, -1)).to(q.dtype)
         if bias is not None:
             # The bias of a position is one more feature of its column; queries have a 1 there.
@@ -219,14 +217,14 @@ class RandomScores(Synthesizer):
     def build_extra_parameters(self, linear: Callable[..., nn.Module]) -> dict[str, nn.Module | nn.Parameter]:
         return {"synthesizer": PairsOfPositions(self.projection.dims.num_heads, self.max_positions)}
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         queries, batch, _ = query.shape
         return query.new_empty(batch, self.projection.dims.num_heads, queries, 0)
 
     def scores(
-        self, modules: Modules, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
+        self, layer: Layer, q: Tensor, values: Tensor, positions: Tensor | None, training: bool
     ) -> RandomSynthesizer:
-        weight, keys = modules["synthesizer"].weight, values.size(2)
+        weight, keys = layer.synthesizer.weight, values.size(2)
         first = keys - q.size(2)
         if positions is None:
             return RandomSynthesizer(weight[:, first:keys, :keys], len(values))

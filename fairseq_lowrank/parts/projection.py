@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from fairseq_lowrank.parts.plain import NotPlain, Plain
 KeyValueStates = dict[str, Tensor]
 """Tensors ``[B, G, S, D]`` by name, from which keys and values are made: everything that a decoding step caches."""
 
-Modules = Mapping[str, Any]
-"""The modules and parameters that a projection and its score function built, by their names in the layer."""
+Layer = Any
+"""The layer of a projection. It has what the projection and the score function built, under fairseq's names."""
 
 
 class AttentionDims(NamedTuple):
@@ -60,8 +60,9 @@ class AttentionInputs(NamedTuple):
 class Projection(Part):
     """A value of the projection axis. This base class is standard attention with any number of query and key heads.
 
-    A projection holds sizes and no parameters. It builds its modules once; the layer registers them under fairseq's names,
-    so that checkpoints fit, and hands them back to each method.
+    A projection holds sizes and no parameters. It builds its modules once, and the layer adopts them under fairseq's names, so
+    that checkpoints fit. Each method gets the layer and reads them there, for the layer is where adapters, hooks, sharding and
+    replicas replace modules and parameters.
 
     Args:
         dims: the sizes of the layer.
@@ -151,31 +152,32 @@ class Projection(Part):
         """
         return {}
 
-    def reset_parameters(self, modules: Modules) -> None:
+    def reset_parameters(self, layer: Layer) -> None:
         """Set the parameters from :meth:`build_extra_parameters` to their initial values; modules set theirs."""
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         """Return the heads' own queries, which mixing reads.
 
         ``[T, B, embed_dim]`` becomes ``[B, H, T, head_dim]``, or one head for all.
         """
-        return split_heads(modules["q_proj"](query), self.dims.head_dim)
+        return split_heads(layer._modules["q_proj"](query), self.dims.head_dim)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
             ValueError: a value that does not fit the key.
         """
         dims = self.dims
+        children = layer._modules  # nn.Module finds an attribute there only after a slow search elsewhere
         return {
-            "key": split_heads(modules["k_proj"](key), dims.head_dim),
-            "value": split_heads(modules["v_proj"](value), dims.value_dim),
+            "key": split_heads(children["k_proj"](key), dims.head_dim),
+            "value": split_heads(children["v_proj"](value), dims.value_dim),
         }
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         *,
@@ -190,7 +192,7 @@ class Projection(Part):
         """
         return AttentionInputs(q, states["key"], states["value"])
 
-    def finalize_heads(self, modules: Modules, heads: Tensor, call: AttentionCall) -> Tensor:
+    def finalize_heads(self, layer: Layer, heads: Tensor, call: AttentionCall) -> Tensor:
         """Return ``[B, H, T, value_dim]`` (or one head for all) from the result of the operation on ``call``."""
         return heads
 
@@ -223,7 +225,7 @@ class Projection(Part):
         """
         raise NotImplementedError
 
-    def expand_values(self, modules: Modules, states: KeyValueStates) -> Tensor:
+    def expand_values(self, layer: Layer, states: KeyValueStates) -> Tensor:
         """Return the values that each head averages, ``[B, H, S, value_dim]``."""
         values = states["value"]
         return values.repeat_interleave(self.dims.num_heads // values.size(1), dim=1)

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionMask, DotProduct, Scores
 from fairseq_lowrank.parts.part import Part, Place
-from fairseq_lowrank.parts.projection import KeyValueStates, Modules, Projection
+from fairseq_lowrank.parts.projection import KeyValueStates, Layer, Projection
 
 
 class ScoreFunction(Part):
     """A value of the score axis. This base class is the scaled dot product of queries and keys.
 
     A score function gets queries, cached tensors and values from the projection. Like a projection it holds no parameters:
-    it builds its modules, the layer registers them, and hands them back to each method.
+    it builds modules, which the layer adopts, and reads them there.
 
     Args:
         projection: of the layer, with its sizes.
@@ -85,27 +85,27 @@ class ScoreFunction(Part):
         """Build what is not a projection. The layer calls this after everything that fairseq's own layer draws."""
         return {}
 
-    def reset_parameters(self, modules: Modules) -> None:
+    def reset_parameters(self, layer: Layer) -> None:
         """Set what :meth:`build_extra_parameters` built to its initial values."""
 
-    def project_query(self, modules: Modules, query: Tensor) -> Tensor:
+    def project_query(self, layer: Layer, query: Tensor) -> Tensor:
         """Return the heads' own features of ``query [T, B, embed_dim]``, which mixing reads.
 
         The result is ``[B, H, T, D]``, or one head for all.
         """
-        return self.projection.project_query(modules, query)
+        return self.projection.project_query(layer, query)
 
-    def project_key_value(self, modules: Modules, key: Tensor, value: Tensor) -> KeyValueStates:
+    def project_key_value(self, layer: Layer, key: Tensor, value: Tensor) -> KeyValueStates:
         """Return the tensors to cache for ``key [S, B, kdim]`` and ``value [S, B, vdim]``.
 
         Raises:
             ValueError: a value that does not fit the key.
         """
-        return self.projection.project_key_value(modules, key, value)
+        return self.projection.project_key_value(layer, key, value)
 
     def attention_inputs(
         self,
-        modules: Modules,
+        layer: Layer,
         q: Tensor,
         states: KeyValueStates,
         mask: AttentionMask,
@@ -124,6 +124,6 @@ class ScoreFunction(Part):
             keep_row_constants, rows_sum_to_one: see :meth:`.Projection.attention_inputs`.
         """
         q, k, v = self.projection.attention_inputs(
-            modules, q, states, keep_row_constants=keep_row_constants, rows_sum_to_one=rows_sum_to_one
+            layer, q, states, keep_row_constants=keep_row_constants, rows_sum_to_one=rows_sum_to_one
         )
         return DotProduct(q, k, self.scale), v

@@ -108,10 +108,10 @@ def _parts(spec: AttentionSpec) -> dict[str, LayerPart]:
 def _require_probabilities(parts: Mapping[str, LayerPart]) -> None:
     """Refuse an alignment loss, −log of attention weights, if the rows of the weights do not sum to 1.
 
-    Rows of mixed heads and of differences do not, so a larger M would lower that loss. Rows of an average do.
+    Rows of mixed heads and of differences do not, so a larger M would lower that loss. A part that learns nothing cannot do so.
     """
     for axis, part in parts.items():
-        if not part.rows_sum_to_one or "weights" in part.filled:
+        if (part.learns and not part.rows_sum_to_one) or "weights" in part.filled:
             raise UserError(
                 f"--load-alignments: the alignment loss needs probabilities, and with {flag_name(AXES[axis].flag)} {part.name} the "
                 "weights of cross attention do not sum to 1. Add --attention-sites encoder,decoder."
