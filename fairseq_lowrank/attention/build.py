@@ -31,6 +31,7 @@ def build_attention(
     batch_first: bool = False,
     max_positions: int | None = None,
     qk_norm: bool = False,
+    depth: int = 1,
     rotary: Rotation | None = None,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
@@ -80,6 +81,7 @@ def build_attention(
             batch_first=batch_first,
             max_positions=max_positions,
             qk_norm=qk_norm,
+            depth=depth,
             backend=backend,
         )
         layer = MultiheadAttention(config, dropout=dropout, rotary=rotary, wrap_projection=wrap_projection)

@@ -111,6 +111,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             has_appended_keys=appended,
             max_positions=config.max_positions,
             qk_norm=config.qk_norm,
+            depth=config.depth,
         )
         self.head_dim = self.projection.dims.head_dim
         self.score = config.spec.score_of(self.projection)

@@ -137,11 +137,23 @@ class AttentionSpec:
                 f"{self.mixing!r} and score mixing {self.score_mixing!r} cannot mix. Remove the mixing, or head_output."
             )
 
+        if output is not None and self.keys_per_head > 1 and "head_map" in parts:
+            raise ValueError(
+                f"head_output={self.head_output!r} has {self.keys_per_head} heads of keys for each output, which head_map "
+                f"{self.head_map!r} cannot map. Remove one of the two."
+            )
+
     @property
     def queries_per_head(self) -> int:
         """How many heads of queries make the output of one head."""
         output = PARTS["head_output"][self.head_output]
         return 1 if output is None else output.heads_per_output
+
+    @property
+    def keys_per_head(self) -> int:
+        """How many heads of keys make the output of one head."""
+        output = PARTS["head_output"][self.head_output]
+        return 1 if output is None else output.keys_per_output(**self.options_of(output))
 
     @classmethod
     def from_preset(cls, preset: str, **axes: Value) -> AttentionSpec:
@@ -212,7 +224,14 @@ class AttentionSpec:
             ValueError: embed_dim is not divisible by num_heads and no head size is given, or the projection
                 cannot work with these sizes.
         """
-        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
+        sizes = {
+            "embed_dim": embed_dim,
+            "num_heads": num_heads,
+            "kdim": kdim,
+            "vdim": vdim,
+            "depth": place.get("depth", 1),
+        }
+        for name, size in sizes.items():
             check_size(name, size)
         head_dim = self.head_dim
         if head_dim is None:
@@ -243,6 +262,7 @@ class AttentionSpec:
             vdim=vdim,
             key_value_heads=self.key_value_heads,
             queries_per_head=self.queries_per_head,
+            keys_per_head=self.keys_per_head,
             **place,
         )
         return part(dims, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import LayerPart
@@ -19,6 +19,11 @@ class HeadOutput(LayerPart):
     """How many heads of queries make one output."""
     changes_queries: ClassVar[bool] = False
     """True if it works with separate queries and keys of each head only."""
+
+    @classmethod
+    def keys_per_output(cls, **options: Any) -> int:
+        """Return how many heads of keys make one output, with these options of the part."""
+        return 1
 
     def __init__(self, dims: AttentionDims) -> None:
         super().__init__()

@@ -25,10 +25,12 @@ class AttentionDims(NamedTuple):
     Args:
         zero_key: the layer appends a key of zeros.
         queries_per_head: heads of queries that make the output of one head.
+        keys_per_head: heads of keys that make the output of one head.
         cross: keys and values come from an encoder.
         has_appended_keys: the layer appends keys that have no position.
         max_positions: the greatest length of a sentence, if it is known.
         qk_norm: the layer normalises the queries and keys of heads.
+        depth: the number of the layer in its encoder or decoder, from 1.
     """
 
     embed_dim: int
@@ -40,10 +42,12 @@ class AttentionDims(NamedTuple):
     key_value_heads: int | None = None
     zero_key: bool = False
     queries_per_head: int = 1
+    keys_per_head: int = 1
     cross: bool = False
     has_appended_keys: bool = False
     max_positions: int | None = None
     qk_norm: bool = False
+    depth: int = 1
 
 
 class AttentionInputs(NamedTuple):
@@ -108,6 +112,13 @@ class Projection(Part):
             raise ValueError(f"key_value_heads={dims.key_value_heads}: projection {self.name!r} expects {expected}")
         self.state_sizes = {"key": dims.head_dim, "value": dims.value_dim}
         self.state_groups: dict[str, int] = {}
+        if dims.keys_per_head > 1:
+            if dims.has_appended_keys or self.state_heads != dims.num_heads:
+                raise ValueError(
+                    f"{dims.keys_per_head} keys for each head: they work with a value for each head and without appended keys. Remove "
+                    "key_value_heads, add_bias_kv and add_zero_attn."
+                )
+            self.state_groups["key"] = dims.keys_per_head * dims.num_heads
         self.query_size = self.score_size = self.rotary_size = dims.head_dim
         self.rotary_state = "key"
 
@@ -140,7 +151,7 @@ class Projection(Part):
         """
         dims = self.dims
         return {
-            "k_proj": linear(dims.kdim, self.state_heads * dims.head_dim),
+            "k_proj": linear(dims.kdim, self.key_heads * dims.head_dim),
             "v_proj": linear(dims.vdim, self.state_heads * dims.value_dim),
             "q_proj": linear(dims.embed_dim, self.query_heads * dims.head_dim),
         }

@@ -1,5 +1,7 @@
 """Rules of single methods: what weights sum to, which states continue, and what is refused."""
 
+import math
+
 import pytest
 import torch
 from tiny_layers import BATCH, HEADS, SIZE, build, normal
@@ -48,6 +50,10 @@ def test_a_half_start_halves_the_outputs(preset):
         ("diff", {"mixing": "static"}, "'static'"),
         ("gated", {"factor_rank": 2}, "factor_rank=2"),
         ("mea", {"projection": "single"}, "head_map='heads'"),
+        ("mea", {"head_output": "difference", "diff_version": "1"}, "head_map 'heads'"),
+        ("diff", {"diff_version": "1", "key_value_heads": 1}, "key_value_heads"),
+        ("diff", {"diff_version": "1", "add_zero_attn": True}, "add_zero_attn"),
+        ("diff", {"diff_version": "1", "depth": 0}, "depth=0"),
     ],
 )
 def test_axes_that_do_not_go_together_are_refused(preset, axes, value):
@@ -103,3 +109,18 @@ def test_a_bias_of_distances_is_refused_without_distances(preset):
     for place in ({"encoder_decoder_attention": True}, {"self_attention": True, "add_zero_attn": True}):
         with pytest.raises(ValueError, match="distances of queries and keys"):
             build_attention(preset, SIZE, HEADS, **place)
+
+
+def test_the_first_differential_attention_starts_by_depth_and_keeps_its_start():
+    sizes = {"head_dim": 2, "value_dim": 4, "self_attention": True, "bias": False, "diff_version": "1"}
+    first, fourth = (build_attention("diff", SIZE, HEADS, depth=depth, **sizes).double() for depth in (1, 4))
+    starts = [layer.head_output.initial.item() for layer in (first, fourth)]
+    assert starts == pytest.approx([0.2, 0.8 - 0.6 * math.exp(-0.9)])
+    x = normal(5, BATCH, SIZE)
+    first.load_state_dict(fourth.state_dict())
+    assert torch.equal(first(x, x, x)[0], fourth(x, x, x)[0])
+    first.reset_parameters()
+    assert first.head_output.initial.item() == pytest.approx(0.2)
+    # queries and keys of 2·h heads of 2, h values of 4, an output of h·4, four vectors of 2 and a gain of 4
+    assert sum(p.numel() for p in first.parameters()) == 2 * SIZE * 8 + 2 * SIZE * 8 + 4 * 2 + 4
+    assert first.cached_numbers == 2 * HEADS * 2 + HEADS * 4
