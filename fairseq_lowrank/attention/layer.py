@@ -26,7 +26,7 @@ from fairseq_lowrank.attention.states import AttentionConfigInStateDict, StateCo
 from fairseq_lowrank.attention.torch_module import TorchMHACompat, refuse_torchscript
 from fairseq_lowrank.attention.watching import changed_call
 from fairseq_lowrank.messages import UserError
-from fairseq_lowrank.ops import AttentionCall, AttentionMask
+from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct
 from fairseq_lowrank.ops.attention import check_backend, check_device, compute, reference
 from fairseq_lowrank.ops.attention.call import check_rate
 from fairseq_lowrank.ops.attention.padding import is_right_padding
@@ -500,7 +500,7 @@ class MultiheadAttention(TorchMHACompat, LayerParts):
             keep_row_constants=keep_row_constants or not self._cancels_row_constants,
             rows_sum_to_one=rows_sum_to_one,
         )
-        if self._late_keys:
+        if self._late_keys and isinstance(scores, DotProduct):
             scores = scores.replace(k=self._finished_keys(scores.k))
         return AttentionCall(
             scores, values, mask, dropout_p=dropout_p, need_weights=need_weights, **self._call_settings

@@ -30,13 +30,14 @@ class Difference(HeadOutput):
     microsoft/unilm).
     """
 
+    initial: Tensor
     name = "difference"
     heads_per_output = 2
     changes_queries = True
     options = (
         Option(
             "diff_version",
-            "version of differential attention: 2 learns a factor for each query, 1 a factor for each layer, with a norm of heads",
+            "version of the Differential Transformer; version 1 normalises heads and learns one factor for a layer",
             default="2",
             choices=("1", "2"),
         ),
