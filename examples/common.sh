@@ -12,7 +12,7 @@
 # Environment variables:
 #   ROWS="h4-mha h4-mixhead-a"   only these rows                 SEED=1, or SEEDS="1 2 3"
 #   DRY_RUN=1                    print the commands only         THREADS=2
-#   COST=1                       print what the rows cost, and run nothing: tokens, hours on one H100 and on 2 cores, disk, downloads
+#   COST=1                       print what each row costs, and run nothing: tokens, hours on one H100 and on 2 cores, disk, downloads
 #   SMOKE=1                      first and last row, small and short, in minutes, kept apart from real results
 #   PRECISION="--bf16"           precision of training (default: --fp16 on GPUs, as in fairseq's recipes; "": float32)
 #   EXTRA="--patience 5 …"       more flags of fairseq-train, for rows and not for the pre-trainings that they start from

@@ -48,6 +48,10 @@ no_arguments() {
                 if [ -n "$rows" ]; then printf '\nRows:\n%s\n' "$(fmt -w 120 <<<"$rows" | sed 's/^/  /')"; fi
                 echo
                 sed -n '/^# Environment variables:/,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$2"
+                if [ -n "$rows" ] && [ "${COST:-1}" = 1 ]; then
+                    printf '\nCost of the rows, estimated (COST=1 prints it for each; COST=0 leaves it out of --help):\n'
+                    COST=1 "$BASH" "$1" 2>/dev/null | sed -n '/^[0-9,]* trainings (/s/^/  /p'
+                fi
                 exit
             fi
             ;;

@@ -551,9 +551,17 @@ def test_a_recipe_without_its_corpus_says_what_to_get_and_leaves_nothing_behind(
     assert not (tmp_path / "results.jsonl").exists() and not (tmp_path / "work" / "runs").exists()
 
 
+def test_help_says_what_the_rows_cost():
+    shown = shell("mixhead/table4.sh", "--help", ROWS="h4-mha h4-mixhead-b").stdout
+    assert re.search(
+        r"Cost of the rows, .*\n  2 trainings \(estimates\): 400 million tokens, 2\.4 hours on one H100, .* MB of downloads\n$",
+        shown,
+    )
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_explains_itself_and_refuses_arguments(name):
-    shown = shell(name, "--help")
+    shown = shell(name, "--help", COST="0")  # test_help_says_what_the_rows_cost has one with costs
     head = (ROOT / "examples" / name).read_text().splitlines()[1].removeprefix("# ")
     assert shown.returncode == 0 and shown.stdout.startswith(head) and "  SMOKE=1 " in shown.stdout
     assert "fairseq-train" not in shown.stdout.replace("flags of fairseq-train", "")

@@ -103,12 +103,14 @@ def lines(runs: Iterable[Run]) -> Iterator[str]:
 
 
 def _described(cost: Cost) -> str:
-    tokens = f"{cost.tokens / 1e9:.2g} billion" if cost.tokens >= 1e9 else f"{cost.tokens / 1e6:.2g} million"
+    large = cost.tokens >= 1e9
+    tokens = f"{_number(cost.tokens / (1e9 if large else 1e6))} {'billion' if large else 'million'}"
     return (
-        f"{tokens} tokens, {_hours(cost.gpu_hours)} on one H100, {_hours(cost.cpu_hours)} on 2 cores, "
-        f"{cost.disk:.2g} GB of checkpoints"
+        f"{tokens} tokens, {_number(cost.gpu_hours)} hours on one H100, {_number(cost.cpu_hours)} hours on 2 cores, "
+        f"{_number(cost.disk)} GB of checkpoints"
     )
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.2g} hours" if hours < 100 else f"{hours:,.0f} hours"
+def _number(value: float) -> str:
+    """Return a number with two digits, or more before the point."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.2g}"
