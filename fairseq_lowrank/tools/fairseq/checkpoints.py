@@ -6,6 +6,7 @@ import contextlib
 import re
 import struct
 import threading
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -95,6 +96,8 @@ def refuse_unregistered(state: dict, path: Path) -> None:
 def reading_data(folder: Path | str) -> Iterator[None]:
     """Turn the errors of fairseq about data of another task, or about damaged files, into one that names the folder.
 
+    Errors of other code keep their traceback.
+
     Raises:
         FlagError: the data cannot be read.
     """
@@ -103,11 +106,18 @@ def reading_data(folder: Path | str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # fairseq raises this class itself, if the data has no pair of languages
-        if type(error) is not Exception and not isinstance(error, DATA_ERRORS):
+        if (type(error) is not Exception and not isinstance(error, DATA_ERRORS)) or not _reads_data(error):
             raise
         reason = f"the model's task cannot read it ({' '.join(str(error).split()) or type(error).__name__})"
         remedy = "Give the folder that fairseq-preprocess wrote for this task, or run it again."
         raise FlagError("--data", folder, reason, remedy) from error
+
+
+def _reads_data(error: Exception) -> bool:
+    """Return True if fairseq's tasks and data sets raised an error, or libraries that they called."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    known = [name for name in modules if name.partition(".")[0] in ("fairseq", "fairseq_lowrank")]
+    return known[-1].startswith(("fairseq.data.", "fairseq.tasks.", "fairseq.file_"))
 
 
 def configuration(state: dict, part: str, name: str, default=None):

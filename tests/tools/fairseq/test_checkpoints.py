@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq.data import data_utils
 from families import FAMILIES
 
 from fairseq_lowrank import cli
@@ -17,7 +18,7 @@ from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.cli import advise, convert, inspect, measure, predict, spectrum, translate
 from fairseq_lowrank.cli.inspect import as_text
 from fairseq_lowrank.files import first_folder
-from fairseq_lowrank.messages import StateDictMismatch, UserError
+from fairseq_lowrank.messages import FlagError, StateDictMismatch, UserError
 from fairseq_lowrank.ops import HeadMixing
 from fairseq_lowrank.repairs.loading import load_checkpoint
 from fairseq_lowrank.tools import inspection
@@ -96,6 +97,19 @@ def test_mean_mixing_averages_over_all_queries(trained, monkeypatch):
         assert name == f"decoder.layers.{number}.self_attn"
         expected = torch.cat(matrices[number::2]).mean(0)
         torch.testing.assert_close(mean, expected, atol=1e-6, rtol=0)
+
+
+def test_only_errors_of_fairseqs_data_are_named_so(tmp_path):
+    (tmp_path / "train.bin").write_bytes(b"")
+    (tmp_path / "train.idx").write_bytes(b"MMIDIDX\0\0")
+    with (
+        pytest.raises(FlagError, match="--data data: the model's task cannot read it"),
+        checkpoints.reading_data("data"),
+    ):
+        data_utils.load_indexed_dataset(str(tmp_path / "train"), None)
+    for error in (AssertionError("a fault of this code"), ValueError("another"), Exception("a third")):
+        with pytest.raises(type(error), match=str(error)), checkpoints.reading_data("data"):
+            raise error
 
 
 def test_sequences_follow_the_seed_and_the_lengths(trained):
