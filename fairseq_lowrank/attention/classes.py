@@ -10,7 +10,7 @@ from fairseq_lowrank.attention.layer import MultiheadAttention
 from fairseq_lowrank.attention.spec import AttentionSpec
 from fairseq_lowrank.messages import UserError
 from fairseq_lowrank.parts import AXES, PARTS, parts_of
-from fairseq_lowrank.parts.plain import NotPlain
+from fairseq_lowrank.parts.plain import Inexact, NotPlain
 from fairseq_lowrank.parts.projection import is_plain_linear
 from fairseq_lowrank.parts.stages import declared
 
@@ -59,8 +59,8 @@ def without_part(layer: MultiheadAttention, axis: str) -> MultiheadAttention:
     result = with_choices(layer, **{axis: None})
     try:
         declared(part).fold(result)
-    except ValueError as error:
-        raise NotPlain(axis, getattr(layer.spec, axis), str(error)) from error
+    except Inexact as error:
+        raise NotPlain(axis, getattr(layer.spec, axis), error.reason) from error
     return result
 
 

@@ -51,13 +51,6 @@ register(
                 "https://arxiv.org/abs/2108.12409",
             ),
         ),
-        notes=(
-            "Each head lowers scores by the distance of query and key, at its own fixed rate. The bias is added after masks are "
-            "chosen and before the softmax, and its memory is linear. Models with it usually have no position embeddings: in fairseq "
-            "add `--no-token-positional-embeddings`. Cross attention has no distances: with an encoder and a decoder, add "
-            "`--attention-sites encoder,decoder`. If h is no power of two, the slopes follow the authors' code."
-        ),
-        use_if="the model must read longer texts than those that it was trained on",
         colour="#5f9e6e",
     )
 )

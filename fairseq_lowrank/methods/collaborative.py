@@ -129,12 +129,6 @@ register(
                 "https://arxiv.org/abs/2006.16362",
             ),
         ),
-        notes=(
-            "All heads share D features, and each head weights them. With D = h·d_k, the default, it can be every plain attention; "
-            "`fairseq-lowrank convert` does this exactly. With D > d_k the scores of a head can have rank D. Counted with D 256."
-        ),
-        use_if="heads of a trained model learned much in common, and you want to compress them",
-        page_sizes={"shared_dim": 256},
         examples=({"shared_dim": 7},),
         colour="#a6761d",
     )

@@ -82,11 +82,6 @@ register(
                 "https://arxiv.org/abs/2405.08553",
             ),
         ),
-        notes=(
-            "The query-wise part of DCMHA, before and after the softmax. At first it equals `mha`. The matrices are computed from "
-            "the layer's input, so `--mixing-orthogonality` is refused. Counted with rank r = 2, the default (`--rank`)."
-        ),
-        use_if="you want the strongest mixing and accept its cost",
         examples=({"factor_rank": 2},),
         colour="#7f0000",
     )

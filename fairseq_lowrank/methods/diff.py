@@ -111,15 +111,6 @@ register(
             ),
             Paper("Differential Transformer", "Ye et al. 2024", "https://arxiv.org/abs/2410.05258"),
         ),
-        notes=(
-            "Two heads of queries share the key and value of head i, as in the authors' second version. There are 2h heads of "
-            "queries, so queries have twice the parameters. It does not equal `mha` at first. `--load-alignments` refuses it, "
-            "because its weights can be negative. With a constant factor it is plain attention of 2h heads. `--diff-version 1` is the first "
-            "version: keys are doubled too, λ is learned for a layer from λ_init = 0.8 − 0.6·exp(−0.3·(depth − 1)), and heads are "
-            "normalised. It has 6·d·h·d_k + 5·d_k parameters and caches 3·h·d_k numbers a token. The paper has heads of d/2h with values "
-            "of twice this size: `--head-dim 32 --value-dim 64` for d 512 and 8 heads."
-        ),
-        use_if="attention spreads over irrelevant tokens",
         examples=({}, {"diff_version": "1"}),
         colour="#00a8e8",
     )

@@ -66,12 +66,6 @@ register(
             ),
             MHE,
         ),
-        notes=(
-            "Keys and values are the hidden states, divided among heads, as the MHE poster defines it. So d_k = d/h, and h·d_k = d "
-            "numbers are cached."
-        ),
-        use_if="memory of generation is too large, and a fourth of the parameters must do",
         colour="#393b79",
-        poster=("O(n²)", "d²·n²"),
     )
 )

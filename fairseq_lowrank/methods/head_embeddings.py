@@ -175,15 +175,7 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes=(
-            "It is exactly multi-query attention. e^k_i adds (q + e^q_i)·e^k_i/√d_k to an entire row, and softmax cancels this. "
-            "(Sigsoftmax does not, and softmax with an appended key of zeros does not.) e^v_i adds e^v_i times the sum of the row. "
-            "So one key and one value are projected, cached and read. All heads share a value of size d_k, which limits the rank "
-            "of the output."
-        ),
-        use_if="parameters of attention are too many, and a few percent of quality may go",
         colour="#98df8a",
-        poster=("O(n)", "3·d²·n + 3·d·n"),
     )
 )
 
@@ -197,15 +189,6 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes=(
-            "It is exactly multi-query attention. The query absorbs (1 + e^q_i)(1 + e^k_i), there is one key and one value, and "
-            "head i's output is multiplied by (1 + e^v_i). All heads share a value of size d_k, which limits the rank of the "
-            "output."
-        ),
-        use_if="parameters of attention are too many, and a few percent of quality may go",
-        controls={"mha-narrow": "`mha`, narrower feed-forward layer"},
         colour="#2ca02c",
-        poster=("O(n)", "3·d²·n + 3·d·n"),
-        in_sweeps=True,
     )
 )

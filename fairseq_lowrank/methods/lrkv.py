@@ -147,12 +147,6 @@ register(
         cached="2·d_k + 2·h·r",
         kind="restricted",
         papers=(Paper("Low-rank key value attention", "O'Neill et al. 2026", "https://arxiv.org/abs/2601.11471"),),
-        notes=(
-            "All heads share one key and one value, and each adds a difference of rank r. r = 0 would be `mqa`. With r = d_k it "
-            "can be every plain attention, and `fairseq-lowrank convert` does this exactly. The query and the output absorb B_i. "
-            "Counted with r = d_k/4, the default (`--rank`)."
-        ),
-        use_if="`mqa` loses too much and `gqa` caches too much",
         examples=({"factor_rank": 2},),
         colour="#66c2a5",
     )

@@ -67,13 +67,6 @@ register(
         kind="QK",
         kind_of=_class_of,
         papers=(Paper("Multi-matrix factorization attention", "Hu et al. 2024", "https://arxiv.org/abs/2412.19255"),),
-        notes=(
-            "All heads share one key and one value, so heads can be wide (`--head-dim`) with a small cache. Here d_k is the head "
-            "size and r the size of the latent (`--latent-dim`). Counted with d_k 128 and r 256. The known matrices were learned "
-            "with d_k 64, and the nearest point with d_k 32."
-        ),
-        use_if="you want scores of high rank and a small cache",
-        page_sizes={"head_dim": 128, "latent_dim": 256},
         examples=({"latent_dim": 5, "head_dim": 6},),
         colour="#5a3e2b",
     )

@@ -106,6 +106,10 @@ class MeanOfHeads(Mixing):
         "Mixhead paper, §4.4.2, table 7",
     )
 
+    @property
+    def keeps_probabilities(self) -> bool:
+        return True
+
     def initial_weight(self, num_heads: int) -> Tensor:
         return torch.full((num_heads, num_heads), 1 / num_heads)
 
@@ -139,18 +143,11 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "Mixing after the softmax leaves each pattern P_j as it is. It widens the map from values to outputs, whose rank "
-            "becomes min(d, h·d_k). The reason: Σ_i Σ_j M[j, i] P_j V_i W_O,i = Σ_j P_j (Σ_i M[j, i] V_i W_O,i). If all heads "
-            "share one value (`mqa`, `sha`, `mhe-mul`), the output projection absorbs M."
-        ),
-        use_if="small heads need one pattern in common, or you repeat the paper in translation",
         examples=(
             {},
             {"mixing_normalization": "l2"},
         ),
         colour="#ff7f0e",
-        in_sweeps=True,
     )
 )
 
@@ -164,17 +161,11 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "q_{t,j} is head j's query after a head embedding, if there is one, and before the scale 1/√d_k. With W^M = 0 it is "
-            "Mixhead A. No fixed output projection absorbs it."
-        ),
-        use_if="you repeat the paper in a language model",
         examples=(
             {},
             {"mixing_normalization": "l2"},
         ),
         colour="#d62728",
-        in_sweeps=True,
     )
 )
 
@@ -188,11 +179,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "An ablation: mixing that is not learned. Columns are divided by their sums (eq. 13), as in the authors' released "
-            "code. M is saved with the model (h² numbers, which are not parameters)."
-        ),
-        use_if="you need a control for *learned* mixing: its matrix is fixed",
         colour="#e8b04a",
     )
 )
@@ -207,11 +193,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(MIXHEAD,),
-        notes=(
-            "An ablation: all heads have the same pattern, and only their values differ. M is 1/h and never trained, which is our "
-            'reading of the paper\'s "uniform". It is saved with the model (h² numbers, which are not parameters).'
-        ),
-        use_if="you need a control for *learned* mixing: its matrix is fixed",
         colour="#ff9896",
     )
 )
@@ -225,12 +206,6 @@ register(
         parameters=f"{PARAMETERS} + h",
         cached=CACHED,
         kind="equal",
-        notes=(
-            "The control for every claim on mixing: only the diagonal of M. The output projection absorbs it exactly: w_i P_i V_i "
-            "W_O,i = P_i V_i (w_i W_O,i). So it can express the same as `mha`, and differs only in training. Fairseq's "
-            "`--scale-heads` scales slices of the projected output instead, and only in decoders."
-        ),
-        use_if="you need a control for mixing: it can damp heads and cannot mix them",
         colour="#bcbd22",
     )
 )

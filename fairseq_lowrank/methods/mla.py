@@ -180,7 +180,6 @@ register(
         parameters="d·r + 2·r·h·d_k + 2·d·h·d_k + r + d·h·e + d·e",
         cached="r + e",
         kind="restricted",
-        kind_limit="without its norm and rotary features",
         papers=(
             Paper(
                 "DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model",
@@ -188,13 +187,6 @@ register(
                 "https://arxiv.org/abs/2405.04434",
             ),
         ),
-        notes=(
-            "A token caches r numbers. For few queries, the query absorbs W^k and the output absorbs W^v, so c is the one key and "
-            "value of all heads. Except for its norm, it is plain attention with factored weights. Keys and values need one input, "
-            "and scores are dot products. With `--rotary-dim`, as in DeepSeek-V2, e features of queries and one key for all heads carry "
-            "rotary positions, for self-attention alone. Counted with r = d/2, the default, and e = 0."
-        ),
-        use_if="the cache is too large, and `gqa` loses too much",
         examples=({"latent_dim": 5}, {"latent_dim": 5, "rotary_dim": 2}),
         colour="#006d5b",
     )

@@ -127,13 +127,6 @@ register(
                 "https://arxiv.org/abs/1901.02860",
             ),
         ),
-        notes=(
-            "Positions are distances, so memory of earlier segments can precede the keys. Nothing of size n × n is stored. W_R has "
-            "the same number of heads as keys. A key embedding (MHE) changes only k_s, and Mixhead B reads q_t. The term of "
-            "positions is not limited by the rank of the keys, so the scores of a head can exceed rank d_k. It does not work with "
-            "cross attention, EL or appended keys."
-        ),
-        use_if="you train a Transformer-XL",
         preset=False,
     )
 )

@@ -80,9 +80,6 @@ register(
         cached="h·d_k",
         kind="restricted",
         papers=(MHE,),
-        notes="Half the cache of `mha`, because only keys are cached. The value input must be the key input.",
-        use_if="keys and values may be the same, for half the cache",
         colour="#9edae5",
-        poster=("O(n²)", "2·d²·n²"),
     )
 )

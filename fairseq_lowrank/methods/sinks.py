@@ -50,12 +50,6 @@ register(
         cached=CACHED,
         kind="OV",
         papers=(Paper("gpt-oss-120b and gpt-oss-20b model card", "OpenAI 2025", "https://arxiv.org/abs/2508.10925"),),
-        notes=(
-            "One learned score for each head joins the denominator of the softmax. So the output of a head is that of `mha` times a "
-            "number below 1 that depends on the query. It does not equal `mha` at first. Memory is linear. PyTorch's fused kernels "
-            "and the Triton kernels cannot compute it, so `auto` takes blocks."
-        ),
-        use_if="heads waste weight on tokens without meaning, such as the first one",
         colour="#86bcb6",
     )
 )

@@ -115,14 +115,6 @@ register(
                 "https://arxiv.org/abs/2509.07963",
             ),
         ),
-        notes=(
-            "Scores have rank d, with O(d^1.5) parameters for each head instead of d². The price is time and cache: products with keys "
-            "grow by d / d_k, and a token caches its input of size d next to its values. The head size sets values alone. The paper maps "
-            "keys instead of queries, so that each head has keys of size d; here all heads share one key. Its layer norm subtracts the "
-            "mean, so all heads lose one direction of the keys. Here queries and keys are divided by their root mean square. "
-            "Counted with c = √d, the divisor of d nearest to it."
-        ),
-        use_if="scores must have full rank and parameters are scarce",
         examples=({}, {"blocks": 4}),
         colour="#3b8ea5",
     )

@@ -260,17 +260,6 @@ register(
             SYNTHESIZER,
             MIXHEAD,
         ),
-        notes=(
-            "W_1 is q_proj, and there are no keys. Column s of W_2 acts like a key for the features ReLU(x_t W_1), but it is the "
-            "same in every sentence. So this is dot-product attention to a learned key for each position, without 1/√d_k. Any "
-            "backend computes it, and scores have rank d_k + 1 at most. Mixhead B reads the features. `--synthesizer-heads 1` has "
-            "one W_2 for all heads. `lowrank_synthesizer_lm_wiki103`, one reading of the Mixhead paper's 248M, uses it. This model "
-            "also keeps an unused projection of keys (`--unused-key-projection`); without it, it has 231.2M. A sentence of more "
-            "than n positions is refused. Padding does not count as a position, and decoding caches only values. It does not work "
-            "with cross attention, appended keys, SKV, EL or head embeddings. Counted with n 512, which in fairseq is "
-            "`--max-target-positions` or `--max-source-positions`."
-        ),
-        use_if="you repeat the Synthesizer: scores without keys",
         examples=(
             {},
             {"synthesizer_heads": 1},
@@ -288,12 +277,6 @@ register(
         parameters="2·d·h·d_k + h·n²",
         cached="h·d_k",
         papers=(SYNTHESIZER,),
-        notes=(
-            "There are neither queries nor keys. The pattern of a position is the same in every sentence, and its scores can have "
-            "any rank. Mixhead B reads queries, so it is refused. If no sentence has padding on its left, the memory is that of R. "
-            "The rest is as in `synthesizer-dense`."
-        ),
-        use_if="you repeat the Synthesizer: scores without keys",
         preset=False,
     )
 )

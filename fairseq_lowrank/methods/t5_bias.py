@@ -89,13 +89,6 @@ register(
                 "https://arxiv.org/abs/1910.10683",
             ),
         ),
-        notes=(
-            "Each head learns a number for each of b ranges of distances. At first it equals `mha`. Each layer has its own "
-            "numbers; T5 shares those of its first layer. Scores keep their factor 1/√d_k, which T5 leaves out. Cross attention "
-            "has no distances: with an encoder and a decoder, add `--attention-sites encoder,decoder`. A decoder alone can use "
-            "`--bucket-sides past`."
-        ),
-        use_if="heads should learn how much the distance of a key matters",
         examples=(
             {"position_buckets": 6, "max_distance": 9},
             {"position_buckets": 4, "max_distance": 5, "bucket_sides": "past"},

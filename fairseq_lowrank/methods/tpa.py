@@ -104,12 +104,6 @@ register(
         papers=(
             Paper("Tensor product attention is all you need", "Zhang et al. 2025", "https://arxiv.org/abs/2501.06425"),
         ),
-        notes=(
-            "Queries, keys and values are quadratic in the input, so scores are not bilinear in the inputs of queries and keys. A "
-            "token caches the factors. The projections have no bias. Counted with r = 2 (`--rank`) and r_q = 6 (`--query-rank`), "
-            "the defaults."
-        ),
-        use_if="both parameters and cache must be small",
         examples=({"factor_rank": 2, "query_rank": 3},),
         colour="#d4b106",
     )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_lowrank.ops import AttentionCall, HeadMixing, StaticMixing
 from fairseq_lowrank.parts.parameters import assign
-from fairseq_lowrank.parts.plain import scale_queries
+from fairseq_lowrank.parts.plain import Inexact, scale_queries
 from fairseq_lowrank.parts.projection import AttentionDims
 from fairseq_lowrank.parts.stages import Context, LayerPart
 
@@ -72,17 +72,17 @@ class Mixing(LayerPart):
 
     def _fixed_matrix(self) -> Tensor:
         if (matrix := self.fixed_matrix()) is None:
-            raise ValueError("M depends on the query")
+            raise Inexact("M depends on the query")
         return matrix
 
     @torch.no_grad()
     def take_over(self, other: Mixing) -> None:
         if not self.learns:
-            raise ValueError(f"{self.name!r} is fixed, so it cannot have this M")
+            raise Inexact(f"{self.name!r} is fixed, so it cannot have this M")
         matrix = other._fixed_matrix()
         self.set_matrix(matrix)
         if (result := self.fixed_matrix()) is None or not torch.allclose(result, matrix, rtol=1e-6, atol=1e-6):
-            raise ValueError(f"{self.name!r} cannot have this M")
+            raise Inexact(f"{self.name!r} cannot have this M")
 
     def set_matrix(self, matrix: Tensor) -> None:
         """Set the parameters so that M is ``matrix [H, H]``, or come close to it."""
@@ -100,7 +100,7 @@ class Mixing(LayerPart):
         diagonal = torch.equal(matrix, factors.diag())
         if self.field == "score_mixing":
             if not diagonal:
-                raise ValueError("L mixes the scores of heads")
+                raise Inexact("L mixes the scores of heads")
             scale_queries(layer, factors)
         elif diagonal or layer.projection.share_value(layer):
             weight = layer.out_proj.weight
@@ -108,7 +108,7 @@ class Mixing(LayerPart):
             folded = heads * factors[:, None] if diagonal else torch.einsum("ji,oid->ojd", matrix, heads)
             assign(weight, folded.flatten(1))
         else:
-            raise ValueError("M mixes heads that have separate values")
+            raise Inexact("M mixes heads that have separate values")
 
     def call(self, call: AttentionCall, context: Context) -> AttentionCall:
         operation = self.operation(context.queries, context.inputs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
@@ -181,6 +183,26 @@ class Need(NamedTuple):
     advice: str
 
 
+_OF_PAGES = ("kind_limit", "notes", "use_if", "page_sizes", "controls", "in_sweeps", "poster")
+"""Fields of 0.2.0 that only the pages of this project used."""
+
+
+def _accept_fields_of_pages(cls: type[Method]) -> type[Method]:
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Method, *args: Any, **fields: Any) -> None:
+        # remove in 0.4.0
+        if old := [name for name in _OF_PAGES if fields.pop(name, None) is not None]:
+            message = f"Method: {old[0]} has no effect, and 0.4.0 refuses it. Remove it."
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        init(self, *args, **fields)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
+    return cls
+
+
+@_accept_fields_of_pages
 @dataclass(frozen=True)
 class Method:
     """The declaration of a method.
@@ -197,19 +219,11 @@ class Method:
         cached: the formula of the numbers that a decoding layer caches for a token.
         kind: one of :data:`CLASSES`; ``None`` if the method is not classified.
         kind_of: returns the class of a layer, if the class depends on sizes.
-        kind_limit: a limit of the class, in words.
         papers: its papers; none if the method is from this project.
-        notes: exact properties, and what to know before choosing the method.
-        use_if: when to use the method, as the end of a sentence that begins with "Use it if".
         needs: the axis that the user has to set, if there is one.
-        page_sizes: sizes with which the page counts a layer of d 512 and 8 heads.
         examples: sizes and options with which tests build a layer of d 8 and 2 heads.
-        controls: the rows of ``mha`` in our results that have as many parameters, with their labels.
         colour: its colour in figures; ``None`` if it takes a free one.
         preset: False if the method is a part that goes with any preset: then it is no value of ``--attention``.
-        in_sweeps: True if figures of sweeps show it unless other methods are chosen.
-        poster: growth with the number of heads n, and parameters of its projections in n and the head size d, in the complexity table
-            of the MHE poster.
     """
 
     name: str
@@ -220,18 +234,11 @@ class Method:
     cached: str = ""
     kind: str | None = None
     kind_of: Callable[[Any], str] | None = None
-    kind_limit: str = ""
     papers: tuple[Paper, ...] = ()
-    notes: str = ""
-    use_if: str = ""
     needs: Need | None = None
-    page_sizes: Mapping[str, int | str] = field(default_factory=dict)
     examples: tuple[Mapping[str, int | str], ...] = ({},)
-    controls: Mapping[str, str] = field(default_factory=dict)
     colour: str | None = None
     preset: bool = True
-    in_sweeps: bool = False
-    poster: tuple[str, str] | None = None
 
     @property
     def axes(self) -> dict[str, str]:
@@ -337,7 +344,7 @@ def _check(method: Method, old: Method | None) -> None:
                 _refuse(method, f"parts[{axis!r}]: {known!r} has the name {part.name!r} already. Choose another name.")
     _check_options(method, old)
     axes = AXES.keys() | {option.name for _, option in _options_of(method)}
-    for sizes in (method.page_sizes, *method.examples, {method.needs.axis: 0} if method.needs else {}):
+    for sizes in (*method.examples, {method.needs.axis: 0} if method.needs else {}):
         if unknown := sizes.keys() - axes:
             _refuse(method, f"{', '.join(sorted(unknown))}: no such axis or option. Use {', '.join(axes)}.")
 

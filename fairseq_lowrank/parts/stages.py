@@ -13,6 +13,7 @@ from fairseq_lowrank.ops import AttentionCall
 from fairseq_lowrank.ops.activation import at_least_float32
 from fairseq_lowrank.parts.parameters import NoDecayModule
 from fairseq_lowrank.parts.part import Part, Place
+from fairseq_lowrank.parts.plain import Inexact
 from fairseq_lowrank.parts.projection import KeyValueStates
 
 STEPS = ("queries", "states", "call", "heads", "weights")
@@ -122,6 +123,11 @@ class LayerPart(NoDecayModule, Part):
         """False if the weights of a row may sum to something else than 1 after the step ``call``."""
         return True
 
+    @property
+    def keeps_probabilities(self) -> bool:
+        """True if the weights that the layer returns are probabilities."""
+        return self.rows_sum_to_one and "weights" not in self.filled
+
     def reset_parameters(self) -> None:
         """Set the parameters to their initial values, also after ``to_empty``."""
 
@@ -129,17 +135,17 @@ class LayerPart(NoDecayModule, Part):
         """Change the projections of ``layer``, which lacks this part, so that the layer computes the same as with the part.
 
         Raises:
-            ValueError: the projections cannot hold it. The message is the reason, as a clause.
+            Inexact: the projections cannot hold it.
         """
-        raise ValueError("it depends on the input")
+        raise Inexact("it depends on the input")
 
     def take_over(self, other: Any) -> None:
         """Set the parameters so that this part computes the same as ``other``, a different part of the same axis.
 
         Raises:
-            ValueError: this part cannot compute the same. The message is the reason, as a clause.
+            Inexact: this part cannot compute the same.
         """
-        raise ValueError("it is a different function")
+        raise Inexact("it is a different function")
 
     def forward(self, step: str, value: Any, context: Context) -> Any:
         """Return what ``step``, one of :data:`STEPS`, makes of a value."""

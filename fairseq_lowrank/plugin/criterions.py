@@ -111,7 +111,7 @@ def _require_probabilities(parts: Mapping[str, LayerPart]) -> None:
     Rows of mixed heads and of differences do not, so a larger M would lower that loss. A part that learns nothing cannot do so.
     """
     for axis, part in parts.items():
-        if (part.learns and not part.rows_sum_to_one) or "weights" in part.filled:
+        if not part.keeps_probabilities:
             raise UserError(
                 f"--load-alignments: the alignment loss needs probabilities, and with {flag_name(AXES[axis].flag)} {part.name} the "
                 "weights of cross attention do not sum to 1. Add --attention-sites encoder,decoder."

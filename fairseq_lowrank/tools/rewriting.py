@@ -23,7 +23,7 @@ from fairseq_lowrank.attention.classes import (
 )
 from fairseq_lowrank.messages import FlagError, UserError, flag_name
 from fairseq_lowrank.parts import MODULE_AXES, PARTS
-from fairseq_lowrank.parts.plain import NotPlain, copy_weights
+from fairseq_lowrank.parts.plain import Inexact, NotPlain, copy_weights
 from fairseq_lowrank.parts.stages import declared
 
 NEGLIGIBLE = 1e-12
@@ -131,8 +131,8 @@ def _with_part(layer: MultiheadAttention, axis: str, target: AttentionSpec) -> M
         try:
             declared(getattr(result, axis)).take_over(declared(part))
             return result
-        except ValueError as error:
-            reason = error
+        except Inexact as error:
+            reason = error.reason
     result = with_choices(layer, **{axis: None})
     if relative_error(layer, result) < NEGLIGIBLE:  # the part is the identity
         return result

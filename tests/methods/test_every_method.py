@@ -9,6 +9,7 @@ import torch
 from formula import load
 from tiny_layers import BATCH, HEADS, SIZE, WITHOUT_CROSS, build, causal, hidden_keys, normal
 
+from experiments.pages import PAGES
 from experiments.variants import build_layer, count, sizes_of
 from fairseq_lowrank.attention import CAUSAL, METHODS, PRESETS, PackedDocuments, build_attention
 from fairseq_lowrank.attention.classes import plain_attention
@@ -207,7 +208,7 @@ def test_only_methods_that_add_nothing_have_a_plain_form(name):
     try:
         plain = plain_attention(layer)
     except UserError:
-        assert kind not in ("restricted", "equal") or METHODS[name].kind_limit
+        assert kind not in ("restricted", "equal") or PAGES[name].kind_limit
         return
     torch.testing.assert_close(plain(x, x, x)[0], layer(x, x, x)[0], atol=1e-9, rtol=1e-9)
 

@@ -41,7 +41,7 @@ def test_no_other_file_lists_methods(file):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_declaration_is_complete(name):
     method = METHODS[name]
-    assert method.parameters and method.cached and method.notes and not method.use_if.endswith(".")
+    assert method.parameters and method.cached
     assert all(isinstance(paper, Paper) and paper.url.startswith("https://") for paper in method.papers)
     assert (method.kind in CLASSES and method.colour) or not method.preset
     parts = [part for values in PARTS.values() for part in values.values() if isinstance(part, type)]
@@ -129,6 +129,14 @@ def test_a_mistake_in_a_declaration_is_refused_and_registers_nothing(change, mes
     with pytest.raises(UserError, match=message):
         register(replace(MINE, **change))
     assert before == (METHODS, PRESETS, AXES)
+
+
+def test_fields_of_pages_have_no_effect_and_say_so():
+    with pytest.warns(DeprecationWarning, match="notes has no effect, and 0.4.0 refuses it"):
+        assert (
+            Method("mine", "Mine", "2 O_i", {"head_output": Doubled}, notes="It doubles.", use_if="two are better")
+            == MINE
+        )
 
 
 def test_a_registered_method_is_built_by_its_name(methods_leave):

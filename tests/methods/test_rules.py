@@ -18,7 +18,7 @@ def test_weights_sum_as_the_method_says(preset):
     output, weights = layer(x, x, x, need_head_weights=True)
     assert weights.shape == (HEADS, BATCH, 5, 5)
     torch.testing.assert_close(output, layer(x, x, x, need_weights=False)[0])
-    if all(part.rows_sum_to_one and "weights" not in part.filled for part in parts_of(layer).values()):
+    if all(part.keeps_probabilities for part in parts_of(layer).values()):
         torch.testing.assert_close(weights.sum(dim=-1), torch.ones(HEADS, BATCH, 5, dtype=torch.double))
 
 

@@ -26,6 +26,7 @@ from fairseq_lowrank.tools.fairseq.architecture import (
     stacks,
 )
 from fairseq_lowrank.tools.fairseq.checkpoints import model_arguments, vocab_sizes
+from fairseq_lowrank.tools.reporting.papers import poster
 
 SWEEPS = {
     "heads": (2, 4, 8, 12, 16, 24, 32),
@@ -36,7 +37,7 @@ SWEEPS = {
 
 def shown() -> list[str]:
     """Return the methods of a sweep, unless others are chosen."""
-    return [name for name, method in METHODS.items() if method.in_sweeps]
+    return poster()["sweep"]
 
 
 def count(model: nn.Module) -> dict:
@@ -208,7 +209,7 @@ def head_sizes(args: Namespace) -> tuple[int, int]:
 def complexity(heads: int, head_dim: int) -> list[dict]:
     """Return the poster's complexity table for one attention sublayer, with its formulas and counts of built layers."""
     sizes, rows = {"n": heads, "d": head_dim}, []
-    for preset, growth, formula in ((name, *method.poster) for name, method in METHODS.items() if method.poster):
+    for preset, growth, formula in ((name, *said) for name, said in poster()["complexity"].items()):
         with torch.device("meta"):
             layer = build_attention(preset, heads * head_dim, heads, self_attention=True, bias=False)
         built = sum(parameter.numel() for parameter in layer.parameters()) - layer.out_proj.weight.numel()

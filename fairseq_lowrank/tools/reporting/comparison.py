@@ -20,7 +20,7 @@ from fairseq_lowrank.tools.reporting.papers import (
     canonical_paper,
     canonical_row,
     canonical_table,
-    poster_presets,
+    poster,
     split_row,
 )
 from fairseq_lowrank.tools.reporting.results import RECORDED, read_results, results_files
@@ -431,7 +431,7 @@ def add_ratios(rows: list[dict]) -> None:
 
     They are computed over common seeds; the row's `left_out` lists other seeds.
     """
-    baselines = poster_presets()
+    baselines = poster()["presets"]
     by_name = {(canonical_row(row["row"]), row["ours"]["smoke"]): row["ours"] for row in rows if row["ours"]}
 
     for row in rows:
