@@ -54,12 +54,15 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
     given = {name: value for name, value in flags.items() if value is not None}
     set_flags(new, given)
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
-    originals, bases = {}, {}
+    originals, bases, chosen = {}, {}, []
     for layer in attention_layers(build_model(old, size)):
         originals[layer.name] = layer_with(layer.module, tensors_of(state["model"], layer.name))
         bases[layer.name] = _named(layer.name, reduced, originals[layer.name], after.spec_at(layer.site))
+        chosen += [bases[layer.name]] * (layer.site in after.sites)
     if before.spec.projection != after.spec.projection:
-        set_sizes(new, given, bases.values(), after.spec.projection)
+        set_sizes(new, given, chosen, after.spec.projection)
+        if any(base.config.bias for base in bases.values()):
+            new.no_attention_bias = False
     model = build_model(new, size)
     layers, tensors = attention_layers(model), dict(state["model"])
     if all(_is_same(layer.module, originals[layer.name]) for layer in layers):
@@ -110,7 +113,7 @@ def set_sizes(args: Namespace, given: Collection[str], layers: Collection[Multih
     Args:
         args: the new arguments.
         given: the names of the flags that are given.
-        layers: plain layers with the outputs of the old ones.
+        layers: plain layers with the outputs of the old ones, at the chosen sites.
         projection: of the new layers.
 
     Raises:
@@ -125,8 +128,6 @@ def set_sizes(args: Namespace, given: Collection[str], layers: Collection[Multih
         "head_dim": None if usual else head_dim,
         "value_dim": None if value_dim == head_dim else value_dim,
     }
-    if any(layer.q_proj.bias is not None for layer in layers):
-        wanted["no_attention_bias"] = False
     factor = PARTS["projection"][projection].factor
     if factor is not None:
         wanted[AXES[factor].flag] = max(full_rank(layer, projection) for layer in layers)

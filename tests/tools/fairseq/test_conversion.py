@@ -344,6 +344,16 @@ def test_more_than_plain_attention_is_refused(preset, trained, tmp_path, capsys)
     assert not (tmp_path / "b.pt").exists()
 
 
+def test_only_heads_at_the_chosen_sites_need_one_size(trained, tmp_path, capsys):
+    flags = {"attention_sites": "cross", "dtype": torch.double}
+    source = random_checkpoint(trained, tmp_path / "a.pt", "mfa", **flags)
+    model = same_outputs(source, command(source, tmp_path, "--attention", "mha"))
+    assert "exact up to rounding" in capsys.readouterr().out
+    sizes = {name: module.head_dim for name, module in model.named_modules() if isinstance(module, MultiheadAttention)}
+    assert {size for name, size in sizes.items() if "encoder_attn" in name} == {6}
+    assert {size for name, size in sizes.items() if "self_attn" in name} == {4}
+
+
 def test_a_restricted_checkpoint_gets_mixing_in_one_step(trained, tmp_path, capsys):
     target = command(trained("mhe"), tmp_path, "--attention", "mixhead-a")
     assert "exact up to rounding" in capsys.readouterr().out
