@@ -4,7 +4,7 @@
     python benchmarks/kernels.py --chips 80 90 100 --everything
     python benchmarks/kernels.py --auto benchmarks/results/kernels.json    compiles all that "auto" takes, for an hour
     python benchmarks/kernels.py --tiled benchmarks/results/kernels.json   adds the kernels of the tiled backend
-    python benchmarks/kernels.py --write docs/kernels.md             puts its tables between their marks there
+    python benchmarks/kernels.py --write docs/data/kernels.md             puts its tables between their marks there
 
 Nothing here is measured. `registers` and `shared` are the compiler's; `blocks an SM` what fits by registers, shared memory and
 threads; `operations` and `bytes` those of a tile: products of matrices, and what it reads of keys and values, or of queries
