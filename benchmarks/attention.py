@@ -343,16 +343,19 @@ def picture(results: list[dict], path: Path, settings: dict) -> None:
                 for r in results
                 if r["layer"] == name and r[key]
             ]
-            style = {"color": "black", "linestyle": ":"} if name in settings["baseline"] else {**style, "marker": "o"}
+            style = {"marker": pictures.marker(style), **style}
+            style = {"color": "black", "linestyle": ":"} if name in settings["baseline"] else style
             axis.plot(*zip(*points, strict=True), **style, markersize=4, label=LABELS.get(name, name))
-        axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=label)
+        axis.set(xscale="log", yscale="log", xlabel="sequence length n", ylabel=f"{label} (less is better)")
         axis.set_xticks(lengths, labels=map(str, lengths), minor=False)
         axis.xaxis.set_minor_locator(ticker.NullLocator())
         axis.grid(alpha=0.3)
     axes[1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
     head_dim = settings["head_dim"] or settings["embed_dim"] // heads
     what = "The attention of one layer" if settings["operation"] else "One self-attention layer"
-    figure.suptitle(f"{what}, h = {heads}, d_k = {head_dim}, {settings['direction']}")
+    figure.suptitle(
+        f"{what}, h = {heads}, d_k = {head_dim}, {settings['direction']}, {settings['dtype']}, {settings['device']}"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     print(f"wrote {path}")

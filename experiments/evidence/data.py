@@ -451,7 +451,7 @@ def needs() -> list[str]:
         [
             f"{line['model']}, {line['seed']}",
             number(line["value"], 4),
-            ", ".join(f"{rank}: {number(line['value'] * cost, 4)}" for rank, cost in line["ranks"]),
+            ", ".join(f"{rank} → {number(line['value'] * cost, 4)}" for rank, cost in line["ranks"]),
         ]
         for line in found
     ]
@@ -468,7 +468,7 @@ def needs() -> list[str]:
         "## Needs\n\nThe tolerance is 1 % of the loss. In brackets: the 95 % interval over sequences. *Last quarter*: the share of the energy in the last quarter of the directions, median of heads.",
         measure.table(found),
         "## What a rank costs\n\nThe loss, and what it rises by at each rank.",
-        table(("model, seed", "loss", "rank: cost"), curves),
+        table(("model, seed", "loss", "rank → cost"), curves),
         "## Tolerances\n\nNeeds at four shares of what attention is worth.",
         table(("model, seed", "answer", *(f"{100 * share:g} %" for share in shares)), tolerances),
     ]

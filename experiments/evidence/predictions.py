@@ -20,7 +20,7 @@ from experiments.evidence.lines import RESULTS, differences
 from fairseq_lowrank.tools.reporting.statistics import student
 
 INTRODUCTION = """The words are those of the commit in the last column. Later pages have other words for some things: *fit* is the
-training loss, *lead* and *gain* over `mha` are the same difference, and a *small start* is a half-scale start.
+training loss, *lead* and *gain* over `mha` are the same difference, and a *small* start is a half-scale start.
 
 *Held*: as predicted. *Contradicted*: as the column before it says. *Unclear*: neither. One seed settles nothing: its outcome is
 *as predicted under one seed* or *against the prediction under one seed*. [More](../evidence/method.md#predictions-and-outcomes).

@@ -66,6 +66,6 @@ register(
             ),
             MHE,
         ),
-        colour="#393b79",
+        colour="#904878",
     )
 )

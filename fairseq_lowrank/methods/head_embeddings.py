@@ -175,7 +175,7 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        colour="#98df8a",
+        colour="#903048",
     )
 )
 
@@ -189,6 +189,6 @@ register(
         cached="2·d_k",
         kind="restricted",
         papers=(MHE,),
-        colour="#2ca02c",
+        colour="#a0c0e0",
     )
 )

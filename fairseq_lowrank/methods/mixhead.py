@@ -147,7 +147,7 @@ register(
             {},
             {"mixing_normalization": "l2"},
         ),
-        colour="#ff7f0e",
+        colour="#e69f00",
     )
 )
 
@@ -165,7 +165,7 @@ register(
             {},
             {"mixing_normalization": "l2"},
         ),
-        colour="#d62728",
+        colour="#a02000",
     )
 )
 
@@ -206,6 +206,6 @@ register(
         parameters=f"{PARAMETERS} + h",
         cached=CACHED,
         kind="equal",
-        colour="#bcbd22",
+        colour="#8c8c8c",
     )
 )

@@ -76,6 +76,6 @@ register(
                 "https://arxiv.org/abs/1911.02150",
             ),
         ),
-        colour="#9467bd",
+        colour="#001a70",
     )
 )

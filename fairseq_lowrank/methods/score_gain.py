@@ -15,6 +15,6 @@ register(
         parameters=f"{PARAMETERS} + h",
         cached=CACHED,
         kind="equal",
-        colour="#7f7f3f",
+        colour="#bdbdbd",
     )
 )

@@ -23,7 +23,7 @@ register(
             ),
             MIXHEAD,
         ),
-        colour="#17becf",
+        colour="#e06040",
         preset=False,
     )
 )

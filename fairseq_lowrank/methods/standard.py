@@ -62,7 +62,7 @@ register(
             Paper("Attention is all you need", "Vaswani et al. 2017", "https://arxiv.org/abs/1706.03762"),
             FIXEDHEAD,
         ),
-        colour="#1f77b4",
+        colour="#0072b2",
     )
 )
 
@@ -80,7 +80,7 @@ register(
         papers=(FIXEDHEAD,),
         needs=Need("head_dim", "a head size", "the paper sets it to the sequence length"),
         examples=({"head_dim": 6},),
-        colour="#8c564b",
+        colour="#602060",
     )
 )
 

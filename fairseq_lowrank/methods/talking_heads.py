@@ -28,7 +28,7 @@ register(
         cached=CACHED,
         kind="QK",
         papers=(TALKING_HEADS,),
-        colour="#e377c2",
+        colour="#6000c0",
     )
 )
 
@@ -42,6 +42,6 @@ register(
         cached=CACHED,
         kind="QK",
         papers=(TALKING_HEADS,),
-        colour="#c51b8a",
+        colour="#00c878",
     )
 )
