@@ -1,6 +1,6 @@
 """Write docs/data: every row by seed, planned contrasts and predictions, from the lines in `results/`.
 
-`python -m experiments reference` writes the pages. Numbers without lines are in ``results/unrecorded.json``, as their page had them.
+`python -m experiments reference` writes the pages. Set-ups and numbers without lines are in ``results/notes.json``.
 """
 
 from __future__ import annotations
@@ -509,10 +509,12 @@ def bert() -> list[str]:
 MARGINS = {"sentence-polarity": 1.0, "rte": 3.0}
 
 
-def unrecorded(name: str) -> list[str]:
-    """Return the sections of an experiment whose numbers have no lines."""
-    found = json.loads((RESULTS / "unrecorded.json").read_text(encoding="utf-8")).get(name, {})
-    return [f"## {title}\n\n{text}" for title, text in found.items()]
+def notes(name: str) -> tuple[list[str], list[str]]:
+    """Return the set-ups of an experiment, and its sections with numbers that have no lines."""
+    found = json.loads((RESULTS / "notes.json").read_text(encoding="utf-8")).get(name, {})
+    setups = [f"## {title}\n\n{text}" for title, text in found.items() if title.startswith("Set-up")]
+    others = [f"## {title}\n\n{text}" for title, text in found.items() if not title.startswith("Set-up")]
+    return setups, others
 
 
 TRAINED = "[Method](../evidence/method.md#terms) explains the terms. "
@@ -606,8 +608,9 @@ def page(name: str) -> str:
     title = f"# {name.replace('-', ' ').capitalize()}: {about}"
     link = "[Predictions](predictions.md#" + name + ")" if name != "method" else "[Predictions](predictions.md)"
     intro = f"{written} {link} have a page. {TRAINED.strip() if name != 'method' else ''}".strip()
+    setups, others = notes(name)
     parts = [part for section in sections for part in section()]
-    return "\n\n".join([title, intro, *parts, *unrecorded(name)]) + "\n"
+    return "\n\n".join([title, intro, *setups, *parts, *others]) + "\n"
 
 
 NAMES = (*SECTIONS, "predictions")
