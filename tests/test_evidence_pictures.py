@@ -15,6 +15,7 @@ from experiments.evidence import bottleneck, figures
 from experiments.evidence.lines import ROOT
 from fairseq_lowrank.attention import METHODS
 from fairseq_lowrank.tools import pictures
+from fairseq_lowrank.tools.reporting import contrasts
 
 APART = 15  # CIE76
 
@@ -75,6 +76,10 @@ def test_colours_of_classes_are_apart_and_so_are_their_lines():
     found = [pictures.class_style(kind) for kind in (None, *pictures.CLASS_STYLES)]
     for name in ("color", "marker", "linestyle"):
         assert len({str(style[name]) for style in found}) == len(found)
+
+
+def test_colours_of_outcomes_are_apart():
+    assert not close(contrasts.OUTCOME_COLOURS.values())
 
 
 def test_a_method_has_the_marker_and_line_of_its_class():
