@@ -226,6 +226,7 @@ def test_no_prediction_is_decided_by_an_interval_that_includes_zero(page):
 def test_summary_is_short():
     assert len(SUMMARY.splitlines()) <= 120
     assert len(SUMMARY.split()) <= 1300
+    assert len(SUMMARY.partition("**Abstract.**")[2].partition("\n\n")[0].split()) <= 130
 
 
 def test_pages_by_hand_are_short():
