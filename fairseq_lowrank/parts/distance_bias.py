@@ -34,8 +34,8 @@ class DistanceBias(LayerPart):
         positions = queries // context.repeats
         entries = torch.arange(max(positions + keys - 1, 0), device=call.v.device) - (positions - 1)
         first = context.first
-        distances = entries - first if isinstance(first, int) else entries - first[:, None]
-        return call.adding(distance_bias=self.bias(distances.expand(1, -1) if distances.dim() == 1 else distances))
+        distances = entries - (first[:, None] if isinstance(first, Tensor) else first)  # a number, also a symbolic one
+        return call.adding(distance_bias=self.bias(distances if distances.dim() == 2 else distances[None]))
 
     def bias(self, distances: Tensor) -> Tensor:
         """Return the biases ``[B, H, N]`` of distances ``[B, N]`` (int64), key minus query; negative ones are in the past.

@@ -59,11 +59,9 @@ class Context(NamedTuple):
         """Return the positions of the queries among the keys, ``[T]``, or ``[B, T]`` if batch entries differ."""
         assert self.queries is not None
         positions = torch.arange(self.queries.size(2) // self.repeats, device=self.queries.device)
-        return (
-            (positions.repeat(self.repeats) + self.first)
-            if isinstance(self.first, int)
-            else (self.first[:, None] + positions)
-        )
+        if isinstance(self.first, Tensor):
+            return self.first[:, None] + positions
+        return positions.repeat(self.repeats) + self.first  # a number, also a symbolic one
 
 
 class LayerPart(NoDecayModule, Part):
