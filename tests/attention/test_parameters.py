@@ -112,6 +112,26 @@ def test_at_its_start_a_mixhead_layer_computes_what_the_standard_layer_computes(
     torch.testing.assert_close(mixhead(x, x, x, attn_mask="causal", need_weights=False)[0], expected)
 
 
+@pytest.mark.parametrize(
+    ("preset", "options", "names", "deviation"),
+    [
+        ("lrkv", {"factor_rank": 16}, ("key_factors", "value_factors"), (16 + 64) ** -0.5),
+        ("mha", {"score": "relative", "self_attention": True}, ("pos_bias_u", "pos_bias_v"), 0.02),
+        (
+            "mha",
+            {"score": "synthesizer-random", "self_attention": True, "max_positions": 64},
+            ("synthesizer.weight",),
+            64**-0.5,
+        ),
+    ],
+    ids=["lrkv", "relative", "synthesizer-random"],
+)
+def test_parameters_start_with_the_published_deviation(preset, options, names, deviation):
+    parameters = dict(build_attention(preset, 512, 8, **options).named_parameters())
+    found = torch.cat([parameters[name].detach().flatten() for name in names])
+    assert found.std().item() == pytest.approx(deviation, rel=0.1)
+
+
 def test_heads_of_collaborative_attention_start_with_features_of_their_own():
     features = build_attention("collaborative", 12, 3).head_features
     assert torch.equal(features, torch.eye(3).repeat_interleave(4, dim=1))

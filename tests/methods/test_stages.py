@@ -117,6 +117,13 @@ def test_hooks_of_a_part_see_every_step(name):
     torch.testing.assert_close(found, weights)
 
 
+def test_hypotheses_of_a_beam_begin_at_the_same_position():
+    context = Context(queries=torch.zeros(2, 3, 4, 5), first=7, repeats=2)
+    assert context.query_positions().tolist() == [7, 8, 7, 8]
+    context = Context(queries=torch.zeros(2, 3, 2, 5), first=torch.tensor([7, 3]))
+    assert context.query_positions().tolist() == [[7, 8], [3, 4]]
+
+
 def test_every_step_is_the_identity_by_default():
     part, tensor, context = LayerPart(), torch.randn(2), Context()
     for step in STEPS:

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fairseq_lowrank.ops import sigsoftmax
-from fairseq_lowrank.ops.activation import activate
+from fairseq_lowrank.ops.activation import ACTIVATIONS, activate
 
 HIDDEN = float("-inf")
 
@@ -17,6 +18,14 @@ def test_sigsoftmax_is_exp_times_sigmoid_normalised(device):
     expected = torch.tensor([term / sum(terms) for term in terms], dtype=torch.float64)
     result = sigsoftmax(torch.tensor(scores, dtype=torch.float64, device=device), dim=0)
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("score", [-60.0, -41.0, -39.0, -10.0, -4.0, 3.0])
+def test_sigsoftmax_in_place_is_the_softmax_of_its_logits(score, device):
+    scores = score + torch.tensor([0.0, -1.5, -3.0], dtype=torch.float64, device=device)
+    expected = torch.softmax(scores + F.logsigmoid(scores), dim=-1)
+    weights, _ = ACTIVATIONS["sigsoftmax"].forward(scores, lambda name, *shape: scores.new_empty(shape))
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=0)
 
 
 def test_sigsoftmax_normalises_the_named_dimension(device):

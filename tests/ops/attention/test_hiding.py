@@ -6,6 +6,7 @@ from attention_problems import attend, call_of
 
 from fairseq_lowrank.attention import build_attention
 from fairseq_lowrank.ops import AttentionMask, StaticMixing
+from fairseq_lowrank.ops.attention.mask import narrowed
 from fairseq_lowrank.ops.penalties import head_overlap
 
 BACKENDS = ("reference", "blocked", "sdpa")
@@ -96,6 +97,13 @@ def test_what_autocast_narrows_stays_added(dtype, backend):
         assert heads.isfinite().all() and (heads.abs() > 1e-4).all()
         if (dtype, backend) != (torch.float16, "sdpa"):
             torch.testing.assert_close(heads, mean, atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_narrowed_number_stays_finite_next_to_a_score(dtype):
+    wide = torch.tensor([float("-inf"), torch.finfo(torch.float64).min / 4, -3.0], dtype=torch.float64)
+    hidden, lowest, other = narrowed(wide, dtype) + torch.finfo(dtype).min / 4
+    assert hidden == float("-inf") and lowest.isfinite() and other.isfinite()
 
 
 @pytest.mark.parametrize("backend", ["reference", "blocked"])

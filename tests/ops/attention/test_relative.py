@@ -103,8 +103,9 @@ def long_call(queries, keys, device="cpu", dtype=torch.float64, batch=2, heads=4
         {"prob_mixing": "positionwise"},
         {"prob_mixing": "static", "score_mixing": "static", "activation": "sigsoftmax"},
         {"mask": AttentionMask()},
+        {"mask": AttentionMask(True, window=40)},
     ],
-    ids=["causal", "positionwise", "talking", "all distances"],
+    ids=["causal", "positionwise", "talking", "all distances", "window"],
 )
 @pytest.mark.parametrize(("queries", "keys"), [(150, 300), (300, 300), (200, 70)])
 def test_long_sequences_and_memories_cross_the_borders_of_blocks(parts, queries, keys, device):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attention_problems import LargestTensor, attend, call_of, leaves, mixing_of
 
-from fairseq_lowrank.ops import AttentionMask, StaticMixing
+from fairseq_lowrank.ops import AttentionMask, StaticMixing, attention
 from fairseq_lowrank.ops.attention import sdpa
 
 LENGTH = 1024
@@ -123,3 +123,19 @@ def test_scores_turned_round_are_left_to_another_backend(scale, device):
     torch.testing.assert_close(attend(**problem, backend="auto")[0], expected)
     with pytest.raises(ValueError, match="which is not above 0"):
         attend(**problem, backend="sdpa")
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        AttentionMask(True, num_appended_keys=1),
+        AttentionMask(additive=torch.arange(32).view(2, 1, 4, 4) % 5 == 0),
+        AttentionMask(additive=torch.arange(128).view(2, 4, 4, 4) % 5 == 0),
+    ],
+    ids=["appended", "by-entry", "by-head"],
+)
+def test_masks_of_shared_keys_are_those_of_the_reference(mask, device):
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 4, 8, generator=generator).to(device) for heads in (4, 2, 2))
+    call = call_of(q, k, v, mask=mask.map_tensors(lambda tensor: tensor.to(device)))
+    torch.testing.assert_close(attention(call, "sdpa")[0], attention(call, "reference")[0])

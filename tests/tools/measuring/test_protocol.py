@@ -1,6 +1,7 @@
 """The protocol of a measurement: which sequences give the basis, rank 0, own bases, the interval, the divergence, progress."""
 
 import math
+import types
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fairseq_lowrank import progress
 from fairseq_lowrank.attention import CAUSAL, build_attention
 from fairseq_lowrank.ops import AttentionCall, AttentionMask, DotProduct, attention
 from fairseq_lowrank.tools.measuring import measurement
-from fairseq_lowrank.tools.measuring.directions import best_cut
+from fairseq_lowrank.tools.measuring.directions import best_cut, last_quarter
 from fairseq_lowrank.tools.measuring.layers import ClassifierSubject, LayerSubject
 from fairseq_lowrank.tools.measuring.measurement import _Trial, measure
 from fairseq_lowrank.tools.measuring.probe import Probe, cut_call, divergence
@@ -143,6 +144,44 @@ def test_interval_has_the_middle_95_percent_of_draws():
     assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [1, 2]
     trial.tolerance = 0.45  # cheap if six or more are easy: 0.6 % of draws
     assert trial._interval(cost, {1: None, 2: None}, list(range(10))) == [2, 2]
+
+
+def trial_of(size, tolerance, loss, tokens=lambda index: 1.0, **options):
+    """The curve of one layer whose sequences lose ``loss(rank, index)`` in all."""
+    probe = types.SimpleNamespace(kind="values", ranks={}, size=lambda kind, layer: size)
+    found = types.SimpleNamespace(metric=BITS, second=None)
+    found.evaluate = lambda index: (1 + loss(probe.ranks.get(0, size), index), tokens(index))
+    trial = _Trial(found, probe, tolerance, 1, False, types.SimpleNamespace(update=lambda: None))
+    trial.uncut = trial.values({}, list(range(10)))
+    return trial.curve([0], list(range(10)), **options)[0]
+
+
+@pytest.mark.parametrize("need", range(1, 21))
+def test_bisection_ends_at_the_need(need):
+    assert trial_of(20, 0.5, lambda rank, index: float(rank < need))["need"] == need
+
+
+def test_interval_is_that_of_the_sequences_drawn():
+    """Cuts to ranks 1 and 2 cost 1 % of what attention is worth, by one sequence of ten, which a quarter of draws has twice."""
+    found = trial_of(3, 0.015, lambda rank, index: 10.0 if rank == 0 else float(index == 0 and rank < 3))
+    assert found["need"] == 1 and found["interval"] == [1, 3]
+
+
+def test_long_sequences_weigh_more():
+    """The first sequence has 91 of 100 tokens, and each loses 2 in all: 0.2 a token."""
+    found = trial_of(3, 0.5, lambda rank, index: 2.0 * (rank < 3), lambda index: 91.0 if index == 0 else 1.0)
+    assert found["worth"] == pytest.approx(0.2)
+
+
+def test_cost_is_a_share_of_what_attention_is_worth_elsewhere():
+    worth = {index: (1 + 8.0, 1.0) for index in range(10)}
+    found = trial_of(3, 0.5, lambda rank, index: 2.0 * (rank < 3), refine=False, worth=worth)
+    assert found["ranks"][0]["cost"] == pytest.approx(2 / 8)
+
+
+def test_last_quarter_has_the_share_of_the_last_directions():
+    energies = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 0.0, 3.0])
+    assert last_quarter(energies, 8).item() == pytest.approx(1 / 20)
 
 
 def test_divergence_is_that_of_the_cut_pattern_from_the_first():
