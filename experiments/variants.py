@@ -363,7 +363,7 @@ def class_of(variant: Method) -> str:
 
 
 def page(name: str, results: Path = RESULTS, read: Callable[[Path], list[dict]] = read_lines) -> str:
-    """Return the page of a variant, in Markdown, with the variants that have no page of their own."""
+    """Return the page of a variant, in Markdown, with the variants that have no page."""
     names = [name, *(other for other, text in PAGES.items() if text.on == name)]
     return "\n".join(_described(each, results, read) for each in names)
 
