@@ -54,24 +54,29 @@ def convert(state: dict, **flags: int | str | None) -> tuple[dict, list[str]]:
     given = {name: value for name, value in flags.items() if value is not None}
     set_flags(new, given)
     before, after = AttentionOptions.from_args(old), AttentionOptions.from_args(new)
-    originals, bases, chosen = {}, {}, []
-    for layer in attention_layers(build_model(old, size)):
-        originals[layer.name] = layer_with(layer.module, tensors_of(state["model"], layer.name))
-        bases[layer.name] = _named(layer.name, reduced, originals[layer.name], after.spec_at(layer.site))
-        chosen += [bases[layer.name]] * (layer.site in after.sites)
+    old_layers = {layer.name: layer for layer in attention_layers(build_model(old, size))}
+
+    def loaded(name: str) -> tuple[MultiheadAttention, MultiheadAttention]:
+        """Return an old layer, and what the new one is made of. One layer at a time is in memory."""
+        original = layer_with(old_layers[name].module, tensors_of(state["model"], name))
+        return original, _named(name, reduced, original, after.spec_at(old_layers[name].site))
+
     if before.spec.projection != after.spec.projection:
+        bases = {name: loaded(name)[1].to("meta") for name in old_layers}
+        chosen = [base for name, base in bases.items() if old_layers[name].site in after.sites]
         set_sizes(new, given, chosen, after.spec.projection)
         if any(base.config.bias for base in bases.values()):
             new.no_attention_bias = False
     model = build_model(new, size)
     layers, tensors = attention_layers(model), dict(state["model"])
-    if all(_is_same(layer.module, originals[layer.name]) for layer in layers):
+    if all(_is_same(layer.module, old_layers[layer.name].module) for layer in layers):
         raise FlagError("--attention", new.attention, "the checkpoint already has this attention", "Give another.")
     changes = []
     for name, _, _, module in layers:
-        result, loss = _named(name, expanded, bases[name], module)
+        original, base = loaded(name)
+        result, loss = _named(name, expanded, base, module)
         written = _named(name, rounded, result, module, tensors[f"{name}.out_proj.weight"].dtype)
-        changes.append(compared(name, originals[name], result, loss))
+        changes.append(compared(name, original, result, loss))
         tensors = {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}.")}
         tensors |= {f"{name}.{key}": tensor for key, tensor in written.items()}
     converted = with_model(state, new, as_state_of(model, tensors, state["model"]))
