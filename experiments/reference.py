@@ -341,6 +341,10 @@ PAGES: dict[str, Callable[[], str]] = {
         f"docs/evidence/{path.stem}.md": partial(_evidence_page, path.stem)
         for path in (ROOT / "docs" / "evidence").glob("*.md")
     },
-    **{f"docs/data/{path.stem}.md": partial(_data_page, path.stem) for path in (ROOT / "docs" / "data").glob("*.md")},
+    **{
+        f"docs/data/{path.stem}.md": partial(_data_page, path.stem)
+        for path in (ROOT / "docs" / "data").glob("*.md")
+        if "python -m experiments reference`" in path.read_text(encoding="utf-8")
+    },
 }
 """The documents with text from the code or numbers from `results/`, by their paths."""
