@@ -206,10 +206,9 @@ class _DiagonalBlocks:
     def mix(self, heads: Tensor, block: Block, out: Out) -> Tensor:
         return torch.mul(heads, self.scale, out=out(*heads.shape))
 
-    def backward(self, heads: Tensor, grad: Tensor, block: Block, out: Out) -> tuple[Tensor, Tensor]:
-        sums = (heads * grad).sum(dim=-1, keepdim=True)
-        self.gradient += sums.sum(dim=(0, 2))[:, None]
-        return torch.mul(grad, self.scale, out=out(*grad.shape)), sums * self.scale
+    def backward(self, heads: Tensor, grad: Tensor, block: Block, out: Out) -> tuple[Tensor, None]:
+        self.gradient += (heads * grad).sum(dim=(0, 2, 3))[:, None, None]
+        return torch.mul(grad, self.scale, out=out(*grad.shape)), None
 
     def gradients(self) -> list[Tensor | None]:
         return [self.gradient.flatten().to(self.weight.dtype)]

@@ -172,6 +172,7 @@ def test_equivalence_by_hand():
     assert statistics.equivalence_p([-1, 0, 1], 2.0) == pytest.approx((1 - math.sqrt(12 / 14)) / 2)
     # a mean at the margin is as likely outside as inside
     assert statistics.equivalence_p([1, 2, 3], 2.0) == pytest.approx(0.5)
+    assert statistics.equivalence_p([-3, -2, -1], 2.0) == pytest.approx(0.5)
     assert statistics.equivalence_p([0.5, 0.5], 1.0) == 0
     assert statistics.equivalence_p([0.5, 0.5], 0.5) == 1
     assert statistics.equivalence_p([0.5], 1.0) is None
@@ -232,6 +233,24 @@ def test_differences_that_are_equal_after_rounding_have_the_resolution_as_their_
     assert t == pytest.approx(3) and p == pytest.approx(1 - 3 / math.sqrt(11)) and low < 0 < high
     assert statistics.equivalence_p(values, 0.06, resolution=0.01) == pytest.approx(p / 2)
     assert statistics.student([1, 2, 3], resolution=0.01) == statistics.student([1, 2, 3])
+
+
+def test_values_a_step_apart_are_not_equal_after_rounding():
+    assert statistics.equal_after_rounding([0.03, 0.034], 0.01)
+    assert not statistics.equal_after_rounding([0.03, 0.036], 0.01)
+
+
+def test_degrees_of_freedom_are_rounded_down():
+    assert [statistics.whole_degrees(degrees) for degrees in (0.5, 2.9, 3.0, 500.0)] == [1, 2, 3, 100]
+
+
+def test_the_jackknife_of_a_mean_has_the_values_of_the_sentences():
+    generator = np.random.default_rng(1)
+    rows = [{seed: generator.normal(size=5) for seed in (1, 2, 3)} for _ in range(2)]
+    counts = [{seed: np.stack([scores, np.ones(5)], axis=1) for seed, scores in row.items()} for row in rows]
+    found = statistics.compare_counts(counts, lambda sums: sums[..., 0] / sums[..., 1])
+    expected = statistics.compare(*rows)
+    assert (found.both_low, found.both_high) == pytest.approx((expected.both_low, expected.both_high))
 
 
 def test_probabilities_of_t_are_those_of_the_book():
