@@ -63,7 +63,7 @@ def attention_page() -> str:
     )
     signature = inspect.signature(build_attention).parameters
     rows = [
-        (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the preset's name")))
+        (f"`{name}`", _default(signature[name].default), _cell(arguments.get(name, "the method's name")))
         for name in signature
         if name in arguments or name == "preset"
     ]
@@ -78,16 +78,16 @@ def attention_page() -> str:
         "This page is written from the code by `python -m experiments reference`.",
         "## Flags of fairseq's commands",
         'Every architecture takes them: `fairseq-train --user-dir "$(fairseq-lowrank user-dir)" --arch ARCH --attention mixhead-a …`. A flag for one part '
-        "overrides the preset. The second column is the keyword of `build_attention` in Python.",
+        "overrides the method. The second column is the keyword of `build_attention` in Python.",
         _table(("flag", "Python", "values", "meaning"), flags),
         "## Regularisers",
         "Every criterion of `fairseq-train` takes these weights, for models with `--attention`. The training loss gets weight · R. The loss "
         "that is logged, and the choice of the best checkpoint, do not contain it.",
         _table(("flag", "meaning"), regularisers),
-        "## Presets",
-        "A preset sets these axes; all others keep their defaults.",
+        "## Methods and their axes",
+        "A method sets these axes; all others keep their defaults.",
         _table(
-            ("preset", "sets"),
+            ("method", "sets"),
             [
                 (f"`{name}`", ", ".join(f"`{axis}={value}`" for axis, value in sets.items()) or "–")
                 for name, sets in PRESETS.items()
@@ -204,7 +204,7 @@ def pytorch_page() -> str:
         name for name in inspect.signature(apply_attention).parameters if name in values.keys() - {"model", "axes"}
     ]
     rows = [(f"`{name}`", _cell(values[name]).removesuffix(".")) for name in given]
-    rows.insert(1, (", ".join(f"`{axis}`" for axis in open_axes()), "override the preset"))
+    rows.insert(1, (", ".join(f"`{axis}`" for axis in open_axes()), "override the method"))
     return _with_table("docs/pytorch.md", ("argument", "values"), rows)
 
 

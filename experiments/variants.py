@@ -54,7 +54,7 @@ def variants() -> dict[str, Method]:
 
 @dataclass(frozen=True)
 class ResultQuery:
-    """A query for the results of a variant in one table of this repository.
+    """A query for the results of a method in one table of this repository.
 
     Args:
         title: the setting and the measure, with an arrow to the better side.
@@ -409,8 +409,8 @@ def index() -> str:
     )
     classes = "".join(f"- **{name}**: {meaning}.\n" for name, meaning in CLASSES.items())
     return (
-        "# Variants\n\n"
-        "Each variant has a page with its formula, costs, flags, code, paper and our measurements. "
+        "# Methods\n\n"
+        "Each method has a page with its formula, costs, flags, code, paper and our measurements. "
         "`python -m experiments variants --output docs/variants` writes the pages.\n"
         f"The numbers are counted on a layer of d {EMBED_DIM} and h {HEADS} without biases, after it has decoded one token.\n\n"
         "Letters:\n\n- d is the embedding size, h the number of heads, d_k the head size.\n"
@@ -420,16 +420,16 @@ def index() -> str:
         "- D is the size of queries and keys that heads share.\n- b is the number of ranges of distances, counted with 32.\n- e is the number of rotary features of `mla`, counted with 0.\n- m is the number of second layers of the dense Synthesizer: h, or `--synthesizer-heads`.\n\n"
         "[results.md](../results.md) and [evidence.md](../evidence.md) put the measurements in context.\n\n"
         "## What a method can add\n\n"
-        "Compared with plain attention of the same heads and head size, each preset belongs to one class.\n"
+        "Compared with plain attention of the same heads and head size, each method belongs to one class.\n"
         "A test in [tests/attention/test_class.py](../../tests/attention/test_class.py) proves it. The column has the name of the test.\n\n"
         f"{classes}\n"
         "Two cells need an explanation. `mla` is restricted only without its norm, because the norm depends on the input. "
         "`diff` is OV because its factor depends on the query. With a constant factor it equals plain attention of twice the heads "
         "(`test_difference_with_a_constant_factor_is_plain_attention_of_twice_the_heads`).\n\n"
-        "| variant | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| method | | class | parameters | counted | cached per token |\n| --- | --- | --- | --- | --- | --- |\n"
         f"{rows}\n"
         "## When to use a method\n\n"
-        "It says what a method is for and promises no gain. Its page has what was measured.\n\n"
+        "It says what a method is for and promises no lead. Its page has what was measured.\n\n"
         f"| `--attention` | use it if … |\n| --- | --- |\n{reasons}"
     )
 

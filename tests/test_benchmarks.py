@@ -64,7 +64,7 @@ def test_a_layer_is_named_by_its_preset_and_axes(capsys):
         ("gqa:key_value_heads=3", "expected a divisor of num_heads=8"),
         ("mha:value_dim=many", "value_dim='many': expected a positive integer"),
         ("mha:size=3", "unknown attention axis size"),
-        ("nope", "attention preset 'nope': expected one of mha"),
+        ("nope", "attention method 'nope': expected one of mha"),
         ("mha@nope", "nope"),
     ):
         with pytest.raises(SystemExit):

@@ -39,7 +39,7 @@ def build_attention(
     wrap_projection: Callable[[nn.Module], nn.Module] | None = None,
     **axes: Value,
 ) -> MultiheadAttention:
-    """Return the attention layer of a preset; axes override the choices of the preset.
+    """Return the attention layer of a method; axes override the choices of the method.
 
     ::
 
@@ -52,7 +52,7 @@ def build_attention(
         device: where the parameters are created, by default on torch's default device. On 'meta' they have no values:
             call ``to_empty``, and then ``reset_parameters`` of the layer or ``load_state_dict``.
         dtype: of the parameters, by default torch's default dtype.
-        axes: values that override the preset's; ``None`` keeps the preset's. The axes are ``head_dim``, ``value_dim``,
+        axes: values that override the method's; ``None`` keeps the method's. The axes are ``head_dim``, ``value_dim``,
             ``key_value_heads``, ``projection``, ``score``, ``score_mixing``, ``activation``, ``mixing``, ``head_map`` and
             ``head_output``. The options of their parts are ``shared_dim``, ``factor_rank``, ``gate_start``, ``latent_dim``,
             ``mixing_normalization``, ``blocks``, ``synthesizer_heads``, ``unused_key_projection`` and ``query_rank``. For one,
@@ -62,7 +62,7 @@ def build_attention(
     ``torch.nn.MultiheadAttention``, whose state ``mha`` loads.
 
     Raises:
-        ValueError: an unknown preset, axis or value, or sizes that do not fit.
+        ValueError: an unknown method, axis or value, or sizes that do not fit.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ValueError(f"dtype={dtype!r}: expected a float dtype such as torch.float32")

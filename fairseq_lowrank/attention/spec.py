@@ -164,14 +164,14 @@ class AttentionSpec:
         """
         if preset not in PRESETS:
             raise ValueError(
-                f"attention preset {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
+                f"attention method {preset!r}: expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)} {IMPORT_PLUGIN}"
             )
         chosen: dict[str, Any] = {axis: value for axis, value in axes.items() if value is not None}
         need = METHODS[preset].needs
         if need is not None and need.axis not in chosen:
             flag = AXES[need.axis].flag.replace("_", "-")
             raise ValueError(
-                f"attention preset {preset!r} needs {need.what}: {need.advice}. Give it with --{flag} N, or {need.axis}=N."
+                f"attention method {preset!r} needs {need.what}: {need.advice}. Give it with --{flag} N, or {need.axis}=N."
             )
         return cls(**PRESETS[preset] | chosen)
 

@@ -49,7 +49,7 @@ TAKES_FLAGS = True
 def add_arguments(parser) -> None:
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a checkpoint of fairseq-train, ours or stock")
     parser.add_argument("--attention", metavar="NAME", help="the new --attention (default: the checkpoint's)")
-    parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, instead of the preset's")
+    parser.add_argument("--head-mixing", metavar="NAME", help="the new --head-mixing, instead of the method's")
     parser.add_argument("--head-dim", type=int, metavar="N", help="the new size of heads")
     parser.add_argument("--value-dim", type=int, metavar="N", help="the new size of values")
     parser.add_argument("--key-value-heads", type=int, metavar="N", help="the new number of key and value heads")

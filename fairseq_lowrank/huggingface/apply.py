@@ -35,19 +35,19 @@ def apply_attention(
 
     Args:
         model: any model whose attention calls ``ALL_ATTENTION_FUNCTIONS``; see :func:`supported`.
-        preset: a preset that keeps the projections, such as ``mixhead-a``, ``mixhead-b``, ``gain`` or ``talking-heads``.
+        preset: a method that keeps the projections, such as ``mixhead-a``, ``mixhead-b``, ``gain`` or ``talking-heads``.
         train: ``all`` leaves every parameter trainable; ``mixing`` freezes all but what is added and the head of the task, such as
             a classifier; ``mixing-only`` freezes the head of the task too. A later call trains again what an earlier one froze.
         sites: where to mix: ``encoder`` (bidirectional self-attention), ``decoder`` (causal), ``cross``; by default all.
         layers: the indices of the layers that mix, counted within each site; by default all.
         axes: ``score_mixing``, ``activation``, ``mixing``, ``head_output`` or an option of their parts, such as ``gate_start`` or
-            ``factor_rank``; each overrides the preset's.
+            ``factor_rank``; each overrides the method's.
 
-    Mixing is initialised to the identity, so a preset with softmax leaves the outputs as they are. What is added is in float32.
+    Mixing is initialised to the identity, so a method with softmax leaves the outputs as they are. What is added is in float32.
     Unless the choice changes nothing, a line on standard error says how many layers are mixed, and what trains.
 
     Raises:
-        UserError: an unknown choice, a preset that changes projections, a model without exchangeable attention or with such attention
+        UserError: an unknown choice, a method that changes projections, a model without exchangeable attention or with such attention
             in a part of its layers only (``sites`` or ``layers`` asks for this part), or a model that is sharded already.
     """
     if not isinstance(model, nn.Module):

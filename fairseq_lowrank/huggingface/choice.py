@@ -53,7 +53,7 @@ def spec_of(preset: str, **axes: str | None) -> AttentionSpec:
     usable, free = usable_presets(), open_axes()
     if preset not in PRESETS:
         raise UserError(
-            f"attention preset {preset!r}: expected one of {', '.join(usable)}.{did_you_mean(preset, usable)} {IMPORT_PLUGIN}"
+            f"attention method {preset!r}: expected one of {', '.join(usable)}.{did_you_mean(preset, usable)} {IMPORT_PLUGIN}"
         )
     need = METHODS[preset].needs
     if need is not None and need.axis not in free:

@@ -88,7 +88,7 @@ def _weights(config: object) -> dict[str, float]:
 
 def _refuse_without_layers(weights: Mapping[str, float], model: str) -> NoReturn:
     flags = ", ".join(map(_flag, weights))
-    raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another variant.")
+    raise UserError(f"{flags}: {model} uses fairseq's own attention. Add --attention mha, or another method.")
 
 
 def _refuse_without_mixing(weights: Mapping[str, float]) -> NoReturn:

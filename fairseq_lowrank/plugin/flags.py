@@ -55,7 +55,7 @@ def _axis_flag(axis: Axis) -> Flag:
         return bool, {}, axis.help
     if axis.choices is None:
         return axis.type, {"metavar": "N" if axis.type is int else "X"}, axis.help
-    default = axis.default if axis.readers else "the preset's choice"
+    default = axis.default if axis.readers else "the method's choice"
     return axis.type, _choices(axis.choices), f"{axis.help}: {', '.join(axis)} (default: {default})"
 
 
@@ -84,7 +84,7 @@ def read_registry() -> bool:
     of_axes = {axis.flag: _axis_flag(axis) for axis in AXES.values()}
     new = not of_axes.keys() <= FLAGS.keys()
     flags: dict[str, Flag] = {
-        "attention": (str, _choices(PRESETS), f"attention variant: {', '.join(PRESETS)} (default: fairseq's own)"),
+        "attention": (str, _choices(PRESETS), f"attention method: {', '.join(PRESETS)} (default: fairseq's own)"),
         **of_axes,
         "no_attention_bias": (bool, {}, "build attention projections without a bias"),
         "attention_backend": (

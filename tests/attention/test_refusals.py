@@ -36,7 +36,7 @@ BIG = 100_000_000_000
         ({"dtype": "float32"}, "dtype='float32': expected a float dtype"),
         ({"device": "gpu"}, "device='gpu': expected a device of torch"),
         ({"backend": "flash"}, "backend='flash': expected one of auto"),
-        ({"preset": None}, "attention preset None: expected one of mha"),
+        ({"preset": None}, "attention method None: expected one of mha"),
         ({"mixing": 3}, "mixing=3: expected one of none"),
     ],
 )

@@ -59,7 +59,7 @@ def test_an_axis_beside_a_preset_wins_and_none_leaves_it():
 @pytest.mark.parametrize(
     ("preset", "options", "message"),
     [
-        ("mixhead", {}, "attention preset 'mixhead': expected one of mha, fixedhead, gqa"),
+        ("mixhead", {}, "attention method 'mixhead': expected one of mha, fixedhead, gqa"),
         (
             "mha",
             {"scores": "cosine"},

@@ -1,4 +1,4 @@
-"""Numbers of parameters of each attention variant, counted on built models."""
+"""Numbers of parameters of each attention method, counted on built models."""
 
 from __future__ import annotations
 
