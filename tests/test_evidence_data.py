@@ -12,7 +12,7 @@ from experiments.evidence.lines import RESULTS, ROOT
 PREDICTIONS = {(group["experiment"], one["id"]): one for group in predictions.groups() for one in group["predictions"]}
 OUTCOMES = ("held", "contradicted", "unclear", "not run", "as predicted under one seed", "against the prediction under")
 COMPUTED = {
-    **{key: predictions.computed(**one["compute"])[0] for key, one in PREDICTIONS.items() if "compute" in one},
+    **{key: predictions.outcome(one["compute"])[0] for key, one in PREDICTIONS.items() if "compute" in one},
     **{
         ("measure", name): found
         for name, found in measure.outcomes(measure.read(RESULTS / "evidence-measure.jsonl")).items()
@@ -33,7 +33,7 @@ def test_each_prediction_has_a_rule_a_commit_and_an_outcome():
 
 
 def test_outcomes_follow_from_the_lines():
-    assert len(COMPUTED) > 75
+    assert len(COMPUTED) > 95
     differ = {key: found for key, found in COMPUTED.items() if not PREDICTIONS[key]["outcome"].startswith(found)}
     assert not differ
 
@@ -50,6 +50,14 @@ def test_outcomes_follow_from_the_lines():
 def test_an_outcome_follows_from_the_mean_and_two_ranges(held, allowed, word):
     of = {"table": "language-model", "rows": ["h32-mha", "h4-mha"], "split": "test"}  # 0.155
     assert predictions.computed(**of, held=held, allowed=allowed)[0] == word
+
+
+def test_a_prediction_with_parts_holds_if_each_part_does():
+    part = {"table": "language-model", "rows": ["h32-mha", "h4-mha"], "split": "test"}  # 0.155
+    held, contradicted = part | {"held": [0, 1], "allowed": [0, 1]}, part | {"held": [1, 2], "allowed": [1, 2]}
+    assert predictions.outcome([held, held])[0] == "held"
+    assert predictions.outcome([held, contradicted])[0] == "contradicted"
+    assert predictions.outcome([held])[1] == "0.155 (0.082 … 0.228)"
 
 
 def test_an_interval_around_zero_decides_no_sign():

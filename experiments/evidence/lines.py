@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +31,16 @@ def values(table: str, row: str, split: str | None = None, file: str = "evidence
     return {seed: line["losses"][split]["bits"] if split else line["value"] for seed, line in found.items()}
 
 
-def differences(rows: Sequence[str], **of: Any) -> list[float]:
-    """Return by seed the value of the first row minus that of the second, or the value of a single row."""
-    first, *others = (values(row=row, **of) for row in rows)
+def differences(rows: Sequence[str], *, logarithm: bool = False, **of: Any) -> list[float]:
+    """Return by seed the value of the first row minus that of the second, or the value of a single row.
+
+    Args:
+        rows: one or two rows of a table.
+        logarithm: True for logarithms of values.
+        of: the table, and the split or file if it is not the usual one.
+    """
+    first, *others = (
+        {seed: math.log(value) if logarithm else value for seed, value in values(row=row, **of).items()} for row in rows
+    )
     seeds = sorted(first.keys() & others[0]) if others else sorted(first)
     return [first[seed] - others[0][seed] if others else first[seed] for seed in seeds]

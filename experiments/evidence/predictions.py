@@ -5,13 +5,14 @@ A group has the name of its experiment, what was known when it was written, and 
 - ``id``, ``rows``, ``text`` and ``rule``: its name, what it is about, what was predicted, and what would contradict it;
 - ``commit``: where the words stand as they are here;
 - ``outcome``: what came out, in words;
-- ``compute``, for some: how the outcome follows from recorded lines, see :func:`computed`.
+- ``compute``, for some: how the outcome follows from recorded lines, a list of arguments of :func:`computed`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,7 @@ training loss, *lead* and *gain* over `mha` are the same difference, and a *smal
 *as predicted under one seed* or *against the prediction under one seed*. [More](../evidence/method.md#predictions-and-outcomes).
 
 *Computed* has the mean over seeds of what was predicted, its 95 % t interval, and its share of another difference where one was
-predicted. The outcome of such a row follows from its lines."""
+predicted. The outcome of such a row follows from its lines. Errors of known matrices are geometric means or their ratios."""
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 """A link of a prediction, which led to a page of its commit."""
 FILE = RESULTS / "predictions.json"
@@ -44,6 +45,7 @@ def computed(
     allowed: list[float | None],
     share_of: list[str] | None = None,
     sign: bool = False,
+    ratio: bool = False,
     **of: Any,
 ) -> tuple[str, str]:
     """Return the outcome of a prediction about the mean over seeds, and its numbers.
@@ -54,18 +56,19 @@ def computed(
         allowed: the least and the greatest mean that do not contradict the prediction.
         share_of: two rows; the mean is divided by the mean of their difference.
         sign: True if an interval that includes 0 decides nothing.
+        ratio: True for the geometric mean of a row, or of the ratio of two rows.
         of: the table of the rows, and the split or file if it is not the usual one.
     """
-    found = differences(rows, **of)
+    found = differences(rows, logarithm=ratio, **of)
     if not found:
         return "not run", ""
-    low, high = student(found)[:2] if len(found) > 1 else (None, None)
-    mean = fmean(found)
-    numbers = f"{mean:.3f}" + ("" if low is None else f" ({low:.3f} … {high:.3f})")
+    low, high = student(found)[:2] if len(found) > 1 and not ratio else (None, None)
+    mean = math.exp(fmean(found)) if ratio else fmean(found)
+    numbers = f"{mean:.2g}".replace("e-0", "e-") if ratio else f"{mean:z.3f}".replace("-", "−")
+    numbers += "" if low is None else f" ({low:z.3f} … {high:z.3f})".replace("-", "−")
     if share_of:
         mean /= fmean(differences(share_of, **of))
         numbers += f", {100 * mean:.0f} %"
-    numbers = numbers.replace("-", "−")
     if sign and low is not None and low < 0 < high:
         return "unclear", numbers
     inside = [(a is None or mean >= a) and (b is None or mean <= b) for a, b in (held, allowed)]
@@ -73,6 +76,20 @@ def computed(
     if len(found) == 1:
         word = {"held": "as predicted", "contradicted": "against the prediction"}.get(word, word) + " under one seed"
     return word, numbers
+
+
+# The outcome of a prediction with several parts is the first of these that one part has.
+_STRONGEST = ("contradicted", "against the prediction under one seed", "unclear", "unclear under one seed")
+_STRONGEST += ("not run", "as predicted under one seed", "held")
+
+
+def outcome(parts: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the outcome of a prediction with several parts, and the numbers of each.
+
+    It holds if each part does, and is contradicted if one part is.
+    """
+    found = [computed(**part) for part in parts]
+    return min((word for word, _ in found), key=_STRONGEST.index), "; ".join(numbers for _, numbers in found)
 
 
 def page(written: str) -> str:
@@ -86,7 +103,7 @@ def page(written: str) -> str:
         parts.append(group["known"])
         rows = [["", "rows", "prediction", "contradicted by", "outcome", "computed", "commit"], ["---"] * 7]
         for one in group["predictions"]:
-            numbers = computed(**one["compute"])[1] if "compute" in one else ""
+            numbers = outcome(one["compute"])[1] if "compute" in one else ""
             words = [_LINK.sub(r"\1", one[name]) for name in ("rows", "text", "rule")]
             rows.append([one["id"], *words, one["outcome"], numbers, one["commit"][:8]])
         parts += ["\n".join("| " + " | ".join(row) + " |" for row in rows), group["remarks"]]
