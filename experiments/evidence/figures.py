@@ -10,9 +10,11 @@ people with a common colour blindness (tests/test_evidence_pictures.py).
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -83,6 +85,35 @@ def time_on_gpu() -> Figure:
     return drawn
 
 
+def spectra() -> Figure:
+    """Return the effective rank of attention in each layer of word language models: means and ranges over heads."""
+    with (RESULTS / "brown-spectra" / "spectrum.csv").open(encoding="utf-8", newline="") as file:
+        heads = [line for line in csv.DictReader(file) if line["head"]]
+    drawn, (axes,) = pictures.grid(1, width=6.4, height=3.6)
+    labels = list(dict.fromkeys(line["label"] for line in heads))
+    names = [label.removesuffix("-h32") for label in labels]
+    for label, name, style, aside in zip(
+        labels, names, pictures.styles(names), sorted(pictures.asides(len(names))), strict=True
+    ):
+        layers: dict[int, list[float]] = {}
+        for line in heads:
+            if line["label"] == label:
+                layers.setdefault(int(line["layer"]), []).append(float(line["effective_rank"]))
+        means = [fmean(found) for found in layers.values()]
+        reach = [[mean - min(found) for mean, found in zip(means, layers.values(), strict=True)]]
+        reach.append([max(found) - mean for mean, found in zip(means, layers.values(), strict=True)])
+        places = [layer + 1 + 0.5 * aside for layer in layers]
+        axes.errorbar(
+            places, means, reach, label=name, color=style["color"], fmt=pictures.marker(style), capsize=3, markersize=6
+        )
+    axes.set_xticks(range(1, 1 + len(layers)), map(str, range(1, 1 + len(layers))))
+    axes.grid(False, axis="x")
+    axes.set(xlabel="layer (methods side by side)", ylabel="effective rank, of 256 (no side is better)")
+    axes.set_title("32 heads of 8, word language models: mean, least and greatest head", fontsize=10)
+    pictures.add_legend(axes, loc="upper right", fontsize=8)
+    return drawn
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "bottleneck": bottleneck.figure,
     "cut": cut,
@@ -90,6 +121,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "matrices": known_matrices,
     "nearest-point": nearest,
     "slowdown": slowdown.figure,
+    "spectra": spectra,
     "time-gpu": time_on_gpu,
 }
 
