@@ -67,7 +67,7 @@ def test_an_interval_around_zero_decides_no_sign():
 
 
 def test_every_experiment_has_a_page_with_its_rows():
-    assert {path.stem for path in (ROOT / "docs" / "data").glob("*.md")} == set(data.NAMES)
+    assert {path.stem for path in (ROOT / "docs" / "data").glob("*.md")} >= set(data.NAMES)
     predicted = {experiment for experiment, _ in PREDICTIONS}
     text = (ROOT / "docs" / "data" / "predictions.md").read_text(encoding="utf-8")
     assert predicted == {name.lower().replace(" ", "-") for name in re.findall(r"^## (.+)$", text, re.MULTILINE)}

@@ -47,7 +47,8 @@ def name_of(title: str) -> str:
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "evidence").glob("*.sh")), ids=lambda path: path.stem)
 def test_an_experiment_has_one_name_in_page_table_and_recipe(recipe):
     text = recipe.read_text(encoding="utf-8")
-    named = name_of(re.search(r"^# Evidence, ([^:]+):", text, re.MULTILINE)[1])
+    head = text.partition("\nsource ")[0]
+    named = re.search(r"docs/(?:data|evidence)/([a-z-]+)\.md", head)[1]
     declared = re.search(r"TABLE=(\S+)", text)
     assert named in data.NAMES
     assert declared is None or named == declared[1]

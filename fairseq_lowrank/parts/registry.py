@@ -274,7 +274,8 @@ def register(method: Method, *, replace: bool = False) -> Method:
     if old is not None and not replace and not _is_same(old, method):
         _refuse(method, "another method of this name is registered. Choose another name, or pass replace=True.")
     _check(method, old)
-    options = {option.name for one in (old, method) if one is not None for _, option in _options_of(one)}
+    # A dict keeps their order, which tables and pages show.
+    options = dict.fromkeys(option.name for one in (old, method) if one is not None for _, option in _options_of(one))
     METHODS[method.name] = method
     if old is not None:
         _forget_parts(old)

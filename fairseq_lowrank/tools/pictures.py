@@ -94,7 +94,7 @@ def styles(kinds: Iterable[str]) -> list[dict]:
     for kind in kinds:
         colour = colour_of(kind) or unknown.setdefault(kind, OTHER_COLOURS[len(unknown) % len(OTHER_COLOURS)])
         rounds, style = divmod(seen[colour], len(LINE_STYLES))
-        first = CLASS_STYLES.get(METHODS[kind].kind or "", 0) if kind in METHODS and kind != "mha" else 0
+        first = CLASS_STYLES.get(METHODS[kind].kind or "", 0) if kind in METHODS and kind != PLAIN else 0
         line = LINE_STYLES[(first + style) % len(LINE_STYLES)]
         found.append({"color": _lighter(colour, 0.6**rounds), "linestyle": line})
         seen[colour] += 1
