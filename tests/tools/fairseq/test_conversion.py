@@ -260,7 +260,7 @@ SIZED = {
     "lrkv": {"rank": 1},
     "collaborative": {"shared_dim": 5},
     "mfa": {"head_dim": 6, "latent_dim": 3},
-    "xsa": {"attention_sites": "encoder,decoder"},
+    **dict.fromkeys(("xsa", "alibi", "t5-bias"), {"attention_sites": "encoder,decoder"}),
 }
 PLAIN = [preset for preset in PRESETS if METHODS[preset].kind in ("restricted", "equal") and preset != "mla"]
 PLAIN += ["collaborative", "mfa"]  # plain attention with larger heads
@@ -332,6 +332,9 @@ REFUSED = {
     "diff": "head_output='difference'",
     "tpa": "projection='tensor-product'",
     "xsa": "head_output='exclusive'",
+    "alibi": "score_bias='alibi'",
+    "t5-bias": "score_bias='t5'",
+    "sinks": "attention_sinks='learned'",
 }
 
 
