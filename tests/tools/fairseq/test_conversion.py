@@ -260,7 +260,7 @@ SIZED = {
     "lrkv": {"rank": 1},
     "collaborative": {"shared_dim": 5},
     "mfa": {"head_dim": 6, "latent_dim": 3},
-    **dict.fromkeys(("xsa", "alibi", "t5-bias"), {"attention_sites": "encoder,decoder"}),
+    **{key: {"attention_sites": "encoder,decoder"} for key in ("xsa", "alibi", "t5-bias")},
 }
 PLAIN = [preset for preset in PRESETS if METHODS[preset].kind in ("restricted", "equal") and preset != "mla"]
 PLAIN += ["collaborative", "mfa"]  # plain attention with larger heads
